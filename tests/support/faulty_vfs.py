@@ -6,6 +6,8 @@ from typing import Any
 
 import apsw
 
+from holdfast.shared_fs.disk.disk import Disk
+
 
 class FaultyVfs(apsw.VFS):
     """SQLite's own file system, whose n-th call of some kinds fails, as a full or broken disk."""
@@ -37,6 +39,12 @@ class FaultyVfs(apsw.VFS):
     def xOpen(self, name: Any, flags: list[int]) -> Any:
         self.pass_or_raise("open")
         return FaultyFile(self, name, flags)
+
+
+def disk_with(vfs: FaultyVfs) -> Disk:
+    disk = Disk()
+    disk.vfs = vfs.name_of_it
+    return disk
 
 
 class FaultyFile(apsw.VFSFile):

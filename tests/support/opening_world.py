@@ -7,25 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.write_path_parts import a_life
+from support.stores import file_of, record_of, stream_id
+from support.write_path_parts import a_life, at_once
 
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.store import Store
-from holdfast.protocol import frames
 from holdfast.protocol.control import Grant, StoreState
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import fence
-from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 
-STREAM = StoreId("acme", StoreKind.STREAM, "chat")
+STREAM = stream_id()
 DISK = Disk()
-
-
-async def at_once(function: Callable[[], Any], /) -> Any:
-    return function()
 
 
 class Life:
@@ -89,15 +85,26 @@ class Life:
         store.begin()
         store.time = 1000
         store.append_messages(list(values))
-        assert store.mark is not None
-        previous = store.mark.revision
-        payload = frames.encode_changes(store.epoch, previous, store.time, store.changes)
+        self.commit(store)
+
+    def trim(self, store: Store) -> None:
+        """Delete all messages, acknowledged."""
+        store.begin()
+        store.trim(store.last_seq, store.count, store.bytes)
+        self.commit(store)
+
+    def commit(self, store: Store) -> None:
         self.tick += 1
-        self.log.append(
-            self.tick, [LogRecord(store.id, store.epoch, previous, store.revision, [payload], [])]
-        )
+        self.log.append(self.tick, [record_of(store)])
         self.log.prepare_sync()()
         store.finish_tick(self.tick, self.log.segment)
+
+    def close(self, store: Store) -> Path:
+        """Bring a store's file up to date and close it, for whoever comes next."""
+        store.materialise(self.tick)
+        file = file_of(store)
+        file.close()
+        return file.path
 
     def fence(self) -> None:
         fence.fence(DISK, self.fence_path)

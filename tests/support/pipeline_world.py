@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from support.stores import abandon
 from support.write_path_parts import WritePath, a_life
 
 from holdfast.persist.store.open_stores import Arrival
@@ -33,14 +35,14 @@ class World(WritePath):
         self.peer = network.connect("peer")
         life = a_life(layout, bus=network.connect("server"))
         super().__init__(life, CommitLog(disk, layout.log("a", "1")))
-        self.stores = [self.open(layout, name) for name in ("a", "b")]
+        self.stores = [self.open(name) for name in ("a", "b")]
         self.answers: dict[str, list[Any]] = {}
         self._arrived = asyncio.Event()
         self._counters: dict[StoreId, int] = {}
 
-    def open(self, layout: Layout, name: str, tenant: str = "acme") -> Store:
+    def open(self, name: str, tenant: str = "acme") -> Store:
         id_ = StoreId(tenant, StoreKind.STREAM, name)
-        path = layout.store(id_, 1)
+        path = self.life.layout.store(id_, 1)
         path.parent.mkdir(parents=True, exist_ok=True)
         store = Store(id_, 1, None, lambda: StoreFile.create(path, id_, time=1))
         self.open_stores.opened(store)
@@ -59,13 +61,17 @@ class World(WritePath):
         number = len(self.answers)
         return Arrival(f"reply.{store.id.name}.{counter}.{number}", 0, writer, store.id, group, 9)
 
+    async def until(self, answered: Callable[[], bool]) -> None:
+        """Wait for answers."""
+        while not answered():
+            self._arrived.clear()
+            await self._arrived.wait()
+
     async def ask(self, *arrivals: Arrival) -> list[Any]:
         """Submit groups together; return for each its results, or `(code, fields)` of its
         refusal."""
         self.inbox.submit(list(arrivals))
-        while not all(each.reply in self.answers for each in arrivals):
-            self._arrived.clear()
-            await self._arrived.wait()
+        await self.until(lambda: all(each.reply in self.answers for each in arrivals))
         found: list[Any] = []
         for each in arrivals:
             [[_, status, *rest]] = self.answers[each.reply]
@@ -73,21 +79,19 @@ class World(WritePath):
         return found
 
 
-def run(tmp_path: Path, body: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        world = World(open_layout(tmp_path, Disk()))
-        await world.peer.subscribe("reply.>", world._on_reply)
-        running = asyncio.create_task(world.pipeline.run())
-        try:
-            async with asyncio.timeout(20):
-                await body(world)
-            assert not running.done()
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
-            for store in world.stores:
-                if store.file is not None:
-                    store.file.abandon()
-            world.log.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(root: Path) -> AsyncIterator[World]:
+    """A world whose pipeline runs."""
+    world = World(open_layout(root, Disk()))
+    await world.peer.subscribe("reply.>", world._on_reply)
+    pipeline = asyncio.create_task(world.pipeline.run())
+    try:
+        async with asyncio.timeout(20):
+            yield world
+        assert not pipeline.done()
+    finally:
+        pipeline.cancel()
+        await asyncio.wait([pipeline])
+        for store in world.open_stores.stores():
+            abandon(store)
+        world.log.close()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from support.stores import abandon, file_of, record_of
+
 from holdfast.persist.operations import eviction, operations, reads
+from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.messages import Durability
@@ -15,11 +18,14 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 class Bench:
-    """One store on a real file, and whole ticks: what is due, a group, what is over the limits."""
+    """One store on a real file, whole ticks (what is due, a group, what is over the limits), their
+    log, and the owners that follow each other."""
 
-    def __init__(self, directory: Path, kind: StoreKind) -> None:
+    def __init__(self, directory: Path, kind: StoreKind, *, keeps_up: bool = False) -> None:
         self.id = StoreId("acme", kind, "a.b")
         self.path = directory / f"store.{kind.word}.db"
+        #: Whether the file has each tick at once.
+        self.keeps_up = keeps_up
         self.number = 0
         self.time = 1000
         self.broadcasts: list[Any] = []
@@ -29,20 +35,25 @@ class Bench:
     def create(self) -> StoreFile:
         return StoreFile.create(self.path, self.id, time=self.time)
 
+    def execute(self, *wanted: list[Any]) -> list[Any]:
+        """Execute in the running tick, or in a new one; return the results."""
+        self.store.begin()
+        self.store.time = self.store.now(self.time)
+        # As they come from the wire.
+        results = operations.execute(self.store, frames.unpack(frames.pack(wanted)))
+        self.store.validate()
+        if isinstance(results, frames.Run):
+            acks = results.acks(self.store.time, Durability.SYNCED)
+            return [[ack.seq or 0, ack.revision] for ack in acks]
+        return list(results)
+
     def tick(self, *wanted: list[Any], commit: bool = True) -> list[Any]:
         """Execute one group in a tick of its own; return its results."""
         store = self.store
         now = store.now(self.time)
         if store.retention is not None and store.retention.is_due(now):
             assert eviction.expire(store, now)
-        results: Any = []
-        if wanted:
-            store.begin()
-            store.time = store.now(self.time)
-            results = operations.execute(store, frames.unpack(frames.pack(wanted)))
-            if isinstance(results, frames.Run):
-                acks = results.acks(store.time, Durability.SYNCED)
-                results = [[ack.seq or 0, ack.revision] for ack in acks]
+        results = self.execute(*wanted) if wanted else []
         if store.mark is not None and store.retention is not None:
             eviction.evict(store)
         store.validate()
@@ -50,7 +61,8 @@ class Bench:
             self.commit()
         else:
             store.fail_tick()
-        return list(results)
+            store.validate()
+        return results
 
     def commit(self) -> None:
         store = self.store
@@ -58,19 +70,24 @@ class Bench:
             return
         self.number += 1
         self.broadcasts.append([list(change) for change in store.changes])
-        previous = store.mark.revision
-        payload = frames.encode_changes(1, previous, store.time, store.changes)
-        self.records.append(LogRecord(self.id, 1, previous, store.revision, [payload], []))
+        record = record_of(store)
+        assert store.changes_bytes >= sum(map(len, record.payloads)) - 64
+        self.records.append(record)
         store.finish_tick(self.number, 1)
+        if self.keeps_up:
+            self.materialise()
         store.validate()
 
     def do(self, *operation: Any) -> Any:
         return self.tick(list(operation))[0]
 
+    def materialise(self) -> None:
+        self.store.materialise(self.number)
+
     def read(self, *operation: Any) -> Any:
         """What a read is answered: what is due goes first, and the file has all of it."""
         self.tick()
-        self.store.materialise(self.number)
+        self.materialise()
         return reads.execute(self.store, "s1", [list(operation)])[0]
 
     def rows(self) -> dict[Any, bytes]:
@@ -79,14 +96,30 @@ class Bench:
         return {row[0]: row[3] for row in self.read(*operation)[0]}
 
     def reopen(self) -> None:
-        self.store.materialise(self.number)
+        self.materialise()
         if self.store.file is not None:
             self.store.file.close()
             self.store = Store(self.id, 1, StoreFile.open(self.path, self.id), self.create)
 
+    def fail_over(self, *, crash: bool = True) -> TakeoverPlan:
+        """The owner is killed, or closes the file; the next one has that, and the log. Return what
+        it took from there."""
+        if crash:
+            abandon(self.store)
+        else:
+            self.materialise()
+            file_of(self.store).close()
+        file = StoreFile.open(self.path, self.id) if self.path.exists() else self.create()
+        meta = file.meta
+        found = plan(self.id, self.records, file_epoch=meta.epoch, file_revision=meta.revision)
+        file.apply(found.batches, found.outcomes)
+        epoch = self.store.epoch + 1
+        file.take(epoch, "s", f"i{epoch}")
+        self.store = Store(self.id, epoch, file, self.create)
+        return found
+
     def close(self) -> None:
-        if self.store.file is not None:
-            self.store.file.abandon()
+        abandon(self.store)
 
 
 def append(value: bytes = b"v", ttl_seconds: float | None = None) -> list[Any]:

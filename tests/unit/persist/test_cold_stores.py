@@ -87,97 +87,77 @@ class World:
             self.let_go.set()
 
 
-def test_so_many_are_brought_at_once_in_the_order_of_asking(tmp_path: Path) -> None:
-    async def run() -> None:
-        world = World(tmp_path)
-        names = [f"s{number}" for number in range(3 * PARALLEL_FETCHES)]
-        for name in names:
-            world.publish(name)
-        await world.bring(*names)
-        assert world.most_running == PARALLEL_FETCHES
-        assert world.order == [store(name) for name in names]
-        assert world.refused == {}
-        assert world.cold_stores.waiting_count == 0
-
-    asyncio.run(run())
+async def test_so_many_are_brought_at_once_in_the_order_of_asking(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    names = [f"s{number}" for number in range(3 * PARALLEL_FETCHES)]
+    for name in names:
+        world.publish(name)
+    await world.bring(*names)
+    assert world.most_running == PARALLEL_FETCHES
+    assert world.order == [store(name) for name in names]
+    assert world.refused == {}
+    assert world.cold_stores.waiting_count == 0
 
 
-def test_a_bucket_that_is_away_is_asked_once_and_everybody_is_told_to_try_again(
+async def test_a_bucket_that_is_away_is_asked_once_and_everybody_is_told_to_try_again(
     tmp_path: Path,
 ) -> None:
-    async def run() -> None:
-        world = World(tmp_path)
-        world.failure = BucketUnavailableError(request="get", key="k", tries=3, reason="gone")
-        names = [f"s{number}" for number in range(3 * PARALLEL_FETCHES)]
-        await world.bring(*names)
-        assert world.order == []
-        assert set(world.refused) == {store(name) for name in names}
-        assert all(isinstance(each, UnavailableError) for each in world.refused.values())
-        # Those that waited meanwhile are refused without another call.
-        assert world.most_running == PARALLEL_FETCHES
-
-    asyncio.run(run())
+    world = World(tmp_path)
+    world.failure = BucketUnavailableError(request="get", key="k", tries=3, reason="gone")
+    names = [f"s{number}" for number in range(3 * PARALLEL_FETCHES)]
+    await world.bring(*names)
+    assert world.order == []
+    assert set(world.refused) == {store(name) for name in names}
+    assert all(isinstance(each, UnavailableError) for each in world.refused.values())
+    # Those that waited meanwhile are refused without another call.
+    assert world.most_running == PARALLEL_FETCHES
 
 
 @pytest.mark.parametrize("known", ["nothing", "an older one", "a tombstone"])
-def test_a_cold_store_that_the_bucket_has_not_is_damaged_and_never_empty(
+async def test_a_cold_store_that_the_bucket_has_not_is_damaged_and_never_empty(
     tmp_path: Path, known: str
 ) -> None:
-    async def run() -> None:
-        world = World(tmp_path)
-        world.grant = COLD._replace(cold=1)
-        if known != "nothing":
-            world.publish("notes")
-        if known == "a tombstone":
-            open_manifests(world.bucket).update_entry(
-                store(), lambda entry: deleted(entry, Tombstone(9, 1))
-            )
-        await world.bring("notes")
-        assert isinstance(world.refused[store()], StoreDamagedError)
-
-    asyncio.run(run())
+    world = World(tmp_path)
+    world.grant = COLD._replace(cold=1)
+    if known != "nothing":
+        world.publish("notes")
+    if known == "a tombstone":
+        open_manifests(world.bucket).update_entry(
+            store(), lambda entry: deleted(entry, Tombstone(9, 1))
+        )
+    await world.bring("notes")
+    assert isinstance(world.refused[store()], StoreDamagedError)
 
 
-def test_a_store_that_was_never_durable_may_be_new(tmp_path: Path) -> None:
-    async def run() -> None:
-        world = World(tmp_path)
-        world.grant = COLD._replace(state=StoreState.CREATED)
-        await world.bring("notes")
-        assert (world.order, world.refused) == ([store()], {})
-
-    asyncio.run(run())
+async def test_a_store_that_was_never_durable_may_be_new(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.grant = COLD._replace(state=StoreState.CREATED)
+    await world.bring("notes")
+    assert (world.order, world.refused) == ([store()], {})
 
 
-def test_what_nobody_waits_for_any_more_lets_the_next_one_in(tmp_path: Path) -> None:
-    async def run() -> None:
-        world = World(tmp_path)
-        names = [f"s{number}" for number in range(PARALLEL_FETCHES + 1)]
-        for name in names:
-            world.publish(name)
+async def test_what_nobody_waits_for_any_more_lets_the_next_one_in(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    names = [f"s{number}" for number in range(PARALLEL_FETCHES + 1)]
+    for name in names:
+        world.publish(name)
 
-        def refused_by_the_coordinator(asked: list[WantedStore]) -> None:
-            [wanted] = asked
-            world.order.append(wanted.store)
-            world.cold_stores.forget(wanted.store)
+    def refused_by_the_coordinator(asked: list[WantedStore]) -> None:
+        [wanted] = asked
+        world.order.append(wanted.store)
+        world.cold_stores.forget(wanted.store)
 
-        world.open_stores.ask_again = refused_by_the_coordinator
-        await world.bring(*names)
-        assert world.order == [store(name) for name in names]
-        assert world.cold_stores.take(store("s0"), COLD) is None
-
-    asyncio.run(run())
+    world.open_stores.ask_again = refused_by_the_coordinator
+    await world.bring(*names)
+    assert world.order == [store(name) for name in names]
+    assert world.cold_stores.take(store("s0"), COLD) is None
 
 
-def test_tier_threads_hand_back_results_and_errors() -> None:
-    async def run() -> None:
-        threads = TierThreads("test", 2)
-        try:
-            assert await asyncio.gather(*(threads(lambda n=n: n) for n in range(20))) == list(
-                range(20)
-            )
-            with pytest.raises(ZeroDivisionError):
-                await threads(lambda: 1 // 0)
-        finally:
-            threads.stop()
-
-    asyncio.run(run())
+async def test_tier_threads_hand_back_results_and_errors() -> None:
+    threads = TierThreads("test", 2)
+    try:
+        assert await asyncio.gather(*(threads(lambda n=n: n) for n in range(20))) == list(range(20))
+        with pytest.raises(ZeroDivisionError):
+            await threads(lambda: 1 // 0)
+    finally:
+        threads.stop()

@@ -14,7 +14,7 @@ from holdfast.persist.tier.cooling import Cooler
 from holdfast.shared_fs.disk.layout import Layout
 
 
-def test_an_unexpected_exception_in_one_sweep_ends_no_server(
+async def test_an_unexpected_exception_in_one_sweep_ends_no_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     swept = asyncio.Semaphore(0)
@@ -30,13 +30,9 @@ def test_an_unexpected_exception_in_one_sweep_ends_no_server(
         cast(Any, None),
         run_in_thread,
     )
-
-    async def main() -> None:
-        running = asyncio.create_task(sweep.run())
-        for _ in range(3):
-            await swept.acquire()
-        assert not running.done()
-        running.cancel()
-
-    asyncio.run(main())
+    running = asyncio.create_task(sweep.run())
+    for _ in range(3):
+        await swept.acquire()
+    assert not running.done()
+    running.cancel()
     assert "tier.sweep_failed what=s1 count=1" in caplog.text

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.layout import Layout
 
 ONE = StoreId("acme", 1, "one")
+COMMANDS: list[dict[str, str]] = [
+    *({"command": "probe"}, {"command": "drain", "incarnation": "1"}, {"command": "register"})
+]
 
 
 class World:
@@ -59,159 +63,128 @@ class World:
             self._task = asyncio.create_task(self.bus.publish(message.reply, self.answer))
 
 
-def run(body: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        bus = MemoryNetwork().connect("server")
-        try:
-            await body(World(bus))
-        finally:
-            await bus.close()
-
-    asyncio.run(main())
-
-
-def test_a_command_of_a_deposed_coordinator_is_refused_and_not_obeyed() -> None:
-    async def body(world: World) -> None:
-        assert world.command(command="probe", term=7)["term"] == 7
-        for fields in (
-            {"command": "probe"},
-            {"command": "drain", "incarnation": "1"},
-            {"command": "register"},
-        ):
-            with pytest.raises(DeposedError) as deposed:
-                world.command(term=6, **fields)
-            assert deposed.value.fields == {"term": 6, "newer_term": 7}
-        assert world.phase.now is ServerPhase.RUNNING
-        assert world.command(command="probe", term=8)["term"] == 8
-
-    run(body)
+@pytest.fixture
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    world = World(MemoryNetwork().connect("server"))
+    try:
+        yield world
+    finally:
+        await world.bus.close()
 
 
-def test_a_command_of_another_clusters_coordinator_is_refused_and_not_obeyed() -> None:
-    async def body(world: World) -> None:
-        world.cluster = "c0ffee"
-        for fields in (
-            {"command": "probe"},
-            {"command": "drain", "incarnation": "1"},
-            {"command": "register"},
-        ):
-            with pytest.raises(OtherClusterError, match="--prefix"):
-                world.command(term=9, cluster="badbad", **fields)
-        assert world.phase.now is ServerPhase.RUNNING
-        assert world.command(command="probe", term=3, cluster="c0ffee")["term"] == 3
-        assert world.command(command="probe", term=4)["term"] == 4
-
-    run(body)
+async def test_a_command_of_a_deposed_coordinator_is_refused_and_not_obeyed(world: World) -> None:
+    assert world.command(command="probe", term=7)["term"] == 7
+    for fields in COMMANDS:
+        with pytest.raises(DeposedError) as deposed:
+            world.command(term=6, **fields)
+        assert deposed.value.fields == {"term": 6, "newer_term": 7}
+    assert world.phase.now is ServerPhase.RUNNING
+    assert world.command(command="probe", term=8)["term"] == 8
 
 
-def test_a_server_that_another_clusters_coordinator_answers_is_told_so_at_once() -> None:
-    async def body(world: World) -> None:
-        world.cluster = world.coordination.cluster = "c0ffee"
-        refusal = FencedError(server="a", incarnation="1")
-        await world.listen()
-        for answer in (
-            encode_control(term=1, cluster="badbad"),
-            encode_control_error(refusal, cluster="badbad"),
-        ):
-            world.answer = answer
-            with pytest.raises(OtherClusterError, match="badbad"):
-                await world.coordination.register(lambda: False)
-        assert world.asked[0]["cluster"] == "c0ffee"
-        assert not world.coordination.registered
-
-    run(body)
+async def test_a_command_of_another_clusters_coordinator_is_refused_and_not_obeyed(
+    world: World,
+) -> None:
+    world.cluster = "c0ffee"
+    for fields in COMMANDS:
+        with pytest.raises(OtherClusterError, match="--prefix"):
+            world.command(term=9, cluster="badbad", **fields)
+    assert world.phase.now is ServerPhase.RUNNING
+    assert world.command(command="probe", term=3, cluster="c0ffee")["term"] == 3
+    assert world.command(command="probe", term=4)["term"] == 4
 
 
-def test_a_server_in_a_new_tree_learns_its_cluster_from_the_id_that_the_coordinator_made() -> None:
-    async def body(world: World) -> None:
-        world.answer = encode_control(term=1, cluster="c0ffee")
-        await world.listen()
-        registering = asyncio.create_task(world.coordination.register(lambda: False))
-        while not world.asked:
-            await asyncio.sleep(0)
-        world.cluster = "c0ffee"
-        await registering
-        assert world.coordination.cluster == "c0ffee"
-
-    run(body)
-
-
-def test_a_drain_that_was_for_another_incarnation_is_not_obeyed() -> None:
-    async def body(world: World) -> None:
-        world.command(command="drain", term=1, incarnation="0")
-        world.command(command="drain", term=1)
-        assert world.phase.now is ServerPhase.RUNNING
-        world.command(command="drain", term=1, incarnation="1")
-        assert world.phase.now is ServerPhase.DRAINING
-        world.command(command="undrain", term=1, incarnation="1")
-        assert world.phase.now is ServerPhase.RUNNING
-
-    run(body)
+async def test_a_server_that_another_clusters_coordinator_answers_is_told_so_at_once(
+    world: World,
+) -> None:
+    world.cluster = world.coordination.cluster = "c0ffee"
+    refusal = FencedError(server="a", incarnation="1")
+    await world.listen()
+    for answer in (
+        encode_control(term=1, cluster="badbad"),
+        encode_control_error(refusal, cluster="badbad"),
+    ):
+        world.answer = answer
+        with pytest.raises(OtherClusterError, match="badbad"):
+            await world.coordination.register(lambda: False)
+    assert world.asked[0]["cluster"] == "c0ffee"
+    assert not world.coordination.registered
 
 
-def test_a_probe_is_answered_with_the_mode() -> None:
-    async def body(world: World) -> None:
-        changes: list[tuple[Callable[[], None], ServerPhase]] = [
-            (lambda: world.phase.set_draining(False), ServerPhase.RUNNING),
-            (lambda: world.phase.set_draining(True), ServerPhase.DRAINING),
-            (world.phase.stop, ServerPhase.STOPPING),
-        ]
-        for change, phase in changes:
-            change()
-            answer = world.command(command="probe", term=3)
-            assert answer == {"server": "a", "incarnation": "1", "state": phase, "term": 3}
+async def test_a_server_in_a_new_tree_learns_its_cluster_from_the_id_that_the_coordinator_made(
+    world: World,
+) -> None:
+    world.answer = encode_control(term=1, cluster="c0ffee")
+    await world.listen()
+    registering = asyncio.create_task(world.coordination.register(lambda: False))
+    while not world.asked:
+        await asyncio.sleep(0)
+    world.cluster = "c0ffee"
+    await registering
+    assert world.coordination.cluster == "c0ffee"
 
-    run(body)
+
+async def test_a_drain_that_was_for_another_incarnation_is_not_obeyed(world: World) -> None:
+    world.command(command="drain", term=1, incarnation="0")
+    world.command(command="drain", term=1)
+    assert world.phase.now is ServerPhase.RUNNING
+    world.command(command="drain", term=1, incarnation="1")
+    assert world.phase.now is ServerPhase.DRAINING
+    world.command(command="undrain", term=1, incarnation="1")
+    assert world.phase.now is ServerPhase.RUNNING
+
+
+async def test_a_probe_is_answered_with_the_mode(world: World) -> None:
+    changes: list[tuple[Callable[[], None], ServerPhase]] = [
+        (lambda: world.phase.set_draining(False), ServerPhase.RUNNING),
+        (lambda: world.phase.set_draining(True), ServerPhase.DRAINING),
+        (world.phase.stop, ServerPhase.STOPPING),
+    ]
+    for change, phase in changes:
+        change()
+        answer = world.command(command="probe", term=3)
+        assert answer == {"server": "a", "incarnation": "1", "state": phase, "term": 3}
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x01\xc1", encode_control(command="dance", term=1)])
-def test_what_makes_no_sense_is_refused_with_a_typed_error(payload: bytes) -> None:
-    async def body(world: World) -> None:
-        with pytest.raises(HoldfastError) as refused:
-            decode_control(world.commands.command(payload))
-        assert isinstance(refused.value, MalformedFrameError | ProtocolError)
-
-    run(body)
-
-
-def test_an_answer_of_a_deposed_coordinator_counts_as_none() -> None:
-    async def body(world: World) -> None:
-        await world.listen()
-        world.command(command="probe", term=7)
-        world.answer = encode_control(term=6, grants=[[1, 2]])
-        with pytest.raises(DeposedError):
-            await world.coordination.open([(ONE, False)])
-        world.answer = encode_control(term=8, grants=[[1, 2]])
-        assert await world.coordination.open([(ONE, False)]) == [[1, 2]]
-        assert world.coordination.term == 8
-
-    run(body)
+async def test_what_makes_no_sense_is_refused_with_a_typed_error(
+    world: World, payload: bytes
+) -> None:
+    with pytest.raises(HoldfastError) as refused:
+        decode_control(world.commands.command(payload))
+    assert isinstance(refused.value, MalformedFrameError | ProtocolError)
 
 
-def test_without_a_coordinator_the_error_says_so() -> None:
-    async def body(world: World) -> None:
-        with pytest.raises(NoCoordinatorError):
-            await world.coordination.release([(ONE, 3)])
-        await world.coordination.register(lambda: True)
-        assert not world.coordination.registered
+async def test_an_answer_of_a_deposed_coordinator_counts_as_none(world: World) -> None:
+    await world.listen()
+    world.command(command="probe", term=7)
+    world.answer = encode_control(term=6, grants=[[1, 2]])
+    with pytest.raises(DeposedError):
+        await world.coordination.open([(ONE, False)])
+    world.answer = encode_control(term=8, grants=[[1, 2]])
+    assert await world.coordination.open([(ONE, False)]) == [[1, 2]]
+    assert world.coordination.term == 8
 
-    run(body)
+
+async def test_without_a_coordinator_the_error_says_so(world: World) -> None:
+    with pytest.raises(NoCoordinatorError):
+        await world.coordination.release([(ONE, 3)])
+    await world.coordination.register(lambda: True)
+    assert not world.coordination.registered
 
 
-def test_an_epoch_that_was_found_is_told_and_a_higher_one_is_required() -> None:
-    async def body(world: World) -> None:
-        await world.listen()
-        world.answer = encode_control(term=1, grants=[[6, 2]])
-        assert await world.coordination.raise_epoch(ONE, 5) == 6
-        assert world.asked[-1]["stores"] == [["acme", 1, "one", False, 5]]
-        with pytest.raises(ProtocolError):
-            await world.coordination.raise_epoch(ONE, 6)
-        error = NotOwnerError(server="a")
-        world.answer = encode_control(term=1, grants=[[None, error.code, error.fields]])
-        with pytest.raises(NotOwnerError):
-            await world.coordination.raise_epoch(ONE, 5)
-        world.answer = encode_control_error(NotOwnerError(server="a"))
-        with pytest.raises(NotOwnerError):
-            await world.coordination.vacate(1)
-
-    run(body)
+async def test_an_epoch_that_was_found_is_told_and_a_higher_one_is_required(world: World) -> None:
+    await world.listen()
+    world.answer = encode_control(term=1, grants=[[6, 2]])
+    assert await world.coordination.raise_epoch(ONE, 5) == 6
+    assert world.asked[-1]["stores"] == [["acme", 1, "one", False, 5]]
+    with pytest.raises(ProtocolError):
+        await world.coordination.raise_epoch(ONE, 6)
+    error = NotOwnerError(server="a")
+    world.answer = encode_control(term=1, grants=[[None, error.code, error.fields]])
+    with pytest.raises(NotOwnerError):
+        await world.coordination.raise_epoch(ONE, 5)
+    world.answer = encode_control_error(NotOwnerError(server="a"))
+    with pytest.raises(NotOwnerError):
+        await world.coordination.vacate(1)

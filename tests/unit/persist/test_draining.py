@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -140,75 +141,68 @@ class World(WritePath):
         return [store[2] for asked, stores in self.asked if asked == verb for store in stores]
 
 
-def run(tmp_path: Path, body: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        world = World(open_layout(tmp_path, Disk()))
-        await world.start()
-        try:
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                await body(world)
-        finally:
-            await world.stop()
+@pytest.fixture
+@asynccontextmanager
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(open_layout(tmp_path, Disk()))
+    await world.start()
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            yield world
+    finally:
+        await world.stop()
 
-    asyncio.run(main())
 
-
-def test_a_store_that_cannot_be_made_durable_is_not_released_and_is_served_on(
-    tmp_path: Path,
+async def test_a_store_that_cannot_be_made_durable_is_not_released_and_is_served_on(
+    world: World,
 ) -> None:
-    async def body(world: World) -> None:
-        store, other = world.open("bad"), world.open("good")
-        for each in (store, other):
-            world.append(each)
-        await world.until(lambda: world.order == ["ack", "ack"])
-        store.materialise(world.progress.synced_tick)
-        assert store.file is not None
-        checkpoint = store.file.checkpoint
+    store, other = world.open("bad"), world.open("good")
+    for each in (store, other):
+        world.append(each)
+    await world.until(lambda: world.order == ["ack", "ack"])
+    store.materialise(world.progress.synced_tick)
+    assert store.file is not None
+    checkpoint = store.file.checkpoint
 
-        def refuse() -> None:
-            raise StorageFailedError(reason="no space")
+    def refuse() -> None:
+        raise StorageFailedError(reason="no space")
 
-        store.file.checkpoint = refuse  # type: ignore[method-assign]
-        await world.drainer.step()
-        assert world.stores_asked("release") == ["good"]
-        reply = world.append(store)
-        await world.until(lambda: reply in world.answers)
-        assert world.answers[reply][1] == 0
-        store.file.checkpoint = checkpoint  # type: ignore[method-assign]
-        await world.drainer.step()
-        assert world.stores_asked("release") == ["good", "bad"]
-        assert world.open_stores.open_count == 0
-
-    run(tmp_path, body)
+    store.file.checkpoint = refuse  # type: ignore[method-assign]
+    await world.drainer.step()
+    assert world.stores_asked("release") == ["good"]
+    reply = world.append(store)
+    await world.until(lambda: reply in world.answers)
+    assert world.answers[reply][1] == 0
+    store.file.checkpoint = checkpoint  # type: ignore[method-assign]
+    await world.drainer.step()
+    assert world.stores_asked("release") == ["good", "bad"]
+    assert world.open_stores.open_count == 0
 
 
-def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_new_is_begun(
-    tmp_path: Path,
+async def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_new_is_begun(
+    world: World,
 ) -> None:
-    async def body(world: World) -> None:
-        stores = [world.open(f"s{number}", used_at=number) for number in range(20)]
-        for store in stores:
-            world.append(store)
-            store.becomes(Standing.DURABLE)
-        await world.until(lambda: world.order.count("ack") == len(stores))
-        world.coordination.release, release = _Away().ask, world.coordination.release  # type: ignore[method-assign]
-        step = asyncio.create_task(world.drainer.step())
-        await world.until(lambda: stores[0].file is None and stores[0].state is OpenState.CLOSED)
-        held = world.append(stores[0])
-        served = world.append(stores[-1])
-        await world.until(lambda: served in world.answers)
-        assert world.answers[served][1] == 0
-        assert held not in world.answers
-        assert not step.done()
-        world.coordination.release = release  # type: ignore[method-assign]
-        await step
-        released = {f"s{number}" for number in range(HAND_OVER_STORES)}
-        assert set(world.stores_asked("release")) == released
-        await world.until(lambda: held in world.answers)
-        assert world.answers[held][2] == "not_owner"
-        assert world.open_stores.open_count == len(stores) - HAND_OVER_STORES
-
-    run(tmp_path, body)
+    stores = [world.open(f"s{number}", used_at=number) for number in range(20)]
+    for store in stores:
+        world.append(store)
+        store.becomes(Standing.DURABLE)
+    await world.until(lambda: world.order.count("ack") == len(stores))
+    world.coordination.release, release = _Away().ask, world.coordination.release  # type: ignore[method-assign]
+    step = asyncio.create_task(world.drainer.step())
+    await world.until(lambda: stores[0].file is None and stores[0].state is OpenState.CLOSED)
+    held = world.append(stores[0])
+    served = world.append(stores[-1])
+    await world.until(lambda: served in world.answers)
+    assert world.answers[served][1] == 0
+    assert held not in world.answers
+    assert not step.done()
+    world.coordination.release = release  # type: ignore[method-assign]
+    await step
+    released = {f"s{number}" for number in range(HAND_OVER_STORES)}
+    assert set(world.stores_asked("release")) == released
+    await world.until(lambda: held in world.answers)
+    assert world.answers[held][2] == "not_owner"
+    assert world.open_stores.open_count == len(stores) - HAND_OVER_STORES
 
 
 class _Away:
@@ -216,79 +210,67 @@ class _Away:
         raise NoCoordinatorError(prefix="hf")
 
 
-def test_who_gives_up_waiting_never_serves_a_closed_store_again(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
-        store = world.open("one")
-        world.append(store)
-        await world.until(lambda: world.order == ["ack"])
-        store.becomes(Standing.DURABLE)
-        world.phase.give_up_at = 0.0
-        world.coordination.release = _Away().ask  # type: ignore[method-assign]
-        await world.drainer.step()
-        assert world.drainer.released_count == 0
-        assert world.open_stores.find(store.id) is None
-
-    run(tmp_path, body)
+async def test_who_gives_up_waiting_never_serves_a_closed_store_again(world: World) -> None:
+    store = world.open("one")
+    world.append(store)
+    await world.until(lambda: world.order == ["ack"])
+    store.becomes(Standing.DURABLE)
+    world.phase.give_up_at = 0.0
+    world.coordination.release = _Away().ask  # type: ignore[method-assign]
+    await world.drainer.step()
+    assert world.drainer.released_count == 0
+    assert world.open_stores.find(store.id) is None
 
 
-def test_acks_leave_before_the_release_and_what_came_later_is_sent_elsewhere(
-    tmp_path: Path,
+async def test_acks_leave_before_the_release_and_what_came_later_is_sent_elsewhere(
+    world: World,
 ) -> None:
-    async def body(world: World) -> None:
-        store = world.open("one")
-        world.may_sync.clear()
-        written = world.append(store)
-        await world.until(lambda: store.revision == 1)
-        step = asyncio.create_task(world.drainer.step())
-        await world.until(lambda: store.state is OpenState.HELD)
-        later = world.append(store)
-        await asyncio.sleep(0)
-        assert world.asked == []
-        world.may_sync.set()
-        await step
-        await world.until(lambda: later in world.answers)
-        assert world.order == ["ack", "created", "release", "not_owner"]
-        assert world.answers[written][1] == 0
-        assert world.asked[-1] == ("release", [["acme", 1, "one", 1, False, 1]])
-        path = world.layout.store(store.id)
-        assert not path.with_name(path.name + "-wal").exists()
-        file = StoreFile.open(path, store.id)
-        assert file.meta.revision == 1
-        file.close()
-
-    run(tmp_path, body)
+    store = world.open("one")
+    world.may_sync.clear()
+    written = world.append(store)
+    await world.until(lambda: store.revision == 1)
+    step = asyncio.create_task(world.drainer.step())
+    await world.until(lambda: store.state is OpenState.HELD)
+    later = world.append(store)
+    await asyncio.sleep(0)
+    assert world.asked == []
+    world.may_sync.set()
+    await step
+    await world.until(lambda: later in world.answers)
+    assert world.order == ["ack", "created", "release", "not_owner"]
+    assert world.answers[written][1] == 0
+    assert world.asked[-1] == ("release", [["acme", 1, "one", 1, False, 1]])
+    path = world.layout.store(store.id)
+    assert not path.with_name(path.name + "-wal").exists()
+    file = StoreFile.open(path, store.id)
+    assert file.meta.revision == 1
+    file.close()
 
 
-def test_a_vacation_is_repeated_under_its_number_until_the_coordinator_has_heard(
-    tmp_path: Path,
+async def test_a_vacation_is_repeated_under_its_number_until_the_coordinator_has_heard(
+    world: World,
 ) -> None:
-    async def body(world: World) -> None:
-        vacate = world.coordination.vacate
-        world.coordination.vacate = _Away().ask  # type: ignore[method-assign, assignment]
-        assert not await world.drainer.vacate()
-        assert world.phase.vacating, "nothing may be opened meanwhile"
-        world.coordination.vacate = vacate  # type: ignore[method-assign]
-        assert await world.drainer.vacate()
-        assert not world.phase.vacating
-        assert await world.drainer.vacate()
-        assert world.asked == [("vacate", 1), ("vacate", 2)]
-
-    run(tmp_path, body)
+    vacate = world.coordination.vacate
+    world.coordination.vacate = _Away().ask  # type: ignore[method-assign, assignment]
+    assert not await world.drainer.vacate()
+    assert world.phase.vacating, "nothing may be opened meanwhile"
+    world.coordination.vacate = vacate  # type: ignore[method-assign]
+    assert await world.drainer.vacate()
+    assert not world.phase.vacating
+    assert await world.drainer.vacate()
+    assert world.asked == [("vacate", 1), ("vacate", 2)]
 
 
-def test_what_waits_for_a_store_in_hand_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_what_waits_for_a_store_in_hand_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def body(world: World) -> None:
-        monkeypatch.setattr("holdfast.persist.write_path.inbox.MAX_HELD_GROUPS", 2)
-        store = world.open("one")
-        store.enter(OpenState.HELD)
-        replies = [world.append(store) for _ in range(3)]
-        await world.until(lambda: replies[2] in world.answers)
-        assert world.answers[replies[2]][2] == "busy"
-        store.enter(OpenState.SERVING)
-        world.inbox.unhold(store.id)
-        await world.until(lambda: len(world.answers) == 3)
-        assert [world.answers[reply][1] for reply in replies] == [0, 0, 1]
-
-    run(tmp_path, body)
+    monkeypatch.setattr("holdfast.persist.write_path.inbox.MAX_HELD_GROUPS", 2)
+    store = world.open("one")
+    store.enter(OpenState.HELD)
+    replies = [world.append(store) for _ in range(3)]
+    await world.until(lambda: replies[2] in world.answers)
+    assert world.answers[replies[2]][2] == "busy"
+    store.enter(OpenState.SERVING)
+    world.inbox.unhold(store.id)
+    await world.until(lambda: len(world.answers) == 3)
+    assert [world.answers[reply][1] for reply in replies] == [0, 0, 1]

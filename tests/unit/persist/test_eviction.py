@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,14 @@ from holdfast.protocol.names import StoreKind
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path, StoreKind.STREAM)
-    yield bench
-    bench.close()
+    with closing(Bench(tmp_path, StoreKind.STREAM)) as bench:
+        yield bench
 
 
 @pytest.fixture
 def kv(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path, StoreKind.KV)
-    yield bench
-    bench.close()
+    with closing(Bench(tmp_path, StoreKind.KV)) as bench:
+        yield bench
 
 
 # CoCalc's defects, by number

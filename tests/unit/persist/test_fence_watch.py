@@ -32,88 +32,73 @@ async def told(changed: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("poll", [False, True])
-def test_a_fence_is_told_in_the_thread_of_the_loop(folder: Path, poll: bool) -> None:
-    async def scenario() -> None:
-        threads = set()
-        changed = asyncio.Event()
+async def test_a_fence_is_told_in_the_thread_of_the_loop(folder: Path, poll: bool) -> None:
+    threads = set()
+    changed = asyncio.Event()
 
-        def on_change() -> None:
-            threads.add(threading.current_thread())
-            changed.set()
+    def on_change() -> None:
+        threads.add(threading.current_thread())
+        changed.set()
 
-        with watch_folder(folder, on_change, poll=poll):
-            await asyncio.to_thread(fence, DISK, folder / "fence")
-            await told(changed)
-        assert threads == {threading.current_thread()}
-
-    asyncio.run(scenario())
+    with watch_folder(folder, on_change, poll=poll):
+        await asyncio.to_thread(fence, DISK, folder / "fence")
+        await told(changed)
+    assert threads == {threading.current_thread()}
 
 
 @pytest.mark.parametrize("poll", [False, True])
-def test_a_new_file_and_a_removed_fence_are_told(folder: Path, poll: bool) -> None:
-    async def scenario() -> None:
-        changed = asyncio.Event()
-        with watch_folder(folder, changed.set, poll=poll):
-            (folder / "request").write_text("drain\n")
-            await told(changed)
-            (folder / "fence").unlink()
-            await told(changed)
-
-    asyncio.run(scenario())
+async def test_a_new_file_and_a_removed_fence_are_told(folder: Path, poll: bool) -> None:
+    changed = asyncio.Event()
+    with watch_folder(folder, changed.set, poll=poll):
+        (folder / "request").write_text("drain\n")
+        await told(changed)
+        (folder / "fence").unlink()
+        await told(changed)
 
 
-def test_reading_the_fence_and_writing_the_log_are_not_told(folder: Path) -> None:
-    async def scenario() -> None:
-        changes = 0
-        changed = asyncio.Event()
+async def test_reading_the_fence_and_writing_the_log_are_not_told(folder: Path) -> None:
+    changes = 0
+    changed = asyncio.Event()
 
-        def on_change() -> None:
-            nonlocal changes
-            changes += 1
-            changed.set()
+    def on_change() -> None:
+        nonlocal changes
+        changes += 1
+        changed.set()
 
-        with watch_folder(folder, on_change, poll=False):
-            for number in range(100):
-                assert is_open(DISK, folder / "fence")
-                (folder / "log" / str(number)).write_bytes(b"frame")
-            # Events come in their order, so whatever was told of the above has been told by now.
-            (folder / "last").touch()
-            await told(changed)
-        assert changes == 1
-
-    asyncio.run(scenario())
+    with watch_folder(folder, on_change, poll=False):
+        for number in range(100):
+            assert is_open(DISK, folder / "fence")
+            (folder / "log" / str(number)).write_bytes(b"frame")
+        # Events come in their order, so whatever was told of the above has been told by now.
+        (folder / "last").touch()
+        await told(changed)
+    assert changes == 1
 
 
-def test_nothing_is_told_and_no_thread_is_left_after_the_end(folder: Path) -> None:
-    async def scenario() -> None:
-        before = threading.active_count()
-        changes: list[None] = []
-        with watch_folder(folder, lambda: changes.append(None), poll=False):
-            # Without a turn of the loop: whatever was seen of these is still on its way.
-            for number in range(100):
-                (folder / str(number)).touch()
-        assert threading.active_count() == before
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert changes == []
-
-    asyncio.run(scenario())
+async def test_nothing_is_told_and_no_thread_is_left_after_the_end(folder: Path) -> None:
+    before = threading.active_count()
+    changes: list[None] = []
+    with watch_folder(folder, lambda: changes.append(None), poll=False):
+        # Without a turn of the loop: whatever was seen of these is still on its way.
+        for number in range(100):
+            (folder / str(number)).touch()
+    assert threading.active_count() == before
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert changes == []
 
 
-def test_a_system_without_a_watch_to_give_is_polled(
+async def test_a_system_without_a_watch_to_give_is_polled(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse() -> BaseObserver:
         raise OSError(24, "inotify instance limit reached")
 
-    async def scenario() -> None:
-        changed = asyncio.Event()
-        with watch_folder(folder, changed.set, poll=False):
-            fence(DISK, folder / "fence")
-            await told(changed)
-
     monkeypatch.setattr(fence_watch, "Observer", refuse)
-    asyncio.run(scenario())
+    changed = asyncio.Event()
+    with watch_folder(folder, changed.set, poll=False):
+        fence(DISK, folder / "fence")
+        await told(changed)
     assert "fence.watch_polls" in caplog.text
 
 

@@ -4,7 +4,6 @@ dropped."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -174,19 +173,16 @@ def test_whatever_a_server_is_commanded_it_answers() -> None:
             assert 0 <= coordination.term < 1 << 48
 
 
-def test_whatever_operators_ask_of_a_server_it_answers() -> None:
-    async def main() -> None:
-        nothing = cast(Any, None)
-        for job in JOBS:
-            for message in mutations(job):
-                deletions = DeletionJobs(nothing, nothing, nothing, None, nothing)
-                administrator = Administrator("a", deletions, None)
-                replies = [administrator.command(message), administrator.destroy("acme", message)]
-                for reply in replies:
-                    try:
-                        assert decode_control(reply) == {"done": False}
-                    except HoldfastError as error:
-                        assert error.code != "internal_error", (message, error)
-                await administrator.stop()
-
-    asyncio.run(main())
+async def test_whatever_operators_ask_of_a_server_it_answers() -> None:
+    nothing = cast(Any, None)
+    for job in JOBS:
+        for message in mutations(job):
+            deletions = DeletionJobs(nothing, nothing, nothing, None, nothing)
+            administrator = Administrator("a", deletions, None)
+            replies = [administrator.command(message), administrator.destroy("acme", message)]
+            for reply in replies:
+                try:
+                    assert decode_control(reply) == {"done": False}
+                except HoldfastError as error:
+                    assert error.code != "internal_error", (message, error)
+            await administrator.stop()

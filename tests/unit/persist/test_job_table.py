@@ -28,48 +28,39 @@ class Work:
         return {"epoch": 7}
 
 
-def test_a_job_is_begun_once_and_its_end_is_told_as_often_as_somebody_asks() -> None:
-    async def main() -> None:
-        jobs, work = JobTable("s"), Work()
-        for _ in range(3):
-            assert jobs.answer("", "restore", work) == {"done": False}
-            await asyncio.sleep(0)
-        work.may_end.set()
+async def test_a_job_is_begun_once_and_its_end_is_told_as_often_as_somebody_asks() -> None:
+    jobs, work = JobTable("s"), Work()
+    for _ in range(3):
+        assert jobs.answer("", "restore", work) == {"done": False}
         await asyncio.sleep(0)
-        for _ in range(2):
-            await asyncio.sleep(0)
-            assert jobs.answer("", "restore", work) == {"done": True, "epoch": 7}
-        assert work.begun == 1
+    work.may_end.set()
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await asyncio.sleep(0)
+        assert jobs.answer("", "restore", work) == {"done": True, "epoch": 7}
+    assert work.begun == 1
 
-    asyncio.run(main())
 
-
-def test_what_a_job_raised_is_its_answer_and_one_that_was_stopped_says_so() -> None:
-    async def main() -> None:
-        jobs, failing, stopped = JobTable("s"), Work(), Work()
-        failing.error = NotFoundError(what="store", name="a")
-        failing.may_end.set()
+async def test_what_a_job_raised_is_its_answer_and_one_that_was_stopped_says_so() -> None:
+    jobs, failing, stopped = JobTable("s"), Work(), Work()
+    failing.error = NotFoundError(what="store", name="a")
+    failing.may_end.set()
+    jobs.answer("", "failing", failing)
+    jobs.answer("", "stopped", stopped)
+    await asyncio.sleep(0)
+    await jobs.stop()
+    with pytest.raises(NotFoundError):
         jobs.answer("", "failing", failing)
+    with pytest.raises(UnavailableError):
         jobs.answer("", "stopped", stopped)
-        await asyncio.sleep(0)
-        await jobs.stop()
-        with pytest.raises(NotFoundError):
-            jobs.answer("", "failing", failing)
-        with pytest.raises(UnavailableError):
-            jobs.answer("", "stopped", stopped)
-
-    asyncio.run(main())
 
 
-def test_a_tenant_that_destroys_much_keeps_neither_operators_nor_others_out() -> None:
-    async def main() -> None:
-        jobs, work = JobTable("s"), Work()
-        for number in range(MAX_DESTROYING_OF_TENANT):
-            jobs.answer("acme", str(number), work)
-        with pytest.raises(BusyError):
-            jobs.answer("acme", "one too many", work)
-        assert jobs.answer("other", "1", work) == {"done": False}
-        assert jobs.answer("", "1", work) == {"done": False}
-        await jobs.stop()
-
-    asyncio.run(main())
+async def test_a_tenant_that_destroys_much_keeps_neither_operators_nor_others_out() -> None:
+    jobs, work = JobTable("s"), Work()
+    for number in range(MAX_DESTROYING_OF_TENANT):
+        jobs.answer("acme", str(number), work)
+    with pytest.raises(BusyError):
+        jobs.answer("acme", "one too many", work)
+    assert jobs.answer("other", "1", work) == {"done": False}
+    assert jobs.answer("", "1", work) == {"done": False}
+    await jobs.stop()

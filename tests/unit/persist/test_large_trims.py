@@ -202,7 +202,7 @@ def test_small_trims_stay_in_the_loop_and_a_trim_that_is_taken_back_is_forgotten
     store.file.abandon()
 
 
-def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
+async def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = filled(tmp_path, 1000)
@@ -216,31 +216,28 @@ def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
         in_thread.append("apply")
         return function()
 
-    async def main() -> None:
-        open_stores, inbox, progress, tasks = (
-            OpenStores(),
-            Inbox("s1"),
-            LogProgress(),
-            SpawnedTasks(),
-        )
-        open_stores.leases.attach(inbox)
-        materialiser = Materialiser(open_stores.leases, progress, thread, tasks)
-        open_stores.opened(store)
-        progress.synced_tick = 100
-        materialiser.relieve([(store, b"")])
-        assert store.state is OpenState.LENT
-        # And not a second time.
-        materialiser.relieve([(store, b"")])
-        group = frames.Group(store.id.kind, store.id.name, 0, 0, 0, [[frames.HEAD]])
-        inbox.hold(Arrival("reply", 0, b"", store.id, group))
-        assert len(tasks) == 1
-        while tasks:
-            await asyncio.sleep(0)
-        assert store.state is OpenState.SERVING
-        assert not inbox.holds(store.id)
-        assert len(inbox.groups) == 1
-
-    asyncio.run(main())
+    open_stores, inbox, progress, tasks = (
+        OpenStores(),
+        Inbox("s1"),
+        LogProgress(),
+        SpawnedTasks(),
+    )
+    open_stores.leases.attach(inbox)
+    materialiser = Materialiser(open_stores.leases, progress, thread, tasks)
+    open_stores.opened(store)
+    progress.synced_tick = 100
+    materialiser.relieve([(store, b"")])
+    assert store.state is OpenState.LENT
+    # And not a second time.
+    materialiser.relieve([(store, b"")])
+    group = frames.Group(store.id.kind, store.id.name, 0, 0, 0, [[frames.HEAD]])
+    inbox.hold(Arrival("reply", 0, b"", store.id, group))
+    assert len(tasks) == 1
+    while tasks:
+        await asyncio.sleep(0)
+    assert store.state is OpenState.SERVING
+    assert not inbox.holds(store.id)
+    assert len(inbox.groups) == 1
     assert in_thread == ["apply"]
     assert store.file is not None
     assert store.file.meta.count == 0

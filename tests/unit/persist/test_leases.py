@@ -124,22 +124,18 @@ def test_what_waits_for_a_store_that_was_opened_anew_while_it_was_lent_goes_on()
     assert world.waiting.went_on == [again.id]
 
 
-def test_whoever_opens_a_store_waits_for_the_lease_on_its_closed_file() -> None:
+async def test_whoever_opens_a_store_waits_for_the_lease_on_its_closed_file() -> None:
     world = World()
     closed = StoreId("acme", StoreKind.KV, "c")
-
-    async def main() -> None:
-        with world.leases.of_closed(closed) as mine:
-            assert mine
-            assert world.leases.is_leased(closed)
-            with world.leases.of_closed(closed) as mine_too:
-                assert not mine_too
-            waiting = asyncio.ensure_future(world.leases.free(closed))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-        await waiting
-        assert not world.leases.is_leased(closed)
-        with world.leases.of_closed(world.store.id) as mine:
-            assert not mine, "it is open"
-
-    asyncio.run(main())
+    with world.leases.of_closed(closed) as mine:
+        assert mine
+        assert world.leases.is_leased(closed)
+        with world.leases.of_closed(closed) as mine_too:
+            assert not mine_too
+        waiting = asyncio.ensure_future(world.leases.free(closed))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await waiting
+    assert not world.leases.is_leased(closed)
+    with world.leases.of_closed(world.store.id) as mine:
+        assert not mine, "it is open"

@@ -43,27 +43,24 @@ def test_it_is_spoken_for_before_anybody_doubts_it() -> None:
     assert LATE_SECONDS + 2 * HEARTBEAT_SECONDS <= SILENCE_SECONDS - HEARTBEAT_SECONDS
 
 
-def test_the_words_are_sent_while_the_loop_is_late() -> None:
-    async def scenario() -> None:
-        network = MemoryNetwork()
-        thread, coordinator = network.connect("thread"), network.connect("c")
-        heard: list[BusMessage] = []
-        await coordinator.subscribe("hf._.hb", heard.append)
-        clock = Clock()
-        turns = Turns("s1", clock)
+async def test_the_words_are_sent_while_the_loop_is_late() -> None:
+    network = MemoryNetwork()
+    thread, coordinator = network.connect("thread"), network.connect("c")
+    heard: list[BusMessage] = []
+    await coordinator.subscribe("hf._.hb", heard.append)
+    clock = Clock()
+    turns = Turns("s1", clock)
 
-        def words(seconds: float) -> bytes | None:
-            return b"late by %.1f" % seconds if seconds < 3 else None
+    def words(seconds: float) -> bytes | None:
+        return b"late by %.1f" % seconds if seconds < 3 else None
 
-        assert not await speak(thread, "hf._.hb", turns, words)
-        clock.now += 2.0
-        assert await speak(thread, "hf._.hb", turns, words)
-        clock.now += 2.0
-        assert not await speak(thread, "hf._.hb", turns, words)
-        await asyncio.sleep(0)
-        assert [message.payload for message in heard] == [b"late by 2.0"]
-
-    asyncio.run(scenario())
+    assert not await speak(thread, "hf._.hb", turns, words)
+    clock.now += 2.0
+    assert await speak(thread, "hf._.hb", turns, words)
+    clock.now += 2.0
+    assert not await speak(thread, "hf._.hb", turns, words)
+    await asyncio.sleep(0)
+    assert [message.payload for message in heard] == [b"late by 2.0"]
 
 
 def heartbeat(rate: float) -> Heartbeat:

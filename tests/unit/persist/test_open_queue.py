@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.opening_world import STREAM, Life, new_layout
+from support.stores import abandon, store_of, stream_id
 from support.write_path_parts import a_life
 
 from holdfast.persist.life_phase import LifePhase
@@ -22,21 +22,9 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.frames import Group
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*arguments: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*arguments, **fixtures))
-
-    return run
-
-
-def named(name: str) -> StoreId:
-    return StoreId("acme", StoreKind.STREAM, name)
 
 
 class World:
@@ -78,12 +66,12 @@ class World:
         if store.name.startswith("large"):
             await self.opening.setdefault(store.name, asyncio.Event()).wait()
             del self.opening[store.name]
-        return Store(store, grant.epoch, None, lambda: pytest.fail("no file is wanted"))
+        return store_of(store, grant.epoch)
 
     def want(self, *names: str) -> None:
         for name in names:
             group = Group(1, name, 1, 0, 0, [])
-            self.open_stores.wait(Arrival("reply", 0, b"", named(name), group))
+            self.open_stores.wait(Arrival("reply", 0, b"", stream_id(name), group))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -92,7 +80,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-@in_loop
 async def test_stores_that_take_long_to_open_hold_up_no_others() -> None:
     world = World()
     running = asyncio.create_task(world.queue.run())
@@ -109,7 +96,6 @@ async def test_stores_that_take_long_to_open_hold_up_no_others() -> None:
     running.cancel()
 
 
-@in_loop
 async def test_who_wants_nothing_to_be_opened_waits_for_what_is() -> None:
     world = World()
     running = asyncio.create_task(world.queue.run())
@@ -136,29 +122,23 @@ async def test_who_wants_nothing_to_be_opened_waits_for_what_is() -> None:
     running.cancel()
 
 
-def left_open(root: Path, value_bytes: int) -> Life:
+async def left_open(root: Path, value_bytes: int) -> Life:
     """A store that its owner, which is dead, left open; return who is to open it."""
     layout = new_layout(root)
-
-    async def live() -> None:
-        old = Life(layout, "01")
-        store = await old.open(1, StoreState.CREATED)
-        old.append(store, *[bytes(value_bytes)] * 3)
-        store.materialise(old.tick)
-        assert store.file is not None
-        store.file.abandon()
-        old.fence()
-
-    asyncio.run(live())
+    old = Life(layout, "01")
+    store = await old.open(1, StoreState.CREATED)
+    old.append(store, *[bytes(value_bytes)] * 3)
+    store.materialise(old.tick)
+    abandon(store)
+    old.fence()
     return Life(layout, "02")
 
 
 @pytest.mark.parametrize(("value_bytes", "is_large"), [(100, False), (100_000, True)])
-@in_loop
 async def test_a_large_file_that_was_left_open_is_checked_in_a_thread_for_large_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value_bytes: int, is_large: bool
 ) -> None:
-    life = await asyncio.to_thread(left_open, tmp_path / "data", value_bytes)
+    life = await left_open(tmp_path / "data", value_bytes)
     in_thread = False
     checked: list[bool] = []
     written: list[bool] = []
@@ -186,13 +166,11 @@ async def test_a_large_file_that_was_left_open_is_checked_in_a_thread_for_large_
     store = await life.open(2, store=STREAM)
     assert store.count == 3
     assert checked == written == [is_large]
-    assert store.file is not None
-    store.file.close()
+    life.close(store)
 
 
-@in_loop
 async def test_an_opening_that_is_cancelled_lets_go_of_its_file(tmp_path: Path) -> None:
-    life = await asyncio.to_thread(left_open, tmp_path / "data", 100_000)
+    life = await left_open(tmp_path / "data", 100_000)
     go_on = asyncio.Event()
     began = asyncio.Event()
 
@@ -213,5 +191,4 @@ async def test_an_opening_that_is_cancelled_lets_go_of_its_file(tmp_path: Path) 
     heir = Life(life.layout, "03")
     store = await heir.open(3)
     assert store.count == 3
-    assert store.file is not None
-    store.file.close()
+    heir.close(store)

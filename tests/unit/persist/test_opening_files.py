@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
-from support.faulty_vfs import FaultyVfs
+from support.faulty_vfs import FaultyVfs, disk_with
 from support.opening_world import STREAM, Life, new_layout
+from support.stores import abandon, file_of
 
 from holdfast.persist.shared_disk import locked_files
-from holdfast.persist.store.store import Store
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.shared_fs.disk.disk import Disk
@@ -24,44 +22,23 @@ from holdfast.shared_fs.store_file.generations import current_generation
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
-@pytest.fixture
-def vfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyVfs]:
-    # apsw reports what a VFS method raises twice: as SQLite's error, and as unraisable.
-    monkeypatch.setattr(sys, "unraisablehook", lambda *details: None)
-    monkeypatch.setattr(sys, "excepthook", lambda *details: None)
-    vfs = FaultyVfs()
-    yield vfs
-    vfs.heal()
-    vfs.unregister()
-
-
-def disk_with(vfs: FaultyVfs) -> Disk:
-    disk = Disk()
-    disk.vfs = vfs.name_of_it
-    return disk
-
-
 @pytest.mark.parametrize("after", range(16))
-def test_an_owner_that_could_not_create_a_file_can_create_it_later(
+async def test_an_owner_that_could_not_create_a_file_can_create_it_later(
     tmp_path: Path, vfs: FaultyVfs, after: int
 ) -> None:
-    async def scenario() -> Any:
-        life = Life(new_layout(tmp_path), "1", disk_with(vfs))
-        store = await life.open(7, StoreState.CREATED)
-        life.append(store, b"x" * 3000)
-        vfs.fail(after, apsw.SQLITE_FULL, "write")
-        try:
-            store.materialise(life.tick)
-        except StorageFailedError:
-            assert vfs.failed
-        vfs.heal()
+    life = Life(new_layout(tmp_path), "1", disk_with(vfs))
+    store = await life.open(7, StoreState.CREATED)
+    life.append(store, b"x" * 3000)
+    vfs.fail(after, apsw.SQLITE_FULL, "write")
+    try:
         store.materialise(life.tick)
-        return store.file
-
-    file = asyncio.run(scenario())
+    except StorageFailedError:
+        assert vfs.failed
+    vfs.heal()
+    life.close(store)
+    file = file_of(store)
     assert (file.meta.epoch, file.meta.server, file.meta.incarnation) == (7, "s1", "1")
     assert (file.meta.revision, file.store) == (1, STREAM)
-    file.close()
 
 
 # Owners that pause
@@ -93,20 +70,25 @@ async def locked(layout: Layout) -> tuple[Life, StoreFile]:
     store = await life.open(1, StoreState.CREATED)
     life.append(store, b"1")
     store.materialise(life.tick)
-    assert store.file is not None
-    store.file.checkpoint()
+    file_of(store).checkpoint()
     life.append(store, b"2")
     life.fence()
-    return life, store.file
+    return life, file_of(store)
 
 
 async def write_and_close(life: Life, epoch: int, value: bytes) -> None:
     """Open, append, and hand over cleanly."""
     store = await life.open(epoch)
     life.append(store, value)
-    store.materialise(life.tick)
-    assert store.file is not None
-    store.file.close()
+    life.close(store)
+
+
+async def found_by(life: Life, epoch: int) -> list[bytes]:
+    """Return the values of the messages that a later owner finds."""
+    store = await life.open(epoch)
+    values = [row[3] for row in file_of(store).messages(1, None, 100)]
+    life.close(store)
+    return values
 
 
 def in_loop(work: Coroutine[Any, Any, None]) -> None:
@@ -116,97 +98,68 @@ def in_loop(work: Coroutine[Any, Any, None]) -> None:
         raise AssertionError("it waits")
 
 
-def values_of(store: Store) -> list[bytes]:
-    assert store.file is not None
-    return [row[3] for row in store.file.messages(1, None, 100)]
-
-
 @pytest.mark.parametrize("still_locked", [False, True])
-def test_a_copy_that_gets_its_name_late_does_not_take_the_place_of_the_next_owners_file(
+async def test_a_copy_that_gets_its_name_late_does_not_take_the_place_of_the_next_owners_file(
     tmp_path: Path, no_patience: None, still_locked: bool
 ) -> None:
-    async def scenario() -> None:
-        layout = new_layout(tmp_path)
-        _stopped, held = await locked(layout)
-        disk = PausingDisk()
-        late = Life(layout, "2", disk)
+    layout = new_layout(tmp_path)
+    _stopped, held = await locked(layout)
+    disk = PausingDisk()
+    late = Life(layout, "2", disk)
 
-        def pause() -> None:
-            late.fence()
-            disk.before_name = lambda: None
-            heir = Life(layout, "3")
-            if not still_locked:
-                held.abandon()
-            in_loop(write_and_close(heir, 3, b"3"))
-
-        disk.before_name = pause
-        zombie = await late.open(2)
-        if zombie.file is not None:
-            zombie.file.abandon()
-        # The heir's log is gone: all of it was in its file.
-        for turn in (4, 5):
-            last = Life(layout, str(turn))
-            opened = await last.open(turn)
-            assert values_of(opened) == [b"1", b"2", b"3"]
-            assert opened.file is not None
-            opened.file.close()
-        if still_locked:
+    def pause() -> None:
+        late.fence()
+        disk.before_name = lambda: None
+        heir = Life(layout, "3")
+        if not still_locked:
             held.abandon()
+        in_loop(write_and_close(heir, 3, b"3"))
 
-    asyncio.run(scenario())
-
-
-def test_a_copy_lacks_nothing_and_says_whose_it_is_before_it_has_its_name(
-    tmp_path: Path, no_patience: None
-) -> None:
-    async def scenario() -> None:
-        layout = new_layout(tmp_path)
-        _stopped, held = await locked(layout)
-        disk = PausingDisk()
-        owner = Life(layout, "2", disk)
-        looked: list[tuple[int, str, int]] = []
-
-        def look() -> None:
-            (draft,) = layout.store(STREAM).parent.glob("*.2")
-            file = StoreFile.open(draft, STREAM)
-            looked.append((file.meta.epoch, file.meta.incarnation, file.meta.revision))
-            file.close()
-
-        disk.before_name = look
-        opened = await owner.open(9)
-        assert looked == [(9, "2", 2)]
-        assert opened.file is not None
-        assert opened.file.path == layout.store(STREAM, 9)
-        opened.file.close()
+    disk.before_name = pause
+    abandon(await late.open(2))
+    # The heir's log is gone: all of it was in its file.
+    for epoch in (4, 5):
+        assert await found_by(Life(layout, f"{epoch}"), epoch) == [b"1", b"2", b"3"]
+    if still_locked:
         held.abandon()
 
-    asyncio.run(scenario())
+
+async def test_a_copy_lacks_nothing_and_says_whose_it_is_before_it_has_its_name(
+    tmp_path: Path, no_patience: None
+) -> None:
+    layout = new_layout(tmp_path)
+    _stopped, held = await locked(layout)
+    disk = PausingDisk()
+    owner = Life(layout, "2", disk)
+    looked: list[tuple[int, str, int]] = []
+
+    def look() -> None:
+        (draft,) = layout.store(STREAM).parent.glob("*.2")
+        file = StoreFile.open(draft, STREAM)
+        looked.append((file.meta.epoch, file.meta.incarnation, file.meta.revision))
+        file.close()
+
+    disk.before_name = look
+    opened = await owner.open(9)
+    assert looked == [(9, "2", 2)]
+    assert owner.close(opened) == layout.store(STREAM, 9)
+    held.abandon()
 
 
-def test_a_new_file_that_is_made_late_is_not_where_the_next_owner_makes_its_own(
+async def test_a_new_file_that_is_made_late_is_not_where_the_next_owner_makes_its_own(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        layout = new_layout(tmp_path)
-        late = Life(layout, "1")
-        never_acknowledged = await late.open(1, StoreState.CREATED)
-        heir = Life(layout, "2")
-        store = await heir.open(2, StoreState.CREATED)
-        late.append(never_acknowledged, b"late")
-        never_acknowledged.materialise(late.tick)
-        assert never_acknowledged.file is not None
-        never_acknowledged.file.close()
-        heir.append(store, b"2")
-        store.materialise(heir.tick)
-        assert store.file is not None
-        store.file.close()
-        last = await Life(layout, "3").open(3)
-        assert values_of(last) == [b"2"]
-        assert last.file is not None
-        last.file.close()
-        assert layout.generations(Disk(), STREAM) == [2]
-
-    asyncio.run(scenario())
+    layout = new_layout(tmp_path)
+    late = Life(layout, "1")
+    never_acknowledged = await late.open(1, StoreState.CREATED)
+    heir = Life(layout, "2")
+    store = await heir.open(2, StoreState.CREATED)
+    late.append(never_acknowledged, b"late")
+    late.close(never_acknowledged)
+    heir.append(store, b"2")
+    heir.close(store)
+    assert await found_by(Life(layout, "3"), 3) == [b"2"]
+    assert layout.generations(Disk(), STREAM) == [2]
 
 
 # Which file counts

@@ -254,8 +254,10 @@ def test_a_wrong_argument_is_a_typed_refusal_beside_good_answers(
             for position in range(1, len(operation)):
                 tried = list(operation)
                 tried[position] = wrong
-                if wrong == "text" and operation[0] in (frames.GET_ENTRY, frames.GET_ENTRIES) and (
-                    position < 3
+                if (
+                    wrong == "text"
+                    and operation[0] in (frames.GET_ENTRY, frames.GET_ENTRIES)
+                    and (position < 3)
                 ):
                     continue
                 refusal, head = bench.read(tried, [frames.HEAD])
@@ -270,9 +272,7 @@ def test_a_read_that_a_stream_has_not_is_named(stream: Bench, number: int) -> No
 
 
 @pytest.mark.parametrize("number", [frames.GET_MESSAGE, frames.GET_ENTRY, frames.CHANGES])
-def test_a_read_without_its_arguments_is_malformed(
-    stream: Bench, kv: Bench, number: int
-) -> None:
+def test_a_read_without_its_arguments_is_malformed(stream: Bench, kv: Bench, number: int) -> None:
     bench = kv if number == frames.GET_ENTRY else stream
     assert bench.read([number])[0][0] in ("malformed_frame", "invalid_argument")
 
@@ -333,7 +333,9 @@ def test_an_answer_with_archived_messages_is_the_one_from_before_they_were(
     assert frames.unpack(frames.pack(found[0])) == frames.unpack(frames.pack(before))
 
 
-def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(stream: Bench) -> None:
+async def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(
+    stream: Bench,
+) -> None:
     values = {seq: b"%d" % seq for seq in range(1, 21)}
     stream.apply(*[[CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()])
     stream.apply([CHANGE_ARCHIVE, 20, ""])
@@ -358,16 +360,12 @@ def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(stream:
 
     inbox: Any = SimpleNamespace(submit_again=read, refuse_waiting=raise_it)
     archived_reads = ArchiveReads(archive, inbox, here)
-
-    async def main() -> None:
-        async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
-            work = tasks.create_task(archived_reads.run())
-            group = frames.Group(StoreKind.STREAM, "a", 0, 0, 0, [operation])
-            read([Arrival("reply", 0, b"reader", stream.id, group)])
-            await done.wait()
-            work.cancel()
-
-    asyncio.run(main())
+    async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
+        work = tasks.create_task(archived_reads.run())
+        group = frames.Group(StoreKind.STREAM, "a", 0, 0, 0, [operation])
+        read([Arrival("reply", 0, b"reader", stream.id, group)])
+        await done.wait()
+        work.cancel()
     [[[rows, _]]] = answers
     assert [row[0] for row in rows] == [4, 5, 6, 7]
     assert archive.asked == [[1, 2, 3, 4], [5], [6], [7]]

@@ -3,17 +3,16 @@ acknowledged."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import apsw
 import pytest
-from support.faulty_vfs import FaultyVfs
-from support.opening_world import DISK, STREAM, Life, at_once, new_layout
-from support.write_path_parts import a_life, nothing
+from support.faulty_vfs import FaultyVfs, disk_with
+from support.opening_world import DISK, STREAM, Life, new_layout
+from support.stores import abandon, file_of, stream_id
+from support.write_path_parts import a_life, at_once, nothing
 
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.shared_disk.withdrawing import Withdrawal
@@ -27,21 +26,19 @@ from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.persist.write_path.releasing import Releaser
 from holdfast.persist.write_path.setting_aside import SettingAside
-from holdfast.protocol import frames
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import FencedError, StoreDamagedError
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.disk import commit_log
-from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.quarantine import quarantine, quarantined
 from holdfast.shared_fs.disk.record_spool import RecordSpool
 from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Manifests
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
-OTHER = StoreId("acme", StoreKind.STREAM, "other")
+OTHER = stream_id("other")
 
 
 class Waiting(Inbox):
@@ -76,14 +73,14 @@ class Server:
         )
         self.open_stores = OpenStores()
         self.inbox = Waiting()
-        self.open_stores.leases.attach(self.inbox)
+        leases = self.open_stores.leases
+        leases.attach(self.inbox)
         progress = LogProgress()
         progress.synced_tick = 1 << 62
         self.setting_aside = SettingAside(
             life, self.open_stores, cast(Releaser, AllSynced()), self.withdraw
         )
         self._withdrawal = Withdrawal(life)
-        leases = self.open_stores.leases
         self.files = DurableFiles(
             life,
             leases,
@@ -112,37 +109,36 @@ class Server:
 
     async def fill(self, store: Store) -> Path:
         """Write more than the cache holds and make it durable; return where."""
-        for start in range(0, 1200, 100):
-            self.life.append(store, *(bytes([start // 100]) * 900 for _ in range(100)))
+        self.append_much(store)
         await self.files.checkpoint([store])
-        assert store.file is not None
-        assert store.file.meta.revision == 1200
+        assert file_of(store).meta.revision == 1200
         assert store.oldest_segment is None
-        return store.file.path
+        return file_of(store).path
 
-    def trim(self, store: Store) -> None:
-        """Delete everything, acknowledged."""
-        life = self.life
-        store.begin()
-        store.trim(store.last_seq, store.count, store.bytes)
-        assert store.mark is not None
-        previous = store.mark.revision
-        payload = frames.encode_changes(store.epoch, previous, store.time, store.changes)
-        life.tick += 1
-        record = LogRecord(store.id, store.epoch, previous, store.revision, [payload], [])
-        life.log.append(life.tick, [record])
-        life.log.prepare_sync()()
-        store.finish_tick(life.tick, life.log.segment)
+    def append_much(self, store: Store) -> None:
+        for number in range(12):
+            self.life.append(store, *(bytes([number]) * 900 for _ in range(100)))
+
+    async def set_aside(self, *stores: Store) -> None:
+        """Find out which stores are damaged, and set these aside."""
+        await self.files.checkpoint(list(stores))
+        await self.setting_aside.run_pass()
 
     def end(self) -> None:
         for store in self.open_stores.stores():
-            if store.file is not None:
-                store.file.abandon()
+            abandon(store)
 
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_log, "LOG_SEGMENT_BYTES", 1)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.end()
 
 
 def flip_a_bit(path: Path) -> None:
@@ -158,211 +154,158 @@ async def damaged(server: Server) -> tuple[Store, Path]:
     store = await server.open()
     path = await server.fill(store)
     flip_a_bit(path)
-    server.trim(store)
+    server.life.trim(store)
     return store, path
 
 
-def test_a_damaged_store_does_not_pin_the_log_and_its_changes_are_kept(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = Server(tmp_path)
-        store, path = await damaged(server)
-        good = await server.open(OTHER)
-        for _ in range(20):
-            server.life.append(good, b"good")
-        await server.checkpointer.run_pass(0.0)
-        log = server.life.log
-        assert log.oldest_segment > 13, "the segment with the trim may go"
-        assert server.open_stores.find(store.id) is None
-        assert isinstance(server.inbox.turned_away[store.id], StoreDamagedError)
-        assert good.file is not None
-        assert good.file.meta.revision > 0
-        (folder,) = quarantined(DISK, server.life.layout, STREAM)
-        assert sorted(each.name for each in folder.iterdir() if each.suffix != ".log") == [
-            path.name,
-            path.name + "-wal",
-            "report.json",
-        ]
-        assert not path.exists()
-        # Its own server and the next one refuse it, and never take it for a new one.
-        server.life.dead_logs.refresh()
-        assert server.life.dead_logs.records(STREAM)[-1].revision == 1201
-        with pytest.raises(StoreDamagedError, match=r"see quarantine/acme/chat"):
-            await server.life.open(1)
-        server.end()
-        server.life.fence()
-        heir = Life(server.life.layout, "2")
-        with pytest.raises(StoreDamagedError, match=r"see quarantine/acme/chat"):
-            await heir.open(2)
-
-    asyncio.run(scenario())
+async def test_a_damaged_store_does_not_pin_the_log_and_its_changes_are_kept(
+    server: Server,
+) -> None:
+    store, path = await damaged(server)
+    good = await server.open(OTHER)
+    for _ in range(20):
+        server.life.append(good, b"good")
+    await server.checkpointer.run_pass(0.0)
+    log = server.life.log
+    assert log.oldest_segment > 13, "the segment with the trim may go"
+    assert server.open_stores.find(store.id) is None
+    assert isinstance(server.inbox.turned_away[store.id], StoreDamagedError)
+    assert file_of(good).meta.revision > 0
+    (folder,) = quarantined(DISK, server.life.layout, STREAM)
+    assert sorted(each.name for each in folder.iterdir() if each.suffix != ".log") == [
+        path.name,
+        path.name + "-wal",
+        "report.json",
+    ]
+    assert not path.exists()
+    # Its own server and the next one refuse it, and never take it for a new one.
+    server.life.dead_logs.refresh()
+    assert server.life.dead_logs.records(STREAM)[-1].revision == 1201
+    with pytest.raises(StoreDamagedError, match=r"see quarantine/acme/chat"):
+        await server.life.open(1)
+    server.end()
+    server.life.fence()
+    heir = Life(server.life.layout, "2")
+    with pytest.raises(StoreDamagedError, match=r"see quarantine/acme/chat"):
+        await heir.open(2)
 
 
-def test_one_that_was_never_durable_is_made_anew_from_what_was_kept(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = Server(tmp_path)
-        store = await server.open()
-        for _ in range(12):
-            server.life.append(store, *(b"x" * 900 for _ in range(100)))
-        store.materialise(server.life.tick)
-        assert store.file is not None
-        store.file.checkpoint()
-        flip_a_bit(store.file.path)
-        server.trim(store)
-        await server.files.checkpoint([store])
-        await server.setting_aside.run_pass()
-        server.checkpointer.retire()
-        assert server.life.log.oldest_segment == server.life.log.segment
-        again = await server.open()
-        assert again is not store
-        assert (again.revision, again.last_seq, again.count) == (1201, 1200, 0)
-        server.end()
-
-    asyncio.run(scenario())
+async def test_one_that_was_never_durable_is_made_anew_from_what_was_kept(server: Server) -> None:
+    store = await server.open()
+    server.append_much(store)
+    store.materialise(server.life.tick)
+    file_of(store).checkpoint()
+    flip_a_bit(file_of(store).path)
+    server.life.trim(store)
+    await server.set_aside(store)
+    server.checkpointer.retire()
+    assert server.life.log.oldest_segment == server.life.log.segment
+    again = await server.open()
+    assert again is not store
+    assert (again.revision, again.last_seq, again.count) == (1201, 1200, 0)
 
 
 @pytest.mark.parametrize("rewritten", [False, True])
-def test_a_file_put_back_is_brought_up_to_date_from_what_was_kept(
-    tmp_path: Path, rewritten: bool
+async def test_a_file_put_back_is_brought_up_to_date_from_what_was_kept(
+    server: Server, tmp_path: Path, rewritten: bool
 ) -> None:
-    async def scenario() -> None:
-        server = Server(tmp_path)
-        store = await server.open()
-        path = await server.fill(store)
-        content = path.read_bytes()
-        flip_a_bit(path)
-        server.life.append(store, b"later")
-        server.trim(store)
-        server.life.append(store, b"last")
-        if rewritten:
-            # The owner's memory has all that the log lacks.
-            for segment in (tmp_path / "servers/s1/1/log").iterdir():
-                if int(segment.stem) < server.life.log.segment:
-                    segment.unlink()
-        await server.files.checkpoint([store])
-        await server.setting_aside.run_pass()
-        assert server.open_stores.find(STREAM) is None
-        path.write_bytes(content)
-        server.end()
-        server.life.fence()
-        heir = Life(server.life.layout, "2")
-        opened = await heir.open(2)
-        assert (opened.revision, opened.last_seq, opened.count) == (1203, 1202, 1)
-        assert opened.file is not None
-        assert [row[3] for row in opened.file.messages(1, None, 10)] == [b"last"]
-        opened.file.close()
-        # What was kept is not applied again, nor to what came after it.
-        third = await Life(server.life.layout, "3").open(3)
-        assert third.revision == 1203
-        assert third.file is not None
-        third.file.close()
-
-    asyncio.run(scenario())
+    store = await server.open()
+    path = await server.fill(store)
+    content = path.read_bytes()
+    flip_a_bit(path)
+    server.life.append(store, b"later")
+    server.life.trim(store)
+    server.life.append(store, b"last")
+    if rewritten:
+        # The owner's memory has all that the log lacks.
+        for segment in (tmp_path / "servers/s1/1/log").iterdir():
+            if int(segment.stem) < server.life.log.segment:
+                segment.unlink()
+    await server.set_aside(store)
+    assert server.open_stores.find(STREAM) is None
+    path.write_bytes(content)
+    server.end()
+    server.life.fence()
+    heir = Life(server.life.layout, "2")
+    opened = await heir.open(2)
+    assert (opened.revision, opened.last_seq, opened.count) == (1203, 1202, 1)
+    assert [row[3] for row in file_of(opened).messages(1, None, 10)] == [b"last"]
+    heir.close(opened)
+    # What was kept is not applied again, nor to what came after it.
+    third = Life(server.life.layout, "3")
+    opened = await third.open(3)
+    assert opened.revision == 1203
+    third.close(opened)
 
 
-def test_an_older_file_put_back_is_refused_as_long_as_changes_in_between_are_missing(
-    tmp_path: Path,
+async def test_an_older_file_put_back_is_refused_as_long_as_changes_in_between_are_missing(
+    server: Server,
 ) -> None:
-    async def scenario() -> None:
-        server = Server(tmp_path)
-        store = await server.open()
-        server.life.append(store, b"first")
-        await server.files.checkpoint([store])
-        assert store.file is not None
-        early = store.file.path.read_bytes()
-        path = store.file.path
-        for _ in range(12):
-            server.life.append(store, *(b"x" * 900 for _ in range(100)))
-        await server.files.checkpoint([store])
-        server.checkpointer.retire()
-        flip_a_bit(path)
-        server.trim(store)
-        await server.files.checkpoint([store])
-        await server.setting_aside.run_pass()
-        path.write_bytes(early)
-        with pytest.raises(StoreDamagedError, match="neither in its file nor in any log"):
-            await server.life.open(2)
-
-    asyncio.run(scenario())
-
-
-@pytest.fixture
-def vfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyVfs]:
-    monkeypatch.setattr(sys, "unraisablehook", lambda *details: None)
-    monkeypatch.setattr(sys, "excepthook", lambda *details: None)
-    vfs = FaultyVfs()
-    yield vfs
-    vfs.heal()
-    vfs.unregister()
+    store = await server.open()
+    server.life.append(store, b"first")
+    await server.files.checkpoint([store])
+    path = file_of(store).path
+    early = path.read_bytes()
+    server.append_much(store)
+    await server.files.checkpoint([store])
+    server.checkpointer.retire()
+    flip_a_bit(path)
+    server.life.trim(store)
+    await server.set_aside(store)
+    path.write_bytes(early)
+    with pytest.raises(StoreDamagedError, match="neither in its file nor in any log"):
+        await server.life.open(2)
 
 
 @pytest.mark.parametrize("error", [apsw.SQLITE_FULL, apsw.SQLITE_IOERR_WRITE])
-def test_a_disk_that_is_full_or_fails_sets_nothing_aside(
+async def test_a_disk_that_is_full_or_fails_sets_nothing_aside(
     tmp_path: Path, vfs: FaultyVfs, error: int
 ) -> None:
-    async def scenario() -> None:
-        disk = Disk()
-        disk.vfs = vfs.name_of_it
-        server = Server(tmp_path, disk=disk)
-        store = await server.open()
-        server.life.append(store, b"one")
-        store.materialise(server.life.tick)
-        server.life.append(store, b"x" * 5000)
-        vfs.fail(0, error, "write")
-        vfs.remaining = 0
-        for _ in range(3):
-            await server.files.checkpoint([store])
-            await server.setting_aside.run_pass()
-        assert vfs.failed
-        assert server.open_stores.find(STREAM) is store
-        assert server.open_stores.upkeep.damaged() == []
-        vfs.heal()
-        await server.files.checkpoint([store])
-        assert store.file is not None
-        assert store.file.meta.revision == 2
-        server.end()
-
-    asyncio.run(scenario())
+    server = Server(tmp_path, disk=disk_with(vfs))
+    store = await server.open()
+    server.life.append(store, b"one")
+    store.materialise(server.life.tick)
+    server.life.append(store, b"x" * 5000)
+    vfs.fail(0, error, "write")
+    for _ in range(3):
+        await server.set_aside(store)
+    assert vfs.failed
+    assert server.open_stores.find(STREAM) is store
+    assert server.open_stores.upkeep.damaged() == []
+    vfs.heal()
+    await server.files.checkpoint([store])
+    assert file_of(store).meta.revision == 2
+    server.end()
 
 
-def test_changes_that_cannot_be_applied_for_whatever_reason_cost_their_store_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_changes_that_cannot_be_applied_for_whatever_reason_cost_their_store_alone(
+    server: Server,
 ) -> None:
-    async def scenario() -> Any:
-        server = Server(tmp_path)
-        store, good = await server.open(), await server.open(OTHER)
-        server.life.append(store, b"one")
+    store, good = await server.open(), await server.open(OTHER)
+    server.life.append(store, b"one")
+    store.materialise(server.life.tick)
+    # It can be packed, and SQLite has no number that large.
+    store.begin()
+    store.time = 1 << 63
+    store.append_messages([b"two"])
+    store.finish_tick(server.life.tick, server.life.log.segment)
+    server.life.append(good, b"good")
+    await server.set_aside(store, good)
+    assert server.open_stores.find(STREAM) is None
+    assert server.open_stores.find(OTHER) is good
+    server.end()
+    assert "cannot be applied: OverflowError" in str(server.inbox.turned_away[STREAM])
+
+
+async def test_a_fenced_server_sets_nothing_aside(server: Server) -> None:
+    store, path = await damaged(server)
+    server.life.fence()
+    with pytest.raises(StoreDamagedError):
         store.materialise(server.life.tick)
-        # It can be packed, and SQLite has no number that large.
-        store.begin()
-        store.time = 1 << 63
-        store.append_messages([b"two"])
-        store.finish_tick(server.life.tick, server.life.log.segment)
-        server.life.append(good, b"good")
-        await server.files.checkpoint([store, good])
+    with pytest.raises(FencedError):
         await server.setting_aside.run_pass()
-        assert server.open_stores.find(STREAM) is None
-        assert server.open_stores.find(OTHER) is good
-        server.end()
-        return server.inbox.turned_away[STREAM]
-
-    error = asyncio.run(scenario())
-    assert "cannot be applied: OverflowError" in str(error)
-
-
-def test_a_fenced_server_sets_nothing_aside(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = Server(tmp_path)
-        store, path = await damaged(server)
-        server.life.fence()
-        with pytest.raises(StoreDamagedError):
-            store.materialise(server.life.tick)
-        with pytest.raises(FencedError):
-            await server.setting_aside.run_pass()
-        assert path.exists()
-        assert quarantined(DISK, server.life.layout, STREAM) == []
-        server.end()
-
-    asyncio.run(scenario())
+    assert path.exists()
+    assert quarantined(DISK, server.life.layout, STREAM) == []
 
 
 def test_older_generations_leave_with_the_newest(tmp_path: Path) -> None:
@@ -378,27 +321,21 @@ def test_older_generations_leave_with_the_newest(tmp_path: Path) -> None:
     assert all((folder / path.name).exists() for path in paths)
 
 
-def test_a_restore_reads_what_was_kept(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = Server(tmp_path)
-        await damaged(server)
-        await server.checkpointer.run_pass(0.0)
-        await server.files.checkpoint(list(server.open_stores.stores()))
-        await server.setting_aside.run_pass()
-        server.checkpointer.retire()
-        layout = server.life.layout
-        manifests = Manifests(Bucket(MemoryBackend()))
-        past_states = PointInTimeRestore(
-            lambda: manifests,
-            disk=DISK,
-            layout=layout,
-            incarnation="2",
-            clock_ms=lambda: 5000,
-            keep=KeepPolicy(),
-        )
-        with RecordSpool() as spool:
-            records = past_states._records(STREAM, spool)
-        assert [record.revision for record in records] == [1201]
-        server.end()
-
-    asyncio.run(scenario())
+async def test_a_restore_reads_what_was_kept(server: Server) -> None:
+    await damaged(server)
+    await server.checkpointer.run_pass(0.0)
+    await server.set_aside(*server.open_stores.stores())
+    server.checkpointer.retire()
+    layout = server.life.layout
+    manifests = Manifests(Bucket(MemoryBackend()))
+    past_states = PointInTimeRestore(
+        lambda: manifests,
+        disk=DISK,
+        layout=layout,
+        incarnation="2",
+        clock_ms=lambda: 5000,
+        keep=KeepPolicy(),
+    )
+    with RecordSpool() as spool:
+        records = past_states._records(STREAM, spool)
+    assert [record.revision for record in records] == [1201]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,11 @@ class World:
     def find(self, store: StoreId) -> StoreEntry | None:
         return self.entries.get(store)
 
+    def write(self, number: int, revision: int) -> None:
+        """One write in a tick of its own, which is synced."""
+        self.writer.take(tick(number, revision), [record(revision)])
+        self.writer.synced(number)
+
     @property
     def revisions(self) -> list[int]:
         return [each.revision for each in read_bucket_log(self.bucket, *ME).records]
@@ -97,73 +103,58 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def in_world(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        world = World()
-        running = asyncio.create_task(world.writer.run())
-        try:
-            await body(world)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(main())
-
-
-def test_a_stored_write_is_answered_once_it_can_be_read_back_from_the_bucket() -> None:
-    async def body(world: World) -> None:
-        world.writer.take(tick(1, 1), [record(1)])
-        world.writer.synced(1)
-        assert world.left == []
-        await until(lambda: world.left == ["r1"])
-        assert world.revisions == [1]
-        assert world.writer.idle
-
-    in_world(body)
+@pytest.fixture
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    world = World()
+    running = asyncio.create_task(world.writer.run())
+    try:
+        yield world
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
-def test_many_ticks_share_one_object() -> None:
-    async def body(world: World) -> None:
-        for number in range(1, 101):
-            world.writer.take(tick(number, number), [record(number)])
-            world.writer.synced(number)
-        await until(lambda: len(world.left) == 100)
-        assert world.left == [f"r{number}" for number in range(1, 101)]
-        assert world.log.next_slot <= 3
-
-    in_world(body)
+async def test_a_stored_write_is_answered_once_it_can_be_read_back_from_the_bucket(
+    world: World,
+) -> None:
+    world.write(1, 1)
+    assert world.left == []
+    await until(lambda: world.left == ["r1"])
+    assert world.revisions == [1]
+    assert world.writer.idle
 
 
-def test_while_the_bucket_is_away_answers_wait_and_then_leave_in_order() -> None:
-    async def body(world: World) -> None:
-        world.writer.take(tick(1, 1), [record(1)])
-        world.writer.synced(1)
-        await until(lambda: world.left == ["r1"])
-        world.backend.away = True
-        world.writer.take(tick(2, 2), [record(2)])
-        world.writer.synced(2)
-        world.writer.take(tick(3, 3), [record(3)])
-        world.writer.synced(3)
-        await until(lambda: world.bucket.usage.total().failed_count > 0)
-        assert world.left == ["r1"]
-        world.backend.away = False
-        await until(lambda: world.left == ["r1", "r2", "r3"])
-        assert world.revisions == [1, 2, 3]
-
-    in_world(body)
+async def test_many_ticks_share_one_object(world: World) -> None:
+    for number in range(1, 101):
+        world.write(number, number)
+    await until(lambda: len(world.left) == 100)
+    assert world.left == [f"r{number}" for number in range(1, 101)]
+    assert world.log.next_slot <= 3
 
 
-def test_a_store_with_a_past_is_snapshotted_before_its_write_is_answered() -> None:
-    async def body(world: World) -> None:
-        world.writer.take(tick(1, 8), [record(8)])
-        world.writer.synced(1)
-        await until(lambda: bool(world.asked))
-        assert world.asked[0] == [A]
-        assert world.left == []
-        world.writer.snapshotted(A, 1, 8)
-        assert world.left == ["r8"]
+async def test_while_the_bucket_is_away_answers_wait_and_then_leave_in_order(world: World) -> None:
+    world.write(1, 1)
+    await until(lambda: world.left == ["r1"])
+    world.backend.away = True
+    world.write(2, 2)
+    world.write(3, 3)
+    await until(lambda: world.bucket.usage.total().failed_count > 0)
+    assert world.left == ["r1"]
+    world.backend.away = False
+    await until(lambda: world.left == ["r1", "r2", "r3"])
+    assert world.revisions == [1, 2, 3]
 
-    in_world(body)
+
+async def test_a_store_with_a_past_is_snapshotted_before_its_write_is_answered(
+    world: World,
+) -> None:
+    world.write(1, 8)
+    await until(lambda: bool(world.asked))
+    assert world.asked[0] == [A]
+    assert world.left == []
+    world.writer.snapshotted(A, 1, 8)
+    assert world.left == ["r8"]
 
 
 @pytest.mark.parametrize(
@@ -176,49 +167,63 @@ def test_a_store_with_a_past_is_snapshotted_before_its_write_is_answered() -> No
         (2, 7, False),
     ],
 )
-def test_a_snapshot_of_the_state_before_the_first_stored_write_will_do(
-    epoch: int, revision: int, will_do: bool
+async def test_a_snapshot_of_the_state_before_the_first_stored_write_will_do(
+    world: World, epoch: int, revision: int, will_do: bool
 ) -> None:
-    async def body(world: World) -> None:
-        there = SnapshotVersion(
-            key="k", offset=0, length=1, sha256="", image_bytes=1, epoch=epoch, revision=revision,
-            last_seq=revision, count=1, bytes=1, time=0, taken=0,
-        )  # fmt: skip
-        world.entries[A] = StoreEntry((there,))
-        world.writer.take(tick(1, 8), [record(8)])
-        world.writer.synced(1)
-        await until(lambda: bool(world.left or world.asked))
-        assert world.left == (["r8"] if will_do else [])
-        assert world.asked == ([] if will_do else [[A]])
-        assert world.revisions == ([8] if will_do else [])
-
-    in_world(body)
+    there = SnapshotVersion(
+        key="k", offset=0, length=1, sha256="", image_bytes=1, epoch=epoch, revision=revision,
+        last_seq=revision, count=1, bytes=1, time=0, taken=0,
+    )  # fmt: skip
+    world.entries[A] = StoreEntry((there,))
+    world.write(1, 8)
+    await until(lambda: bool(world.left or world.asked))
+    assert world.left == (["r8"] if will_do else [])
+    assert world.asked == ([] if will_do else [[A]])
+    assert world.revisions == ([8] if will_do else [])
 
 
-def test_a_snapshot_that_does_not_come_is_asked_for_again() -> None:
-    async def body(world: World) -> None:
-        world.writer.take(tick(1, 8), [record(8)])
-        world.writer.synced(1)
-        await until(lambda: len(world.asked) >= 2)
-
-    in_world(body)
+async def test_a_snapshot_that_does_not_come_is_asked_for_again(world: World) -> None:
+    world.write(1, 8)
+    await until(lambda: len(world.asked) >= 2)
 
 
-def test_a_fence_in_the_bucket_ends_the_writer_and_nothing_is_answered() -> None:
-    async def main() -> None:
-        world = World()
-        running = asyncio.create_task(world.writer.run())
-        await until(lambda: world.log.next_slot == 1)
-        fence_log(world.bucket, *ME)
-        world.writer.take(tick(1, 1), [record(1)])
-        world.writer.synced(1)
-        with pytest.raises(ExceptionGroup) as raised:
-            await asyncio.wait_for(running, DEADLINE_SECONDS)
-        assert raised.group_contains(FencedError)
-        assert world.ends == ["fenced"]
-        assert world.left == []
+async def test_a_fence_in_the_bucket_ends_the_writer_and_nothing_is_answered() -> None:
+    world = World()
+    running = asyncio.create_task(world.writer.run())
+    await until(lambda: world.log.next_slot == 1)
+    fence_log(world.bucket, *ME)
+    world.write(1, 1)
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(running, DEADLINE_SECONDS)
+    assert raised.group_contains(FencedError)
+    assert world.ends == ["fenced"]
+    assert world.left == []
 
-    asyncio.run(main())
+
+# Slots that may go
+class Keeping(World):
+    """A log with revisions 1 to 4 in slots of that number, and what removes slots of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = BucketThread()
+        self.keeper = SlotKeeper(self.log, self, self.thread)
+        self.index = self.keeper.index
+        uploader = LogUploader(self.log, "s1")
+        for revision in range(1, 5):
+            slot, size_bytes = uploader.put([record(revision)])
+            self.index.added(slot, [record(revision)], size_bytes)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return list_logs(self.bucket)[0].slots
+
+
+@pytest.fixture
+def keeping() -> Iterator[Keeping]:
+    keeping = Keeping()
+    yield keeping
+    keeping.thread.stop()
 
 
 @pytest.fixture
@@ -227,102 +232,58 @@ def puts_are_never_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("puts_are_never_late")
-def test_slots_that_snapshots_have_made_needless_are_removed() -> None:
-    async def main() -> None:
-        world = World()
-        thread = BucketThread()
-        keeper = SlotKeeper(world.log, world, thread)
-        putter = LogUploader(world.log, "s1")
-        try:
-            for revision in range(1, 5):
-                records = [record(revision)]
-                slot, size_bytes = await thread(lambda: putter.put(records))  # noqa: B023
-                keeper.index.added(slot, records, size_bytes)
-            keeper.index.snapshotted(A, 1, 3)
-            await keeper.run_pass()
-            assert list_logs(world.bucket)[0].slots == (4,)
-            fence_log(world.bucket, *ME)
-            keeper.index.added(5, [record(5)], 100)
-            keeper.index.added(6, [record(6)], 100)
-            keeper.index.snapshotted(A, 1, 9)
-            await keeper.run_pass()
-            assert list_logs(world.bucket)[0].slots == (4, 5)
-        finally:
-            thread.stop()
-
-    asyncio.run(main())
+async def test_slots_that_snapshots_have_made_needless_are_removed(keeping: Keeping) -> None:
+    keeping.index.snapshotted(A, 1, 3)
+    await keeping.keeper.run_pass()
+    assert keeping.slots == (4,)
+    fence_log(keeping.bucket, *ME)
+    keeping.index.added(5, [record(5)], 100)
+    keeping.index.added(6, [record(6)], 100)
+    keeping.index.snapshotted(A, 1, 9)
+    await keeping.keeper.run_pass()
+    assert keeping.slots == (4, 5)
 
 
-def test_a_slot_stays_as_long_as_a_late_put_of_it_may_arrive() -> None:
-    async def main() -> None:
-        world = World()
-        thread = BucketThread()
-        keeper = SlotKeeper(world.log, world, thread)
-        putter = LogUploader(world.log, "s1")
-        try:
-            for revision in range(1, 5):
-                records = [record(revision)]
-                slot, size_bytes = await thread(lambda: putter.put(records))  # noqa: B023
-                keeper.index.added(slot, records, size_bytes)
-            keeper.index.snapshotted(A, 1, 4)
-            await keeper.run_pass()
-            assert len(list_logs(world.bucket)[0].slots) == 5
-        finally:
-            thread.stop()
-
-    asyncio.run(main())
+async def test_a_slot_stays_as_long_as_a_late_put_of_it_may_arrive(keeping: Keeping) -> None:
+    keeping.index.snapshotted(A, 1, 4)
+    await keeping.keeper.run_pass()
+    assert len(keeping.slots) == 5
 
 
 @pytest.mark.usefixtures("puts_are_never_late")
-def test_slots_of_a_deleted_store_go_when_the_log_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slots_of_a_deleted_store_go_when_the_log_is_long(
+    keeping: Keeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stored_writer, "MAX_LOG_OBJECTS", 2)
-
-    async def main() -> None:
-        world = World()
-        thread = BucketThread()
-        keeper = SlotKeeper(world.log, world, thread)
-        putter = LogUploader(world.log, "s1")
-        try:
-            for revision in range(1, 5):
-                records = [record(revision)]
-                slot, size_bytes = await thread(lambda: putter.put(records))  # noqa: B023
-                keeper.index.added(slot, records, size_bytes)
-            await keeper.run_pass()
-            assert world.asked == [[A]]
-            assert len(list_logs(world.bucket)[0].slots) == 5
-            world.entries[A] = StoreEntry(deleted=Tombstone(1, 1000))
-            await keeper.run_pass()
-            assert list_logs(world.bucket)[0].slots == (4,)
-        finally:
-            thread.stop()
-
-    asyncio.run(main())
+    await keeping.keeper.run_pass()
+    assert keeping.asked == [[A]]
+    assert len(keeping.slots) == 5
+    keeping.entries[A] = StoreEntry(deleted=Tombstone(1, 1000))
+    await keeping.keeper.run_pass()
+    assert keeping.slots == (4,)
 
 
-def test_the_log_of_a_server_without_a_shared_disk_commits_what_was_gathered_in_one_slot() -> None:
-    async def main() -> None:
-        world = World()
-        index = SlotIndex()
-        log = BucketCommitLog(LogUploader(world.log, "s1"), index)
-        thread = BucketThread()
-        try:
-            for revision in range(1, 6):
-                log.append(revision, [record(revision)])
-            await log.paced()
-            await thread(log.prepare_sync())
-            log.append(6, [record(6, bytes(LOG_OBJECT_BYTES))])
-            await log.paced()
-            await thread(log.prepare_sync())
-            assert world.revisions == [1, 2, 3, 4, 5, 6]
-            assert world.log.next_slot == 3
-            log.settle()
-            assert log.size_bytes == index.size_bytes > 0
-            index.snapshotted(A, 1, 6)
-            assert log.size_bytes == 0
-            await log.paced()
-            await thread(log.prepare_sync())
-            assert world.log.next_slot == 3, "nothing to put, nothing put"
-        finally:
-            thread.stop()
+async def test_without_a_shared_disk_a_log_commits_what_was_gathered_in_one_slot() -> None:
+    world, index, thread = World(), SlotIndex(), BucketThread()
+    log = BucketCommitLog(LogUploader(world.log, "s1"), index)
 
-    asyncio.run(main())
+    async def commit() -> None:
+        await log.paced()
+        await thread(log.prepare_sync())
+
+    try:
+        for revision in range(1, 6):
+            log.append(revision, [record(revision)])
+        await commit()
+        log.append(6, [record(6, bytes(LOG_OBJECT_BYTES))])
+        await commit()
+        assert world.revisions == [1, 2, 3, 4, 5, 6]
+        assert world.log.next_slot == 3
+        log.settle()
+        assert log.size_bytes == index.size_bytes > 0
+        index.snapshotted(A, 1, 6)
+        assert log.size_bytes == 0
+        await commit()
+        assert world.log.next_slot == 3, "nothing to put, nothing put"
+    finally:
+        thread.stop()

@@ -86,39 +86,32 @@ def test_syncs_that_are_always_long_are_tried_in_the_loop_more_and_more_rarely()
 
 
 @pytest.mark.parametrize("before", [0, TRY_AFTER_SYNCS])
-def test_an_error_reaches_whoever_waits(before: int) -> None:
+async def test_an_error_reaches_whoever_waits(before: int) -> None:
     def fail() -> None:
         raise OSError("broken")
 
-    async def main() -> None:
-        syncs = SyncThread(Clock())
-        try:
-            for _ in range(before):
-                await syncs(lambda: None)
-            with pytest.raises(OSError, match="broken"):
-                await syncs(fail)
-            assert await syncs(lambda: 7) == 7
-        finally:
-            syncs.stop()
-
-    asyncio.run(main())
+    syncs = SyncThread(Clock())
+    try:
+        for _ in range(before):
+            await syncs(lambda: None)
+        with pytest.raises(OSError, match="broken"):
+            await syncs(fail)
+        assert await syncs(lambda: 7) == 7
+    finally:
+        syncs.stop()
 
 
-def test_a_sync_that_waits_for_the_thread_keeps_later_ones_behind_it() -> None:
+async def test_a_sync_that_waits_for_the_thread_keeps_later_ones_behind_it() -> None:
     order: list[int] = []
-
-    async def main() -> None:
-        syncs = SyncThread(Clock())
-        try:
-            for _ in range(TRY_AFTER_SYNCS):
-                await syncs(lambda: None)
-            syncs._left_count = 1
-            first = syncs(lambda: order.append(1))
-            assert syncs._left_count == 0
-            second = syncs(lambda: order.append(2))
-            await asyncio.gather(first, second)
-        finally:
-            syncs.stop()
-
-    asyncio.run(main())
+    syncs = SyncThread(Clock())
+    try:
+        for _ in range(TRY_AFTER_SYNCS):
+            await syncs(lambda: None)
+        syncs._left_count = 1
+        first = syncs(lambda: order.append(1))
+        assert syncs._left_count == 0
+        second = syncs(lambda: order.append(2))
+        await asyncio.gather(first, second)
+    finally:
+        syncs.stop()
     assert order == [1, 2]

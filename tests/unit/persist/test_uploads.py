@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.effort import examples
+from support.stores import file_of
+from support.ticked_store import Bench
 
-from holdfast.persist.operations import operations, reads
-from holdfast.persist.recovery.takeover import plan
 from holdfast.persist.store.open_stores import Arrival
-from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_PUT_CHUNK
 from holdfast.protocol.limits import MAX_CHUNK_BYTES, MAX_STAGED_UPLOADS, UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.messages import Durability
-from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.protocol.names import StoreKind
 
 RETENTION_MS = int(UPLOAD_RETENTION_SECONDS * 1000)
 
@@ -41,88 +39,48 @@ def reference(number: int, value: bytes) -> list[Any]:
     return [upload_id(number), len(value), hashlib.sha256(value).digest(), zlib.crc32(value)]
 
 
-class Bench:
-    """One store on a real file, its ticks, and the log that they leave."""
+class Uploading(Bench):
+    """A store that is sent values in chunks."""
 
-    def __init__(self, directory: Path, kind: StoreKind) -> None:
-        self.id = StoreId("acme", kind, "a.b")
-        self.directory = directory
-        self.path = directory / "store.db"
-        self.number = 0
-        self.time = 1000
-        self.records: list[LogRecord] = []
-        self.broadcasts: list[Any] = []
-        self.store = Store(self.id, 1, None, self.create)
+    @property
+    def place(self) -> int | str:
+        """Where the value of these tests goes: message 1, or the key of that name."""
+        return self.at(1)
 
-    def create(self) -> StoreFile:
-        return StoreFile.create(self.path, self.id, time=self.time)
+    def at(self, number: int) -> int | str:
+        return number if self.store.is_stream else f"{number}"
 
-    def tick(self, *wanted: list[Any]) -> None:
-        """Carry out one group of writes as a server does: log and broadcasts are kept."""
-        self.number += 1
-        tick = Tick(self.number, self.time, Durability.SYNCED)
-        assert tick.expire(self.store)
-        group = frames.Group(self.id.kind, self.id.name, self.number, 1, 0, list(wanted))
-        tick.write(self.store, Arrival("reply", 0, b"w" * 16, self.id, group))
-        self.records += tick.records()
-        self.broadcasts += [
-            frames.decode_changes(payload).changes for _, payload in tick.broadcasts
-        ]
-        tick.committed(segment=1)
-        self.store.validate()
-
-    def do(self, *operation: Any) -> Any:
-        """Execute one operation in a tick of its own; return its result."""
-        store = self.store
-        store.begin()
-        store.time = max(store.time, self.time)
-        results = operations.execute(store, frames.unpack(frames.pack([list(operation)])))
-        if isinstance(results, frames.Run):
-            results = [[results.seq, results.revision]]
-        self._commit()
-        return results[0]
-
-    def fail(self, *operation: Any) -> None:
-        self.store.begin()
-        operations.execute(self.store, frames.unpack(frames.pack([list(operation)])))
-        self.store.fail_tick()
-        self.store.validate()
-
-    def expire(self) -> None:
-        """What the owner does in each tick before anything else."""
-        tick = Tick(self.number + 1, self.time, Durability.SYNCED)
-        assert tick.expire(self.store)
-        if self.store.mark is not None:
-            self._commit()
-
-    def _commit(self) -> None:
-        store = self.store
-        assert store.mark is not None
-        self.number += 1
-        previous = store.mark.revision
-        payload = frames.encode_changes(1, previous, store.time, store.changes)
-        self.records.append(LogRecord(self.id, 1, previous, store.revision, [payload], []))
-        store.finish_tick(self.number, 1)
-        store.validate()
+    def put(self, upload: int, value: bytes, at: int | str | None = None) -> list[Any]:
+        """Return what makes an upload a value."""
+        number = frames.SET_MESSAGE if self.store.is_stream else frames.SET_ENTRY
+        return [number, self.place if at is None else at, reference(upload, value)]
 
     def stage(self, number: int, value: bytes, chunk_bytes: int = 3) -> None:
         for offset in range(0, len(value), chunk_bytes):
             data = value[offset : offset + chunk_bytes]
-            assert self.do(frames.PUT_CHUNK, upload_id(number), offset, data)[0] == offset + len(
-                data
-            )
+            [end, _] = self.do(frames.PUT_CHUNK, upload_id(number), offset, data)
+            assert end == offset + len(data)
 
-    def materialise(self) -> None:
-        self.store.materialise(self.number)
+    def store_value(self, number: int, value: bytes) -> None:
+        self.stage(number, value)
+        self.do(*self.put(number, value))
 
-    def read(self, *operation: Any) -> Any:
-        self.materialise()
-        return reads.execute(self.store, "s1", [list(operation)])[0]
+    def remove_all(self) -> None:
+        is_stream = self.store.is_stream
+        self.do(*([frames.TRIM, self.store.last_seq] if is_stream else [frames.CLEAR]))
 
-    def value(self, place: int | str) -> bytes | None:
+    def fail(self, *operation: Any) -> None:
+        self.tick(list(operation), commit=False)
+
+    def expire(self) -> None:
+        """What the owner does in each tick before anything else."""
+        assert Tick(self.number + 1, self.time, Durability.SYNCED).expire(self.store)
+        self.commit()
+
+    def value(self, place: int | str | None = None) -> bytes | None:
         """What a client would read, chunk by chunk."""
         number = frames.GET_MESSAGE if self.store.is_stream else frames.GET_ENTRY
-        row = self.read(number, place)
+        row = self.read(number, self.place if place is None else place)
         if row is None or type(row[3]) is bytes:
             return None if row is None else row[3]
         wire = frames.large_value_from_wire(row[3])
@@ -134,64 +92,36 @@ class Bench:
 
     def count(self, table: str) -> int:
         self.materialise()
-        assert self.store.file is not None
-        return int(self.store.file._execute(f"SELECT count(*) FROM {table}").get)
-
-    def reopen(self) -> None:
-        self.materialise()
-        if self.store.file is not None:
-            self.store.file.close()
-            self.store = Store(self.id, 1, StoreFile.open(self.path, self.id), self.create)
+        return int(file_of(self.store)._execute(f"SELECT count(*) FROM {table}").get)
 
     def take_over(self) -> None:
         """Go on as the next owner, who has nothing but the log."""
-        if self.store.file is not None:
-            self.store.file.abandon()
-        for path in self.directory.glob("store.db*"):
+        for path in self.path.parent.glob(f"{self.path.name}*"):
             path.unlink()
-        found = plan(self.id, self.records, file_epoch=0, file_revision=0)
-        file = self.create()
-        file.apply(found.batches, found.outcomes)
-        self.store = Store(self.id, 1, file, self.create)
-
-    def close(self) -> None:
-        if self.store.file is not None:
-            self.store.file.abandon()
+        self.fail_over()
 
 
 @pytest.fixture(params=[StoreKind.STREAM, StoreKind.KV], ids=["stream", "kv"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path, request.param)
-    yield bench
-    bench.close()
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Uploading]:
+    with closing(Uploading(tmp_path, request.param)) as bench:
+        yield bench
 
 
-def put(bench: Bench, number: int, value: bytes) -> list[Any]:
-    """What makes an upload the value of message or key 1."""
-    if bench.store.is_stream:
-        return [frames.SET_MESSAGE, 1, reference(number, value)]
-    return [frames.SET_ENTRY, "1", reference(number, value)]
-
-
-def place(bench: Bench) -> int | str:
-    return 1 if bench.store.is_stream else "1"
-
-
-def test_chunks_are_a_value_only_once_one_operation_says_so(bench: Bench) -> None:
+def test_chunks_are_a_value_only_once_one_operation_says_so(bench: Uploading) -> None:
     value = b"0123456789"
     bench.stage(7, value)
-    assert bench.value(place(bench)) is None
+    assert bench.value() is None
     assert bench.read(frames.UPLOAD, upload_id(7)) == [10, zlib.crc32(value), None]
     assert bench.read(frames.READ_CHUNK, upload_id(7), 0) is None
     assert bench.store.count == bench.store.bytes == 0
-    revision = bench.do(*put(bench, 7, value))[-1]
-    assert bench.value(place(bench)) == value
+    revision = bench.do(*bench.put(7, value))[-1]
+    assert bench.value() == value
     assert bench.store.bytes == 10 + (not bench.store.is_stream)
     seq = 1 if bench.store.is_stream else 0
     assert bench.read(frames.UPLOAD, upload_id(7))[2] == [seq, revision, 1000]
 
 
-def test_a_chunk_may_be_sent_twice_but_none_left_out(bench: Bench) -> None:
+def test_a_chunk_may_be_sent_twice_but_none_left_out(bench: Uploading) -> None:
     assert bench.do(frames.PUT_CHUNK, upload_id(1), 0, b"abc") == [3, 1]
     assert bench.do(frames.PUT_CHUNK, upload_id(1), 0, b"abc") == [3, 1]
     assert bench.do(frames.PUT_CHUNK, upload_id(1), 4, b"x")[0] == "upload_mismatch"
@@ -207,102 +137,94 @@ def test_a_chunk_may_be_sent_twice_but_none_left_out(bench: Bench) -> None:
         [bytes(16)],
     ],
 )  # fmt: skip
-def test_a_chunk_that_makes_no_sense_is_a_typed_refusal(bench: Bench, wrong: list[Any]) -> None:
+def test_a_chunk_that_makes_no_sense_is_a_typed_refusal(bench: Uploading, wrong: list[Any]) -> None:
     result = bench.do(frames.PUT_CHUNK, *wrong)
     assert result[0] in ("invalid_argument", "too_large", "malformed_frame")
     assert bench.store.revision == 0
 
 
-def test_what_is_incomplete_or_of_another_content_is_not_put_in_place(bench: Bench) -> None:
+def test_what_is_incomplete_or_of_another_content_is_not_put_in_place(bench: Uploading) -> None:
     bench.stage(1, b"abcdef")
     for value in (b"abcdefg", b"abcde", b"abcdeF"):
-        assert bench.do(*put(bench, 1, value))[0] == "upload_mismatch"
-    assert bench.do(*put(bench, 2, b"abcdef"))[0] == "upload_mismatch"
+        assert bench.do(*bench.put(1, value))[0] == "upload_mismatch"
+    assert bench.do(*bench.put(2, b"abcdef"))[0] == "upload_mismatch"
     assert bench.store.count == 0
-    bench.do(*put(bench, 1, b"abcdef"))
-    assert bench.value(place(bench)) == b"abcdef"
+    bench.do(*bench.put(1, b"abcdef"))
+    assert bench.value() == b"abcdef"
 
 
-def test_an_upload_is_one_value_only(bench: Bench) -> None:
+def test_an_upload_is_one_value_only(bench: Uploading) -> None:
     bench.stage(1, b"abcdef")
-    other = 2 if bench.store.is_stream else "2"
-    second = [put(bench, 1, b"abcdef")[0], other, reference(1, b"abcdef")]
-    assert bench.do(frames.BATCH, [put(bench, 1, b"abcdef"), second])[0] == "upload_mismatch"
+    second = bench.put(1, b"abcdef", bench.at(2))
+    assert bench.do(frames.BATCH, [bench.put(1, b"abcdef"), second])[0] == "upload_mismatch"
     assert bench.store.count == 0
-    bench.do(*put(bench, 1, b"abcdef"))
+    bench.do(*bench.put(1, b"abcdef"))
     assert bench.do(*second)[0] == "upload_mismatch"
     assert bench.do(frames.PUT_CHUNK, upload_id(1), 6, b"g")[0] == "upload_mismatch"
     assert bench.do(frames.DROP_UPLOADS, [upload_id(1)])[0] == 0
-    assert bench.value(place(bench)) == b"abcdef"
+    assert bench.value() == b"abcdef"
 
 
-def test_an_upload_whose_value_was_replaced_is_not_stored_again(bench: Bench) -> None:
+def test_an_upload_whose_value_was_replaced_is_not_stored_again(bench: Uploading) -> None:
     for number in (1, 2):
-        bench.stage(number, b"value %d" % number)
-        bench.do(*put(bench, number, b"value %d" % number))
+        bench.store_value(number, b"value %d" % number)
     found = bench.read(frames.UPLOAD, upload_id(1))
     assert found[:2] == [7, zlib.crc32(b"value 1")]
-    removal = [frames.TRIM, 1] if bench.store.is_stream else [frames.CLEAR]
-    bench.do(*removal)
+    bench.remove_all()
     bench.reopen()
     for number in (1, 2):
         seq, revision, _ = bench.read(frames.UPLOAD, upload_id(number))[2]
         assert (seq, revision > 0) == (int(bench.store.is_stream), True)
-        assert bench.do(*put(bench, number, b"value %d" % number))[0] == "upload_mismatch"
+        assert bench.do(*bench.put(number, b"value %d" % number))[0] == "upload_mismatch"
         assert bench.do(frames.PUT_CHUNK, upload_id(number), 7, b"g")[0] == "upload_mismatch"
         assert bench.read(frames.READ_CHUNK, upload_id(number), 0) is None
     bench.time += RETENTION_MS + 1
-    bench.stage(3, b"value 3")
-    bench.do(*put(bench, 3, b"value 3"))
-    bench.stage(4, b"value 4")
-    bench.do(*put(bench, 4, b"value 4"))
+    bench.store_value(3, b"value 3")
+    bench.store_value(4, b"value 4")
     assert bench.read(frames.UPLOAD, upload_id(1)) is None
     assert bench.read(frames.UPLOAD, upload_id(3)) is not None
 
 
-def test_a_tick_that_failed_has_staged_and_placed_nothing(bench: Bench) -> None:
+def test_a_tick_that_failed_has_staged_and_placed_nothing(bench: Uploading) -> None:
     bench.stage(1, b"abcdef")
     bench.fail(frames.PUT_CHUNK, upload_id(1), 6, b"g")
     assert bench.do(frames.PUT_CHUNK, upload_id(1), 6, b"G")[0] == 7
-    bench.fail(*put(bench, 1, b"abcdefG"))
-    bench.do(*put(bench, 1, b"abcdefG"))
-    assert bench.value(place(bench)) == b"abcdefG"
+    bench.fail(*bench.put(1, b"abcdefG"))
+    bench.do(*bench.put(1, b"abcdefG"))
+    assert bench.value() == b"abcdefG"
 
 
-def test_who_reads_what_was_replaced_is_told_and_its_chunks_are_swept(bench: Bench) -> None:
+def test_who_reads_what_was_replaced_is_told_and_its_chunks_are_swept(bench: Uploading) -> None:
     for number in (1, 2):
-        bench.stage(number, b"value %d" % number)
-        bench.do(*put(bench, number, b"value %d" % number))
+        bench.store_value(number, b"value %d" % number)
     assert bench.read(frames.READ_CHUNK, upload_id(1), 3) is None
-    assert bench.value(place(bench)) == b"value 2"
-    removal = [frames.TRIM, 1] if bench.store.is_stream else [frames.CLEAR]
-    bench.do(*removal)
+    assert bench.value() == b"value 2"
+    bench.remove_all()
     assert bench.read(frames.READ_CHUNK, upload_id(2), 0) is None
     assert bench.store.bytes == 0
-    file = bench.store.file
-    assert file is not None and bench.store.needs_sweep
+    file = file_of(bench.store)
+    assert bench.store.needs_sweep
     assert bench.count("chunks") > 0
     file.sweep()
     assert bench.count("chunks") == bench.count("bodies") == 0
     assert not file.needs_sweep()
 
 
-def test_the_next_owner_goes_on_with_an_upload(bench: Bench) -> None:
+def test_the_next_owner_goes_on_with_an_upload(bench: Uploading) -> None:
     bench.stage(1, b"abcdef")
     bench.take_over()
     assert bench.read(frames.UPLOAD, upload_id(1)) == [6, zlib.crc32(b"abcdef"), None]
     assert bench.do(frames.PUT_CHUNK, upload_id(1), 6, b"ghi")[0] == 9
-    bench.do(*put(bench, 1, b"abcdefghi"))
+    bench.do(*bench.put(1, b"abcdefghi"))
     bench.take_over()
-    assert bench.value(place(bench)) == b"abcdefghi"
+    assert bench.value() == b"abcdefghi"
 
 
 def test_an_upload_that_gets_no_chunks_is_dropped_after_its_time_also_by_the_next_owner(
-    bench: Bench,
+    bench: Uploading,
 ) -> None:
     bench.stage(1, b"abcdef")
-    bench.stage(2, b"placed")
-    bench.do(*put(bench, 2, b"placed"))
+    bench.store_value(2, b"placed")
     bench.take_over()
     bench.time += RETENTION_MS - 1
     bench.expire()
@@ -312,7 +234,7 @@ def test_an_upload_that_gets_no_chunks_is_dropped_after_its_time_also_by_the_nex
     bench.expire()
     assert bench.read(frames.UPLOAD, upload_id(1)) is None
     assert bench.read(frames.UPLOAD, upload_id(3)) is not None
-    assert bench.value(place(bench)) == b"placed"
+    assert bench.value() == b"placed"
     bench.take_over()
     assert bench.read(frames.UPLOAD, upload_id(1)) is None
     bench.time += RETENTION_MS
@@ -320,15 +242,15 @@ def test_an_upload_that_gets_no_chunks_is_dropped_after_its_time_also_by_the_nex
     assert bench.store.contents.staged() == {}
 
 
-def test_limits_count_all_of_a_large_value(bench: Bench) -> None:
+def test_limits_count_all_of_a_large_value(bench: Uploading) -> None:
     bench.do(frames.CONFIGURE, {"max_bytes": 12, "max_message_bytes": 10})
     bench.stage(1, b"12345678")
     assert bench.do(frames.PUT_CHUNK, upload_id(1), 8, b"9ab")[0] == "limit_exceeded"
-    bench.do(*put(bench, 1, b"12345678"))
+    bench.do(*bench.put(1, b"12345678"))
     assert bench.store.bytes >= 8
 
 
-def test_a_store_takes_so_many_uploads_at_a_time(bench: Bench) -> None:
+def test_a_store_takes_so_many_uploads_at_a_time(bench: Uploading) -> None:
     for number in range(MAX_STAGED_UPLOADS):
         bench.do(frames.PUT_CHUNK, upload_id(number), 0, b"x")
     assert bench.do(frames.PUT_CHUNK, upload_id(999), 0, b"x")[0] == "limit_exceeded"
@@ -337,15 +259,21 @@ def test_a_store_takes_so_many_uploads_at_a_time(bench: Bench) -> None:
 
 
 def test_followers_are_told_of_chunks_without_their_bytes_and_the_log_has_them(
-    bench: Bench,
+    bench: Uploading,
 ) -> None:
-    bench.tick([frames.PUT_CHUNK, upload_id(1), 0, b"abc"])
-    ((change,),) = bench.broadcasts
-    assert change == [CHANGE_PUT_CHUNK, upload_id(1), 0, None, zlib.crc32(b"abc")]
-    (record,) = bench.records
-    assert b"abc" in record.payloads[0]
-    bench.tick(put(bench, 1, b"abc"))
-    assert bench.broadcasts[-1][-1][2] == reference(1, b"abc")
+    chunk, placing = [frames.PUT_CHUNK, upload_id(1), 0, b"abc"], bench.put(1, b"abc")
+    logged, told = [], []
+    for number, operation in enumerate((chunk, placing), 1):
+        tick = Tick(number, bench.time, Durability.SYNCED)
+        group = frames.Group(bench.id.kind, bench.id.name, number, 1, 0, [operation])
+        tick.write(bench.store, Arrival("reply", 0, b"w" * 16, bench.id, group))
+        logged += tick.records()
+        told += [frames.decode_changes(payload).changes for _, payload in tick.broadcasts]
+        tick.committed(segment=1)
+        bench.store.validate()
+    assert told[0] == [[CHANGE_PUT_CHUNK, upload_id(1), 0, None, zlib.crc32(b"abc")]]
+    assert b"abc" in logged[0].payloads[0]
+    assert told[-1][-1][2] == reference(1, b"abc")
 
 
 # Anything, against a model
@@ -358,7 +286,7 @@ class AgainstAModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, self.kind)
+        self.bench = Uploading(self.folder, self.kind)
         self.staged: dict[int, bytes] = {}
         self.placed: dict[Any, tuple[int, bytes]] = {}
         self.next_id = 0
@@ -368,7 +296,8 @@ class AgainstAModel(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def _place(self, key: int) -> Any:
-        return min(key, self.bench.store.last_seq + 1) if self.bench.store.is_stream else f"{key}"
+        store = self.bench.store
+        return self.bench.at(min(key, store.last_seq + 1) if store.is_stream else key)
 
     @rule(which=st.integers(0, 2), data=st.binary(min_size=1, max_size=6), again=st.booleans())
     def chunk(self, which: int, data: bytes, again: bool) -> None:
@@ -387,12 +316,12 @@ class AgainstAModel(RuleBasedStateMachine):
         if which >= len(self.staged):
             return
         number = sorted(self.staged)[which]
-        value, at = self.staged[number], self._place(key)
-        set_number = frames.SET_MESSAGE if self.bench.store.is_stream else frames.SET_ENTRY
+        at = self._place(key)
+        operation = self.bench.put(number, self.staged[number], at)
         if fails:
-            self.bench.fail(set_number, at, reference(number, value))
+            self.bench.fail(*operation)
             return
-        assert type(self.bench.do(set_number, at, reference(number, value))[0]) is int
+        assert type(self.bench.do(*operation)[0]) is int
         self.placed[at] = number, self.staged.pop(number)
 
     @rule(key=st.integers(1, 3), value=st.none() | st.binary(max_size=4))
@@ -409,9 +338,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @rule()
     def remove_all(self) -> None:
-        is_stream = self.bench.store.is_stream
-        operation = [frames.TRIM, self.bench.store.last_seq] if is_stream else [frames.CLEAR]
-        self.bench.do(*operation)
+        self.bench.remove_all()
         self.placed.clear()
 
     @rule(which=st.integers(0, 2))
@@ -441,7 +368,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @rule()
     def read(self) -> None:
-        for at in (1, 2, 3) if self.bench.store.is_stream else ("1", "2", "3"):
+        for at in map(self.bench.at, (1, 2, 3)):
             found = self.placed.get(at)
             assert self.bench.value(at) == (None if found is None else found[1])
 

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
@@ -93,9 +91,7 @@ def run_program(body: str, *arguments: object) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("lines", [1, 23, 60])
-def test_a_killed_process_leaves_a_whole_prefix_with_all_it_applied(
-    path: Path, lines: int
-) -> None:
+def test_a_killed_process_leaves_a_whole_prefix_with_all_it_applied(path: Path, lines: int) -> None:
     process = run_program(APPLY_UNTIL_KILLED, path)
     assert process.stdout is not None
     for _ in range(lines):
@@ -122,18 +118,10 @@ def test_a_process_that_exits_without_closing_leaves_what_it_applied(path: Path)
 
 
 # Faults
-@pytest.fixture
-def vfs() -> Iterator[FaultyVfs]:
-    vfs = FaultyVfs()
-    yield vfs
-    vfs.heal()
-    vfs.unregister()
-
-
 @pytest.mark.parametrize("error", [apsw.SQLITE_FULL, apsw.SQLITE_IOERR_WRITE])
 @pytest.mark.parametrize("after", range(12))
 def test_an_apply_that_fails_leaves_the_file_as_before_and_the_next_one_works(
-    path: Path, vfs: FaultyVfs, after: int, error: int, unraisable: list[Any]
+    path: Path, vfs: FaultyVfs, after: int, error: int
 ) -> None:
     file = StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it)
     file.apply([appends(1, 3)])
@@ -157,7 +145,7 @@ def test_an_apply_that_fails_leaves_the_file_as_before_and_the_next_one_works(
 @pytest.mark.parametrize("after", range(3))
 @pytest.mark.parametrize("call", ["write", "sync"])
 def test_a_checkpoint_that_fails_loses_nothing_and_can_be_repeated(
-    path: Path, vfs: FaultyVfs, call: str, after: int, unraisable: list[Any]
+    path: Path, vfs: FaultyVfs, call: str, after: int
 ) -> None:
     file = StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it)
     file.apply([appends(1, 50, size_bytes=500)])
@@ -180,7 +168,7 @@ def test_a_checkpoint_that_fails_loses_nothing_and_can_be_repeated(
 
 @pytest.mark.parametrize("after", range(0, 12, 2))
 def test_a_file_that_could_not_be_created_is_gone_and_can_be_created_later(
-    path: Path, vfs: FaultyVfs, after: int, unraisable: list[Any]
+    path: Path, vfs: FaultyVfs, after: int
 ) -> None:
     vfs.fail(after, apsw.SQLITE_FULL, "write")
     try:
@@ -193,19 +181,9 @@ def test_a_file_that_could_not_be_created_is_gone_and_can_be_created_later(
     StoreFile.open(path, STREAM).close()
 
 
-
-@pytest.fixture
-def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """apsw reports what a VFS method raises twice: as SQLite's error, and as unraisable."""
-    seen: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", seen.append)
-    monkeypatch.setattr(sys, "excepthook", lambda *details: seen.append(details))
-    return seen
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_large_batch_of_a_kv_leaves_the_cache_as_small_as_it_was(
-    path: Path, vfs: FaultyVfs, fails: bool, unraisable: list[Any]
+    path: Path, vfs: FaultyVfs, fails: bool
 ) -> None:
     file = StoreFile.create(path, KV, time=1, vfs=vfs.name_of_it)
     before = file._connection.pragma("cache_size")
