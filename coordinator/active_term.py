@@ -16,7 +16,7 @@ from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
 from holdfast.coordinator.collecting import collect_garbage
 from holdfast.coordinator.decisions.events import TimePassed
-from holdfast.coordinator.decisions.membership import MAX_ENDED_REMEMBERED
+from holdfast.coordinator.decisions.roster import MAX_ENDED_REMEMBERED
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import KnownServers, MembershipDriver

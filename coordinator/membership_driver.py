@@ -30,7 +30,8 @@ from holdfast.coordinator.decisions.events import (
     TellToDrain,
     WriteFence,
 )
-from holdfast.coordinator.decisions.membership import Membership, MemberView, ServerStanding
+from holdfast.coordinator.decisions.member import MemberView, ServerStanding
+from holdfast.coordinator.decisions.membership import Membership
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.orders import Orders

@@ -48,9 +48,7 @@ from holdfast.coordinator.decisions.events import (
     RecordDead,
     RecordLive,
 )
-from holdfast.coordinator.decisions.membership import (
-    MemberView,
-)
+from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.state.lost_state import SurveyedStore
 from holdfast.coordinator.state.server_records import IncarnationState
 from holdfast.coordinator.state.state_file import StateFile

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 
 from holdfast.coordinator.answering.batch import Reply
 from holdfast.coordinator.answering.replies import Replies
-from holdfast.coordinator.decisions.membership import Membership, ServerStanding
+from holdfast.coordinator.decisions.member import ServerStanding
+from holdfast.coordinator.decisions.membership import Membership
 from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError
 
 _Key = tuple[str, str]

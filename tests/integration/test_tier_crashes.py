@@ -35,7 +35,7 @@ from holdfast.coordinator.answering.requests import (
     ResolveRequest,
 )
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
-from holdfast.coordinator.decisions.membership import MemberView
+from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.recovery.takeover import DeadLogs

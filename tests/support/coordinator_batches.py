@@ -15,7 +15,7 @@ from holdfast.coordinator.answering.requests import (
     Request,
 )
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
-from holdfast.coordinator.decisions.membership import MemberView
+from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
 from holdfast.protocol.control import ServerState

@@ -30,15 +30,15 @@ from holdfast.coordinator.decisions.events import (
     TimePassed,
     WriteFence,
 )
+from holdfast.coordinator.decisions.member import ServerStanding
 from holdfast.coordinator.decisions.membership import (
     DOUBT_SECONDS,
     FENCE_RETRY_MAX_SECONDS,
     FENCE_RETRY_SECONDS,
-    MAX_ENDED_REMEMBERED,
     NEWCOMER_SECONDS,
     Membership,
-    ServerStanding,
 )
+from holdfast.coordinator.decisions.roster import MAX_ENDED_REMEMBERED
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
 from holdfast.protocol.limits import (

@@ -1,0 +1,142 @@
+"""One incarnation of a server as the coordinator sees it, and how its state may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
+
+
+class ServerStanding(StrEnum):
+    """How an incarnation stands with the coordinator."""
+
+    UNKNOWN = "unknown"
+    #: Waits until the incarnation before it is dead.
+    JOINING = "joining"
+    #: Live, draining or suspect.
+    PRESENT = "present"
+    #: Its fence is being written: present, and soon dead.
+    FENCING = "fencing"
+    ENDED = "ended"
+
+
+class MemberView(NamedTuple):
+    """A server at one moment. `takes_new_stores`: it is live, and was heard on this connection."""
+
+    server: str
+    incarnation: str
+    state: ServerState
+    heartbeat_age_seconds: float
+    takes_new_stores: bool
+    open_stores: int
+    log_bytes: int
+    operations_per_second: float
+    snapshot_backlog: int = 0
+    bucket_requests: int = 0
+
+
+class Doubt(StrEnum):
+    """What is under way to find out if an incarnation lives, or to end it."""
+
+    NONE = "none"
+    PROBING = "probing"
+    FENCING = "fencing"
+
+
+class Cause(StrEnum):
+    """Why the state of a member changes."""
+
+    RUNS = "runs"
+    DRAINS = "drains"
+    DOUBTED = "doubted"
+    FENCED = "fenced"
+    RELEASED = "released"
+
+
+#: All changes of state that exist. Any other one is a bug.
+MEMBER_TRANSITIONS: Final[dict[tuple[ServerState, Cause], ServerState]] = {
+    (ServerState.LIVE, Cause.RUNS): ServerState.LIVE,
+    (ServerState.LIVE, Cause.DRAINS): ServerState.DRAINING,
+    (ServerState.LIVE, Cause.DOUBTED): ServerState.SUSPECT,
+    (ServerState.LIVE, Cause.RELEASED): ServerState.DEAD,
+    (ServerState.DRAINING, Cause.RUNS): ServerState.LIVE,
+    (ServerState.DRAINING, Cause.DRAINS): ServerState.DRAINING,
+    (ServerState.DRAINING, Cause.DOUBTED): ServerState.SUSPECT,
+    (ServerState.DRAINING, Cause.RELEASED): ServerState.DEAD,
+    (ServerState.SUSPECT, Cause.RUNS): ServerState.LIVE,
+    (ServerState.SUSPECT, Cause.DRAINS): ServerState.DRAINING,
+    (ServerState.SUSPECT, Cause.DOUBTED): ServerState.SUSPECT,
+    (ServerState.SUSPECT, Cause.FENCED): ServerState.DEAD,
+    (ServerState.SUSPECT, Cause.RELEASED): ServerState.DEAD,
+}
+
+
+@dataclass(slots=True)
+class Member:
+    """The newest incarnation of a server."""
+
+    server: str
+    incarnation: str
+    #: When it was last heard, or since when it counts as silent.
+    heartbeat_at: float
+    #: It was heard on this connection.
+    heard: bool
+    #: The last heartbeat.
+    load: Heartbeat
+    state: ServerState = ServerState.LIVE
+    doubt: Doubt = Doubt.NONE
+    #: Why it is fenced, or how it ended.
+    reason: str = ""
+    #: When to write the fence again; None while an attempt runs.
+    fence_retry_at: float | None = None
+    fence_failures: int = 0
+    #: The incarnation that takes this one's place once it is dead.
+    successor: str | None = None
+
+    @property
+    def dead(self) -> bool:
+        return self.state is ServerState.DEAD
+
+    @property
+    def says_it_leaves(self) -> bool:
+        """By its last heartbeat, it drains or stops."""
+        return self.load.state in (ServerPhase.DRAINING, ServerPhase.STOPPING)
+
+    def move(self, cause: Cause) -> None:
+        """Change the state."""
+        self.state = MEMBER_TRANSITIONS[self.state, cause]
+
+    def view(self, now: float) -> MemberView:
+        """Return what others may know of it."""
+        return MemberView(
+            server=self.server,
+            incarnation=self.incarnation,
+            state=self.state,
+            heartbeat_age_seconds=max(0.0, now - self.heartbeat_at),
+            takes_new_stores=self.state is ServerState.LIVE and self.heard,
+            open_stores=self.load.open_stores,
+            log_bytes=self.load.log_bytes,
+            operations_per_second=self.load.operations_per_second,
+            snapshot_backlog=self.load.snapshot_backlog,
+            bucket_requests=self.load.bucket_requests,
+        )
+
+    def validate(self) -> None:
+        """Check what holds for each member. Raises AssertionError."""
+        if self.dead:
+            assert self.doubt is Doubt.NONE
+        if self.state is ServerState.SUSPECT:
+            assert self.doubt is not Doubt.NONE
+        if self.doubt is Doubt.FENCING:
+            assert self.state is ServerState.SUSPECT
+        else:
+            assert self.fence_retry_at is None
+            assert self.successor is None
+        assert self.successor != self.incarnation
+
+
+def new_member(server: str, incarnation: str, now: float, *, heard: bool) -> Member:
+    """Return an incarnation of which nothing is known yet but that it is there."""
+    return Member(server, incarnation, now, heard, Heartbeat(server, incarnation))
