@@ -10,8 +10,8 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from holdfast.coordinator.answering.batch import Record
 from holdfast.coordinator.answering.record_queue import RecordQueue
+from holdfast.coordinator.answering.records import Record
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
 from holdfast.coordinator.decisions.events import (

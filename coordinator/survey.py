@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from holdfast.coordinator.answering.batch import (
+from holdfast.coordinator.answering.record_queue import RecordQueue
+from holdfast.coordinator.answering.records import (
     Record,
     RecordFound,
     RecordFoundCold,
     RecordSurveyed,
 )
-from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.background_tasks import BackgroundTasks
 from holdfast.coordinator.state.lost_state import stores_in, stores_on_disk
 from holdfast.coordinator.storage import Storage

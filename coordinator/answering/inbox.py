@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from holdfast.coordinator.answering.parsing import parse
 from holdfast.coordinator.answering.replies import Replies
-from holdfast.coordinator.answering.requests import Request, parse, store_count
+from holdfast.coordinator.answering.requests import Request, store_count
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import BusMessage

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.coordinator.answering.batch import Record
+from holdfast.coordinator.answering.records import Record
 from holdfast.coordinator.decisions.events import RecordLive
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.errors import StorageError

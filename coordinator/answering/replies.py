@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from typing import Final
 
-from holdfast.coordinator.answering.batch import Reply
+from holdfast.coordinator.answering.transaction import Reply
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import HoldfastError, TooLargeError, internal_error

@@ -1,39 +1,24 @@
-"""What peers ask of the coordinator: wire messages in, checked requests out.
+"""What peers ask of the coordinator.
 
-Whatever arrives becomes a request or a HoldfastError, never another exception. A wrong name among
-many fails alone, in its own slot; a message of the wrong shape is refused whole. The shapes on the
-wire are in `holdfast.protocol.control`.
+The shapes on the wire are in `holdfast.protocol.control`; `parsing.py` makes requests of them.
 
-Each is safe to ask twice, which whoever misses an answer does: it names a state and not a step. The
-two that would be steps carry what makes them states, a release its epoch and a vacation its number.
+Every request is safe to send twice, as a peer does that misses an answer, because it names a state
+and not a step. Two of them would be steps, and carry what makes them states: a release its epoch,
+and a vacation its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from holdfast.protocol.errors import (
     HoldfastError,
-    InvalidArgumentError,
-    InvalidNameError,
-    OtherClusterError,
-    TooLargeError,
-    UnknownOperationError,
 )
-from holdfast.protocol.frames import decode_control
 from holdfast.protocol.limits import (
-    MAX_ARRAY_LENGTH,
-    MAX_FRAME_OPERATIONS,
-    MAX_NAME_BYTES,
-    PAGE_ROWS,
     TENANTS_PAGE_ROWS,
 )
-from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
-from holdfast.protocol.subjects import CLUSTER_TENANT
-
-_Slot = TypeVar("_Slot")
+from holdfast.protocol.names import StoreId
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +39,7 @@ class ListServers:
 
 @dataclass(frozen=True, slots=True)
 class ListStores:
-    """`kind` None means both; `after` is the last (name, kind) already seen."""
+    """`kind` None means both. `after` is the last (name, kind) that was seen."""
 
     tenant: str
     kind: int | None
@@ -65,7 +50,7 @@ class ListStores:
 
 @dataclass(frozen=True, slots=True)
 class ListTenants:
-    """`after` is the last name already seen; empty at first."""
+    """`after` is the last name that was seen, at first empty."""
 
     after: str
 
@@ -94,7 +79,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Of stores that nobody owns, for what has to be done with them though no client asks."""
+    """The server wants stores that nobody owns, for work that no client asked for."""
 
     server: str
     incarnation: str
@@ -102,7 +87,7 @@ class Adopt:
 
 
 class CreatedStore(NamedTuple):
-    """Its file is durable at `revision`; without one nothing is said of a cold store."""
+    """Its file is durable at `revision`. None says nothing about a store that is cold."""
 
     store: StoreId
     revision: int | None = None
@@ -123,7 +108,7 @@ class ClosedStore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The files of these stores were closed, durable, at a revision each."""
+    """The files of these stores are durable and were closed, at a revision each."""
 
     server: str
     incarnation: str
@@ -138,7 +123,7 @@ class ColdStore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cool:
-    """Verified snapshots in the bucket have all of these stores."""
+    """Verified snapshots in the bucket hold all of these stores."""
 
     server: str
     incarnation: str
@@ -147,7 +132,7 @@ class Cool:
 
 @dataclass(frozen=True, slots=True)
 class DeletedRequest:
-    """What is left of the incarnation's stores counts for nothing any more."""
+    """The incarnation has deleted these stores: whatever is left of them is void."""
 
     server: str
     incarnation: str
@@ -155,8 +140,8 @@ class DeletedRequest:
 
 
 class ReleasedStore(NamedTuple):
-    """With an epoch, only if that is still the store's: a late repetition changes nothing.
-    `nothing`: there is no file of it, nor any record in a log. `revision`: that of the closed,
+    """With an epoch, it is released only if that is still its epoch, so a late retry changes
+    nothing. `nothing`: it has no file and no record in a log. `revision`: that of the closed,
     durable file."""
 
     store: StoreId
@@ -180,7 +165,7 @@ class ReleaseAll:
 
 @dataclass(frozen=True, slots=True)
 class Vacate:
-    """All of the incarnation's stores are released; it lives on. Each `number` counts once."""
+    """All stores of the incarnation are released, and it lives on. Each `number` counts once."""
 
     server: str
     incarnation: str
@@ -189,12 +174,12 @@ class Vacate:
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """A coordinator that starts asks whose cluster this is, which every answer says."""
+    """A coordinator that starts asks for the id of the cluster, which every answer has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An operator wants a server drained, or no longer."""
+    """An operator drains a server, or ends that."""
 
     server: str
     draining: bool
@@ -221,30 +206,8 @@ Request = (
 )
 
 
-def parse(tenant: str, verb: str, payload: bytes, cluster: str = "") -> Request:
-    """Return what is asked. Raises RequestError or ProtocolError, whatever `payload` holds; also if
-    the asker says that it is of another cluster than `cluster`.
-
-    Servers and operators ask under the cluster's own token, which no tenant can be named; clients
-    of a tenant reach the clients' verbs only.
-    """
-    if tenant == CLUSTER_TENANT:
-        parser = _CLUSTER_VERBS.get(verb) or _OPERATOR_VERBS.get(verb)
-    else:
-        check_tenant(tenant)
-        parser = _CLIENT_VERBS.get(verb)
-    if parser is None:
-        raise UnknownOperationError(operation=verb[:MAX_NAME_BYTES])
-    fields = decode_control(payload, max_length=MAX_ARRAY_LENGTH)
-    asker = fields.get("cluster")
-    if cluster and asker not in (None, "", cluster) and parser is not _identify:
-        who = f"server {fields.get('server')}"[:MAX_NAME_BYTES]
-        raise OtherClusterError(who=who, found=str(asker)[:MAX_NAME_BYTES], expected=cluster)
-    return parser(tenant, fields)
-
-
 def store_count(request: Request) -> int:
-    """Return how many stores the request is about: its cost."""
+    """Return how many stores a request concerns, which is its cost."""
     match request:
         case ResolveRequest(stores=stores):
             return len(stores)
@@ -266,226 +229,3 @@ def store_count(request: Request) -> int:
             return TENANTS_PAGE_ROWS
         case _:
             return 1
-
-
-def _resolve(tenant: str, fields: Mapping[str, Any]) -> Request:
-    def slot(item: list[Any]) -> StoreId:
-        kind, name = item[:2]
-        return _store(tenant, kind, name)
-
-    return ResolveRequest(tuple(_slots(fields, 2, slot)))
-
-
-def _suspect(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return SuspectRequest(*_peer(fields))
-
-
-def _servers(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return ListServers()
-
-
-def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
-    kind = fields.get("kind")
-    prefix = fields.get("prefix") or ""
-    after = fields.get("after")
-    limit = fields.get("limit") or PAGE_ROWS
-    if kind is not None:
-        kind = _kind(kind)
-    if type(prefix) is not str or not prefix.isascii():
-        raise InvalidArgumentError(argument="prefix", reason="the start of a store name")
-    if after is not None:
-        if type(after) is not list or len(after) < 2 or type(after[0]) is not str:
-            raise InvalidArgumentError(argument="after", reason="nil or [name, kind]")
-        if not after[0].isascii():
-            raise InvalidArgumentError(argument="after", reason="its name is no store name")
-        after = (after[0], _kind(after[1]))
-    if type(limit) is not int or limit < 1:
-        raise InvalidArgumentError(argument="limit", reason="a number from 1 on")
-    return ListStores(tenant, kind, prefix, after, min(limit, PAGE_ROWS))
-
-
-def _drain(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Drain(check_server(fields.get("server", "")), draining=True)
-
-
-def _undrain(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Drain(check_server(fields.get("server", "")), draining=False)
-
-
-def _tenants(tenant: str, fields: Mapping[str, Any]) -> Request:
-    after = fields.get("after") or ""
-    if type(after) is not str or not after.isascii():
-        raise InvalidArgumentError(argument="after", reason="a tenant's name, or empty")
-    return ListTenants(after)
-
-
-def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Register(*_peer(fields))
-
-
-def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
-    def slot(item: list[Any]) -> OpenStore:
-        store_tenant, kind, name, create = item[:4]
-        return OpenStore(_store(store_tenant, kind, name), bool(create), _epoch(item[4:]))
-
-    return Open(*_peer(fields), tuple(_slots(fields, 4, slot)))
-
-
-def _created(tenant: str, fields: Mapping[str, Any]) -> Request:
-    def slot(item: list[Any]) -> CreatedStore:
-        return CreatedStore(_store(*item[:3]), _number("revision", item[3:]))
-
-    return Created(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
-
-
-def _adopt(tenant: str, fields: Mapping[str, Any]) -> Request:
-    def slot(item: list[Any]) -> StoreId:
-        return _store(*item[:3])
-
-    return Adopt(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
-
-
-def _closed(tenant: str, fields: Mapping[str, Any]) -> Request:
-    def slot(item: list[Any]) -> ClosedStore:
-        return ClosedStore(*_store_at(item))
-
-    return Closed(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
-
-
-def _cold(tenant: str, fields: Mapping[str, Any]) -> Request:
-    def slot(item: list[Any]) -> ColdStore:
-        return ColdStore(*_store_at(item))
-
-    return Cool(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
-
-
-def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
-    if "stores" in fields and fields["stores"] is None:
-        return ReleaseAll(*_peer(fields))
-
-    def slot(item: list[Any]) -> ReleasedStore:
-        epoch, revision = _epoch(item[3:]), _number("revision", item[5:])
-        return ReleasedStore(_store(*item[:3]), epoch, item[4:5] == [True], revision)
-
-    return ReleaseRequest(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
-
-
-def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
-    def slot(item: list[Any]) -> ReleasedStore:
-        epoch = _epoch(item[3:])
-        if epoch is None:
-            raise InvalidArgumentError(argument="stores", reason="epoch is a number")
-        return ReleasedStore(_store(*item[:3]), epoch)
-
-    return DeletedRequest(*_peer(fields), tuple(_all_slots(fields, 4, slot)))
-
-
-def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
-    number = fields.get("number")
-    if type(number) is not int or not 0 < number < _MAX_NUMBER:
-        raise InvalidArgumentError(argument="number", reason="a number from 1 on")
-    return Vacate(*_peer(fields), number)
-
-
-def _identify(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Identify()
-
-
-def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
-    server = check_server(fields.get("server", ""))
-    incarnation = fields.get("incarnation", "")
-    try:
-        # It names a folder, as the server does, so it has the same grammar.
-        return server, check_server(incarnation)
-    except InvalidNameError as error:
-        raise InvalidNameError(
-            what="incarnation", name=str(incarnation)[:MAX_NAME_BYTES], reason=error.reason
-        ) from error
-
-
-def _all_slots(
-    fields: Mapping[str, Any], width: int, slot: Callable[[list[Any]], _Slot]
-) -> list[_Slot]:
-    """As `_slots`, but one that is wrong fails them all."""
-    found: list[_Slot] = []
-    for item in _slots(fields, width, slot):
-        if isinstance(item, HoldfastError):
-            raise item
-        found.append(item)
-    return found
-
-
-def _slots(
-    fields: Mapping[str, Any], width: int, slot: Callable[[list[Any]], _Slot]
-) -> list[_Slot | HoldfastError]:
-    items = fields.get("stores")
-    if type(items) is not list:
-        raise InvalidArgumentError(argument="stores", reason="a list of stores")
-    if len(items) > MAX_FRAME_OPERATIONS:
-        raise TooLargeError(what="number of stores", size=len(items), limit=MAX_FRAME_OPERATIONS)
-    found: list[_Slot | HoldfastError] = []
-    for item in items:
-        if type(item) is not list or len(item) < width:
-            raise InvalidArgumentError(argument="stores", reason=f"each is a list of {width}")
-        try:
-            found.append(slot(item))
-        except HoldfastError as error:
-            found.append(error)
-    return found
-
-
-def _store(tenant: Any, kind: Any, name: Any) -> StoreId:
-    return StoreId(check_tenant(tenant), _kind(kind), check_store(name))
-
-
-def _store_at(item: list[Any]) -> tuple[StoreId, int, int]:
-    epoch, revision = _number("epoch", item[3:]), _number("revision", item[4:])
-    if epoch is None or revision is None:
-        raise InvalidArgumentError(argument="stores", reason="epoch and revision are numbers")
-    return _store(*item[:3]), epoch, revision
-
-
-def _epoch(rest: list[Any]) -> int | None:
-    return _number("epoch", rest)
-
-
-def _number(what: str, rest: list[Any]) -> int | None:
-    number = rest[0] if rest else None
-    if number is not None and (type(number) is not int or not 0 <= number < _MAX_NUMBER):
-        raise InvalidArgumentError(argument=what, reason="a number from 0 on, or nil")
-    return number
-
-
-def _kind(kind: Any) -> int:
-    if type(kind) is not int or kind not in _KINDS:
-        raise InvalidArgumentError(argument="kind", reason="1 is a stream, 2 a kv")
-    return kind
-
-
-#: What a peer may count up to: SQLite's integers, and room to go on from there.
-_MAX_NUMBER: Final = 1 << 62
-_KINDS: Final = frozenset(int(kind) for kind in StoreKind)
-_Parser = Callable[[str, Mapping[str, Any]], Request]
-_CLIENT_VERBS: Final[dict[str, _Parser]] = {
-    "resolve": _resolve,
-    "suspect": _suspect,
-    "servers": _servers,
-    "stores": _stores,
-}
-_OPERATOR_VERBS: Final[dict[str, _Parser]] = {
-    "drain": _drain,
-    "undrain": _undrain,
-    "tenants": _tenants,
-}
-_CLUSTER_VERBS: Final[dict[str, _Parser]] = {
-    "register": _register,
-    "open": _open,
-    "adopt": _adopt,
-    "created": _created,
-    "closed": _closed,
-    "cold": _cold,
-    "deleted": _deleted,
-    "release": _release,
-    "vacate": _vacate,
-    "cluster": _identify,
-}

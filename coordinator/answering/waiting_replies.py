@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from holdfast.coordinator.answering.batch import Reply
 from holdfast.coordinator.answering.replies import Replies
+from holdfast.coordinator.answering.transaction import Reply
 from holdfast.coordinator.decisions.member import ServerStanding
 from holdfast.coordinator.decisions.membership import Membership
 from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError

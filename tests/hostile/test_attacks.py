@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.coordinator.answering import requests
+from holdfast.coordinator.answering import parsing
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MIN_PAYLOAD_BYTES
 from hostile import mutation, templates
@@ -21,8 +21,8 @@ def world() -> World:
 
 def test_there_is_a_template_for_every_operation_and_verb() -> None:
     assert set(templates.OPERATIONS) == set(frames.OPERATION_NAMES)
-    assert set(templates.VERBS) == set(requests._CLIENT_VERBS)
-    forged = set(requests._CLUSTER_VERBS) | set(requests._OPERATOR_VERBS)
+    assert set(templates.VERBS) == set(parsing._CLIENT_VERBS)
+    forged = set(parsing._CLUSTER_VERBS) | set(parsing._OPERATOR_VERBS)
     assert set(templates.FORGED_VERBS) == forged
 
 

@@ -22,7 +22,7 @@ import apsw
 import pytest
 from support.write_path_parts import a_life as an_incarnation
 
-from holdfast.coordinator.answering.batch import Reply, RequestBatch, execute
+from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.requests import (
     Adopt,
     ColdStore,
@@ -34,6 +34,7 @@ from holdfast.coordinator.answering.requests import (
     Request,
     ResolveRequest,
 )
+from holdfast.coordinator.answering.transaction import Reply
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.state.state_file import open_state_file

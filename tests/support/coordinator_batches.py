@@ -6,7 +6,8 @@ from typing import Any
 
 import msgpack
 
-from holdfast.coordinator.answering.batch import Record, Reply, RequestBatch, execute
+from holdfast.coordinator.answering.batch import RequestBatch, execute
+from holdfast.coordinator.answering.records import Record
 from holdfast.coordinator.answering.requests import (
     Open,
     OpenStore,
@@ -14,6 +15,7 @@ from holdfast.coordinator.answering.requests import (
     ReleaseRequest,
     Request,
 )
+from holdfast.coordinator.answering.transaction import Reply
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.state.state_file import StateFile

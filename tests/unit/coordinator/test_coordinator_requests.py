@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordinator.answering.requests import (
+from holdfast.coordinator.answering.parsing import (
     _CLIENT_VERBS,
     _CLUSTER_VERBS,
     _OPERATOR_VERBS,
-    ResolveRequest,
     parse,
 )
+from holdfast.coordinator.answering.requests import ResolveRequest
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,

@@ -28,7 +28,8 @@ from support.coordinator_batches import (
     writes,
 )
 
-from holdfast.coordinator.answering.batch import RecordFound, RecordFoundCold, RecordSurveyed
+from holdfast.coordinator.answering.parsing import parse
+from holdfast.coordinator.answering.records import RecordFound, RecordFoundCold, RecordSurveyed
 from holdfast.coordinator.answering.requests import (
     Adopt,
     Closed,
@@ -48,7 +49,6 @@ from holdfast.coordinator.answering.requests import (
     ReleaseRequest,
     ResolveRequest,
     Vacate,
-    parse,
 )
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
 from holdfast.coordinator.state import promised_stores

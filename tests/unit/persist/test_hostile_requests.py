@@ -15,13 +15,13 @@ from support.hostile_values import DEEP, NUMBERS, ODD, payload
 from support.write_path_parts import a_life
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
-from holdfast.coordinator.answering.requests import (
+from holdfast.coordinator.answering.parsing import (
     _CLIENT_VERBS,
     _CLUSTER_VERBS,
     _OPERATOR_VERBS,
     parse,
-    store_count,
 )
+from holdfast.coordinator.answering.requests import store_count
 from holdfast.coordinator.state.state_file import open_state_file
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.jobs.deleting import DeletionJobs

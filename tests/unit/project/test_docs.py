@@ -25,7 +25,7 @@ from holdfast.cli.command import holdfast
 from holdfast.client.wire.router import RESEND_SECONDS
 from holdfast.client.wire.schedule import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS
 from holdfast.coordinator.__main__ import main as run_coordinator
-from holdfast.coordinator.answering.requests import _CLIENT_VERBS, _CLUSTER_VERBS, _OPERATOR_VERBS
+from holdfast.coordinator.answering.parsing import _CLIENT_VERBS, _CLUSTER_VERBS, _OPERATOR_VERBS
 from holdfast.coordinator.service import STANDBY_POLL_SECONDS
 from holdfast.persist.__main__ import main as run_persist
 from holdfast.persist.operations import reads

@@ -1,0 +1,300 @@
+"""Requests of peers, parsed: wire messages in, checked requests out.
+
+Whatever arrives becomes a request or a HoldfastError, never another exception. A wrong name among
+many fails alone, in its own slot; a message of the wrong shape is refused as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from holdfast.coordinator.answering.requests import (
+    Adopt,
+    Closed,
+    ClosedStore,
+    ColdStore,
+    Cool,
+    Created,
+    CreatedStore,
+    DeletedRequest,
+    Drain,
+    Identify,
+    ListServers,
+    ListStores,
+    ListTenants,
+    Open,
+    OpenStore,
+    Register,
+    ReleaseAll,
+    ReleasedStore,
+    ReleaseRequest,
+    Request,
+    ResolveRequest,
+    SuspectRequest,
+    Vacate,
+)
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    InvalidNameError,
+    OtherClusterError,
+    TooLargeError,
+    UnknownOperationError,
+)
+from holdfast.protocol.frames import decode_control
+from holdfast.protocol.limits import (
+    MAX_ARRAY_LENGTH,
+    MAX_FRAME_OPERATIONS,
+    MAX_NAME_BYTES,
+    PAGE_ROWS,
+)
+from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
+from holdfast.protocol.subjects import CLUSTER_TENANT
+
+_Slot = TypeVar("_Slot")
+
+
+def parse(tenant: str, verb: str, payload: bytes, cluster: str = "") -> Request:
+    """Return the request. Raises RequestError or ProtocolError, whatever `payload` holds, also if
+    the peer belongs to another cluster than `cluster`.
+
+    Servers and operators use the cluster's own token, which cannot be the name of a tenant. Clients
+    of a tenant can only use the verbs of clients.
+    """
+    if tenant == CLUSTER_TENANT:
+        parser = _CLUSTER_VERBS.get(verb) or _OPERATOR_VERBS.get(verb)
+    else:
+        check_tenant(tenant)
+        parser = _CLIENT_VERBS.get(verb)
+    if parser is None:
+        raise UnknownOperationError(operation=verb[:MAX_NAME_BYTES])
+    fields = decode_control(payload, max_length=MAX_ARRAY_LENGTH)
+    asker = fields.get("cluster")
+    if cluster and asker not in (None, "", cluster) and parser is not _identify:
+        who = f"server {fields.get('server')}"[:MAX_NAME_BYTES]
+        raise OtherClusterError(who=who, found=str(asker)[:MAX_NAME_BYTES], expected=cluster)
+    return parser(tenant, fields)
+
+
+def _resolve(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> StoreId:
+        kind, name = item[:2]
+        return _store(tenant, kind, name)
+
+    return ResolveRequest(tuple(_slots(fields, 2, slot)))
+
+
+def _suspect(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return SuspectRequest(*_peer(fields))
+
+
+def _servers(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return ListServers()
+
+
+def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
+    kind = fields.get("kind")
+    prefix = fields.get("prefix") or ""
+    after = fields.get("after")
+    limit = fields.get("limit") or PAGE_ROWS
+    if kind is not None:
+        kind = _kind(kind)
+    if type(prefix) is not str or not prefix.isascii():
+        raise InvalidArgumentError(argument="prefix", reason="the start of a store name")
+    if after is not None:
+        if type(after) is not list or len(after) < 2 or type(after[0]) is not str:
+            raise InvalidArgumentError(argument="after", reason="nil or [name, kind]")
+        if not after[0].isascii():
+            raise InvalidArgumentError(argument="after", reason="its name is no store name")
+        after = (after[0], _kind(after[1]))
+    if type(limit) is not int or limit < 1:
+        raise InvalidArgumentError(argument="limit", reason="a number from 1 on")
+    return ListStores(tenant, kind, prefix, after, min(limit, PAGE_ROWS))
+
+
+def _drain(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Drain(check_server(fields.get("server", "")), draining=True)
+
+
+def _undrain(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Drain(check_server(fields.get("server", "")), draining=False)
+
+
+def _tenants(tenant: str, fields: Mapping[str, Any]) -> Request:
+    after = fields.get("after") or ""
+    if type(after) is not str or not after.isascii():
+        raise InvalidArgumentError(argument="after", reason="a tenant's name, or empty")
+    return ListTenants(after)
+
+
+def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Register(*_peer(fields))
+
+
+def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> OpenStore:
+        store_tenant, kind, name, create = item[:4]
+        return OpenStore(_store(store_tenant, kind, name), bool(create), _epoch(item[4:]))
+
+    return Open(*_peer(fields), tuple(_slots(fields, 4, slot)))
+
+
+def _created(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> CreatedStore:
+        return CreatedStore(_store(*item[:3]), _number("revision", item[3:]))
+
+    return Created(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+
+
+def _adopt(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> StoreId:
+        return _store(*item[:3])
+
+    return Adopt(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+
+
+def _closed(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> ClosedStore:
+        return ClosedStore(*_store_at(item))
+
+    return Closed(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
+
+
+def _cold(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> ColdStore:
+        return ColdStore(*_store_at(item))
+
+    return Cool(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
+
+
+def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
+    if "stores" in fields and fields["stores"] is None:
+        return ReleaseAll(*_peer(fields))
+
+    def slot(item: list[Any]) -> ReleasedStore:
+        epoch, revision = _epoch(item[3:]), _number("revision", item[5:])
+        return ReleasedStore(_store(*item[:3]), epoch, item[4:5] == [True], revision)
+
+    return ReleaseRequest(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+
+
+def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> ReleasedStore:
+        epoch = _epoch(item[3:])
+        if epoch is None:
+            raise InvalidArgumentError(argument="stores", reason="epoch is a number")
+        return ReleasedStore(_store(*item[:3]), epoch)
+
+    return DeletedRequest(*_peer(fields), tuple(_all_slots(fields, 4, slot)))
+
+
+def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
+    number = fields.get("number")
+    if type(number) is not int or not 0 < number < _MAX_NUMBER:
+        raise InvalidArgumentError(argument="number", reason="a number from 1 on")
+    return Vacate(*_peer(fields), number)
+
+
+def _identify(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Identify()
+
+
+def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
+    server = check_server(fields.get("server", ""))
+    incarnation = fields.get("incarnation", "")
+    try:
+        # Both are names of folders, so they have the same grammar.
+        return server, check_server(incarnation)
+    except InvalidNameError as error:
+        raise InvalidNameError(
+            what="incarnation", name=str(incarnation)[:MAX_NAME_BYTES], reason=error.reason
+        ) from error
+
+
+def _all_slots(
+    fields: Mapping[str, Any], width: int, slot: Callable[[list[Any]], _Slot]
+) -> list[_Slot]:
+    """As `_slots`, but a wrong one fails all of them."""
+    found: list[_Slot] = []
+    for item in _slots(fields, width, slot):
+        if isinstance(item, HoldfastError):
+            raise item
+        found.append(item)
+    return found
+
+
+def _slots(
+    fields: Mapping[str, Any], width: int, slot: Callable[[list[Any]], _Slot]
+) -> list[_Slot | HoldfastError]:
+    items = fields.get("stores")
+    if type(items) is not list:
+        raise InvalidArgumentError(argument="stores", reason="a list of stores")
+    if len(items) > MAX_FRAME_OPERATIONS:
+        raise TooLargeError(what="number of stores", size=len(items), limit=MAX_FRAME_OPERATIONS)
+    found: list[_Slot | HoldfastError] = []
+    for item in items:
+        if type(item) is not list or len(item) < width:
+            raise InvalidArgumentError(argument="stores", reason=f"each is a list of {width}")
+        try:
+            found.append(slot(item))
+        except HoldfastError as error:
+            found.append(error)
+    return found
+
+
+def _store(tenant: Any, kind: Any, name: Any) -> StoreId:
+    return StoreId(check_tenant(tenant), _kind(kind), check_store(name))
+
+
+def _store_at(item: list[Any]) -> tuple[StoreId, int, int]:
+    epoch, revision = _number("epoch", item[3:]), _number("revision", item[4:])
+    if epoch is None or revision is None:
+        raise InvalidArgumentError(argument="stores", reason="epoch and revision are numbers")
+    return _store(*item[:3]), epoch, revision
+
+
+def _epoch(rest: list[Any]) -> int | None:
+    return _number("epoch", rest)
+
+
+def _number(what: str, rest: list[Any]) -> int | None:
+    number = rest[0] if rest else None
+    if number is not None and (type(number) is not int or not 0 <= number < _MAX_NUMBER):
+        raise InvalidArgumentError(argument=what, reason="a number from 0 on, or nil")
+    return number
+
+
+def _kind(kind: Any) -> int:
+    if type(kind) is not int or kind not in _KINDS:
+        raise InvalidArgumentError(argument="kind", reason="1 is a stream, 2 a kv")
+    return kind
+
+
+#: Numbers of peers are below this: SQLite can store them and has room to count on.
+_MAX_NUMBER: Final = 1 << 62
+_KINDS: Final = frozenset(int(kind) for kind in StoreKind)
+_Parser = Callable[[str, Mapping[str, Any]], Request]
+_CLIENT_VERBS: Final[dict[str, _Parser]] = {
+    "resolve": _resolve,
+    "suspect": _suspect,
+    "servers": _servers,
+    "stores": _stores,
+}
+_OPERATOR_VERBS: Final[dict[str, _Parser]] = {
+    "drain": _drain,
+    "undrain": _undrain,
+    "tenants": _tenants,
+}
+_CLUSTER_VERBS: Final[dict[str, _Parser]] = {
+    "register": _register,
+    "open": _open,
+    "adopt": _adopt,
+    "created": _created,
+    "closed": _closed,
+    "cold": _cold,
+    "deleted": _deleted,
+    "release": _release,
+    "vacate": _vacate,
+    "cluster": _identify,
+}

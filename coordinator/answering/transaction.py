@@ -1,0 +1,185 @@
+"""Answers to requests, made within one open transaction of the state file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.coordinator.answering.assigning import Assigner
+from holdfast.coordinator.answering.requests import (
+    Adopt,
+    Closed,
+    ColdStore,
+    Cool,
+    Created,
+    DeletedRequest,
+    Drain,
+    ListServers,
+    ListStores,
+    ListTenants,
+    Open,
+    Register,
+    ReleasedStore,
+    ReleaseRequest,
+    Request,
+    ResolveRequest,
+    Vacate,
+)
+from holdfast.coordinator.decisions.member import MemberView
+from holdfast.coordinator.state.server_records import IncarnationState
+from holdfast.coordinator.state.state_file import StateFile
+from holdfast.coordinator.state.store_records import StoreRow
+from holdfast.protocol.compression import ENCODINGS
+from holdfast.protocol.control import ServerInfo, ServerState, StoreState
+from holdfast.protocol.errors import (
+    FencedError,
+    HoldfastError,
+    LastServerError,
+    NotFoundError,
+)
+from holdfast.protocol.limits import TENANTS_PAGE_ROWS
+from holdfast.protocol.names import StoreId
+
+Fields = Mapping[str, Any]
+Reply = Fields | HoldfastError
+
+
+class Transaction:
+    """Answers requests within one open transaction."""
+
+    def __init__(self, state: StateFile, members: Sequence[MemberView], now_ms: int) -> None:
+        self._state = state
+        self._members = members
+        self._now_ms = now_ms
+        self._assigner = Assigner(state, members)
+
+    def answer(self, request: Request) -> Reply:
+        """Return the fields of the reply, or the error to answer with. Raises StorageError."""
+        match request:
+            case ResolveRequest(stores):
+                return {
+                    "term": self._state.term,
+                    "owners": [self._assigner.owner(s) for s in stores],
+                    "encodings": ENCODINGS,
+                }
+            case (
+                Open(server, incarnation)
+                | Adopt(server, incarnation)
+                | Created(server, incarnation)
+                | Closed(server, incarnation)
+                | Cool(server, incarnation)
+                | DeletedRequest(server, incarnation)
+                | Register(server, incarnation)
+                | Vacate(server, incarnation)
+            ) if self._has_ended(server, incarnation):
+                return FencedError(server=server, incarnation=incarnation)
+            case Open(server, incarnation, opened):
+                grants = [self._assigner.grant(server, incarnation, s) for s in opened]
+                return {"term": self._state.term, "grants": grants}
+            case Adopt(server, incarnation, named):
+                grants = [self._assigner.adopt(server, incarnation, store) for store in named]
+                return {"term": self._state.term, "grants": grants}
+            case Created(server, incarnation, created):
+                for store, revision in created:
+                    if self._owned(server, incarnation, store) is not None:
+                        self._state.stores.raise_state(store, StoreState.DURABLE)
+                        if revision is not None:
+                            self._state.stores.set_hot(store, revision)
+                            self._state.stores.raise_revision(store, revision)
+            case Closed(server, incarnation, closed):
+                for store, epoch, revision in closed:
+                    row = self._owned(server, incarnation, store)
+                    if row is not None and row.epoch == epoch:
+                        self._state.stores.raise_revision(store, revision)
+            case Cool(server, incarnation, cooled):
+                cold = [self._cool(server, incarnation, each) for each in cooled]
+                return {"term": self._state.term, "cold": cold}
+            case DeletedRequest(server, incarnation, deleted):
+                gone = [self._forget(server, incarnation, each) for each in deleted]
+                return {"term": self._state.term, "deleted": gone}
+            case ReleaseRequest(server, incarnation, released):
+                for store, at_epoch, nothing, revision in released:
+                    row = self._owned(server, incarnation, store)
+                    if row is None or at_epoch not in (None, row.epoch):
+                        continue
+                    if revision is not None:
+                        self._state.stores.raise_revision(store, revision)
+                    self._state.stores.release(store)
+                    if nothing and row.state != StoreState.DURABLE and row.cold is None:
+                        self._state.stores.forget(store, row.epoch)
+            case Vacate(server, incarnation, number):
+                self._state.servers.vacate(server, incarnation, number, self._now_ms)
+            case Drain(server, draining):
+                return self._drain(server, draining)
+            case ListServers():
+                return {"term": self._state.term, "servers": self._servers()}
+            case ListStores(tenant, kind, prefix, after, limit):
+                page, following = self._state.stores.page(tenant, kind, prefix, after, limit)
+                return {"stores": page, "next": following}
+            case ListTenants(after):
+                tenants, next_after = self._state.stores.tenants(after, TENANTS_PAGE_ROWS)
+                return {"tenants": tenants, "next": next_after}
+        return {"term": self._state.term}
+
+    def _cool(self, server: str, incarnation: str, cooled: ColdStore) -> bool:
+        row = self._owned(server, incarnation, cooled.store)
+        if row is None or row.epoch != cooled.epoch:
+            return False
+        self._state.stores.set_cold(cooled.store, cooled.revision)
+        return True
+
+    def _forget(self, server: str, incarnation: str, deleted: ReleasedStore) -> bool:
+        row = self._state.stores.get(deleted.store)
+        if row is None or row.epoch != deleted.epoch:
+            return False
+        if (row.server, row.incarnation) == (server, incarnation):
+            self._state.stores.set_deleted(deleted.store)
+            return True
+        # The answer was lost, so the server asks again.
+        return not row.server and row.state == StoreState.UNKNOWN
+
+    def _owned(self, server: str, incarnation: str, store: StoreId) -> StoreRow | None:
+        """Return the record of a store that the incarnation owns. Late retries may name others, for
+        which this is None."""
+        row = self._state.stores.get(store)
+        if row is None or (row.server, row.incarnation) != (server, incarnation):
+            return None
+        return row
+
+    def _drain(self, server: str, draining: bool) -> Reply:
+        drains = self._state.servers.drains()
+        for member in self._members:
+            if member.server == server and member.state is not ServerState.DEAD:
+                break
+        else:
+            return NotFoundError(what="live server", name=server)
+        if draining and server not in drains:
+            others = {each.server for each in self._members if each.takes_new_stores} - drains
+            if not others - {server}:
+                return LastServerError(server=server)
+        self._state.servers.set_drain(server, draining)
+        return {"term": self._state.term, "incarnation": member.incarnation}
+
+    def _servers(self) -> list[ServerInfo]:
+        infos = []
+        for member in self._members:
+            known = self._state.servers.get(member.server, member.incarnation)
+            infos.append(
+                ServerInfo(
+                    server=member.server,
+                    incarnation=member.incarnation,
+                    state=member.state.value,
+                    heartbeat_age_seconds=member.heartbeat_age_seconds,
+                    assigned_stores=known[1] if known is not None else 0,
+                    open_stores=member.open_stores,
+                    operations_per_second=member.operations_per_second,
+                    log_bytes=member.log_bytes,
+                    snapshot_backlog=member.snapshot_backlog,
+                    bucket_requests=member.bucket_requests,
+                )
+            )
+        return infos
+
+    def _has_ended(self, server: str, incarnation: str) -> bool:
+        known = self._state.servers.get(server, incarnation)
+        return known is not None and known[0] is not IncarnationState.PRESENT
