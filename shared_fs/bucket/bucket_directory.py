@@ -366,7 +366,7 @@ class DirectoryBackend(Backend):
             if strangers:
                 raise BucketRefusedError(
                     bucket=self.name,
-                    reason=f"it has no FORMAT file but holds {', '.join(strangers[:3])}; "
+                    reason=f"it has no FORMAT file but contains {', '.join(strangers[:3])}; "
                     "name a new or empty directory",
                 ) from None
             self._disk.make_directory(root)

@@ -1,22 +1,23 @@
 """The commit log: what a server makes durable before it acknowledges, all stores in one append.
 
-A log is a folder of segments, `<number>.log`, written by one incarnation and by nobody else, ever.
-A segment is a run of frames, one for each tick that wrote:
+A log is a folder of segments, `<number>.log`, which only one incarnation ever writes. A segment is
+a sequence of frames, one for each tick that wrote:
 
     magic "HFlg" | u32 length | u64 tick | u64 synced | u32 crc32 of the three and the body | body
 
-little endian; the body is msgpack, a list of records `[tenant, kind, name, epoch,
+All integers are little endian. The body is msgpack, a list of records `[tenant, kind, name, epoch,
 previous_revision, revision, [changes payload, ...], [[writer, counter, first_unacked, time,
 outcome], ...]]`. The payloads are byte for byte what is broadcast. Invariants:
 
-- Ticks grow by one from frame to frame, so a frame that is missing in the middle is noticed.
-- Each frame says up to which tick the log was synced when it was written. So a bad or missing frame
-  is known to be harmless or not: later than every such mark, it was never acknowledged, and neither
-  was anything behind it (a power cut may keep the second of two unsynced frames and not the first).
-  The log then ends there, and the end is reported as torn. Any other bad frame is damage.
-- A segment is removed whole, by `retire`, and only by its caller's word that no store needs it.
+- Ticks grow by one from frame to frame, so a missing frame in the middle is noticed.
+- Each frame states up to which tick the log was synced when the frame was written. This tells
+  whether a bad or missing frame is harmless. If its tick is above every such mark, it was
+  never acknowledged, and neither was anything after it (a power cut may keep the second of
+  two unsynced frames and not the first). The log then ends there, and the end is reported as
+  torn. Any other bad frame is damage.
+- `retire` removes a segment as a whole, once its caller knows that no store needs it.
 
-Files are appended to and never reused: a stale frame of an earlier life cannot appear.
+Files are only appended to and never reused, so a stale frame of an earlier life cannot appear.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ _SUFFIX: Final = ".log"
 
 
 class LogRecord(NamedTuple):
-    """What one tick did to one store. `payloads` are `frames.encode_changes`, in order; `outcomes`
-    are `(writer, counter, first_unacked, time, outcome)`."""
+    """What one tick did to one store.
+
+    `payloads` are `frames.encode_changes`, in order; `outcomes` are `(writer, counter,
+    first_unacked, time, outcome)`.
+    """
 
     store: StoreId
     epoch: int
@@ -64,17 +68,17 @@ class LogDamage:
 
 @dataclass(slots=True)
 class LogContents:
-    """What a whole log holds: every good record in the order of writing, and what was bad."""
+    """The content of a whole log: every good record in the order of writing, and what was bad."""
 
     records: list[LogRecord] = field(default_factory=list)
     damage: list[LogDamage] = field(default_factory=list)
     size_bytes: int = 0
-    #: The index of the first record that lies behind all damage but a torn end.
+    #: The index of the first record after all damage, a torn end not counted.
     sound_from: int = 0
 
 
 class Log(Protocol):
-    """What the write path asks of a log, wherever it is. See `CommitLog`."""
+    """What the write path needs of a log, wherever it is. See `CommitLog`."""
 
     @property
     def segment(self) -> int: ...
@@ -89,10 +93,11 @@ class Log(Protocol):
 
 
 class CommitLog:
-    """The log of the running incarnation. Only what `prepare_sync` returns leaves its thread."""
+    """The log of the running incarnation. Only the result of
+    `prepare_sync` may run in another thread."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
-        """Start an empty log in `directory`, which is made. Raises StorageFailedError."""
+        """Start an empty log in the new folder `directory`. Raises StorageFailedError."""
         self._disk = disk
         self._directory = directory
         self._sizes: dict[int, int] = {}
@@ -102,7 +107,8 @@ class CommitLog:
         self._synced_tick = 0
         disk.make_directory(directory)
         self._file = self._start_segment()
-        #: Files with content that no sync covers yet, oldest first; the last one is the current.
+        #: Files with content that no sync covers yet, oldest first;
+        #: the last one is the current one.
         self._unsynced: list[AppendFile] = []
 
     @property
@@ -119,15 +125,15 @@ class CommitLog:
         return self._size_bytes
 
     def append(self, tick: int, records: Sequence[LogRecord]) -> int:
-        """Write one frame and return the number of its segment. Durable after the next sync.
+        """Write one frame and return the number of its segment. It is durable after the next sync.
 
-        Raises StorageFailedError; then nothing of the frame is in the log.
+        Raises StorageFailedError; then no part of the frame is in the log.
         """
         if self._sizes[self._segment] >= LOG_SEGMENT_BYTES:
             full = self._file
             self._file = self._start_segment()
             if full not in self._unsynced:
-                # Synced or being synced already: the next sync is where it is closed.
+                # It is synced or being synced already; the next sync closes it.
                 self._unsynced.append(full)
         frame = encode_frame(tick, records, synced_tick=self._synced_tick)
         self._file.write(frame)
@@ -139,9 +145,10 @@ class CommitLog:
         return self._segment
 
     def prepare_sync(self) -> Callable[[], None]:
-        """Return what makes every frame appended before this call durable; call it in any thread.
+        """Return a function that makes every frame appended before
+        this call durable, for any thread.
 
-        It raises StorageFailedError: then the log is in an unknown state and its server must fence
+        It raises StorageFailedError: then the state of the log is unknown and its server must fence
         itself, since a second sync could succeed without having written anything.
         """
         files, self._unsynced = self._unsynced, []
@@ -157,13 +164,13 @@ class CommitLog:
         return sync
 
     def retire(self, segment: int) -> None:
-        """Remove a segment that is not the current one. Its stores are durable elsewhere."""
+        """Remove a segment that is not the current one; its stores must be durable elsewhere."""
         assert segment != self._segment
         self._disk.remove(self._directory / segment_name(segment))
         self._size_bytes -= self._sizes.pop(segment)
 
     def close(self) -> None:
-        """Close the files; what was not synced stays so."""
+        """Close the files without syncing them."""
         for file in {id(file): file for file in (*self._unsynced, self._file)}.values():
             file.close()
 
@@ -173,7 +180,7 @@ class CommitLog:
         try:
             self._disk.sync_directory(self._directory)
         except BaseException:
-            # Or the next try would find the file that it is about to create.
+            # Otherwise the next attempt would find the file that it is about to create.
             file.close()
             self._disk.remove(path)
             raise
@@ -189,7 +196,7 @@ def segment_name(segment: int) -> str:
 def encode_frame(
     tick: int, records: Sequence[LogRecord], *, synced_tick: int | None = None
 ) -> bytes:
-    """Return one frame as bytes. `synced_tick` is by default the tick before."""
+    """Return one frame as bytes. `synced_tick` defaults to the previous tick."""
     synced = tick - 1 if synced_tick is None else synced_tick
     body = frames.pack(
         [
@@ -211,7 +218,7 @@ class _Frame(NamedTuple):
 
 
 class _Gap(NamedTuple):
-    """Bytes that are no frame."""
+    """Bytes that are not a frame."""
 
     segment: str
     offset: int
@@ -220,8 +227,11 @@ class _Gap(NamedTuple):
 def read_log(
     disk: Disk, directory: Path, take: Callable[[LogRecord], LogRecord | None] | None = None
 ) -> LogContents:
-    """Read the whole log of an incarnation that is fenced. `take` says of each record, as it is
-    read, what is kept of it, if anything is. Raises StorageFailedError."""
+    """Read the whole log of a fenced incarnation.
+
+    `take` gets each record as it is read, and returns what to keep of it, or
+    None. Raises StorageFailedError.
+    """
     contents = LogContents()
     pieces: list[_Frame | _Gap] = []
     emptied: _Gap | None = None
@@ -231,11 +241,12 @@ def read_log(
         try:
             data = disk.read_patiently(directory / name)
         except FileNotFoundError:
-            # Retired between the listing and now: its stores are durable elsewhere.
+            # It was retired after the listing: its stores are durable elsewhere.
             continue
         contents.size_bytes += len(data)
         if not data:
-            # The newest may well be. Of another it is what a power cut, or somebody, left of it.
+            # The newest segment may be empty. Any other one was emptied
+            # by a power cut, or by somebody.
             emptied = emptied or _Gap(name, 0)
             continue
         if emptied is not None:
@@ -258,7 +269,7 @@ def _taken(
 
 
 def _pieces(name: str, data: bytes) -> Iterator[_Frame | _Gap]:
-    """Yield the frames of a segment, and what lies between them, in order."""
+    """Yield the frames of a segment and the gaps between them, in order."""
     offset = 0
     while offset < len(data):
         frame = _frame_at(name, data, offset)
@@ -286,7 +297,7 @@ def _judge(pieces: Sequence[_Frame | _Gap], contents: LogContents) -> None:
         follows = last_tick is None or piece.tick == last_tick + 1
         if gap is not None or not follows:
             place = gap or piece
-            # Before the first segment's first frame nothing was synced.
+            # Nothing was synced before the first frame of the first segment.
             before = 0 if last_tick is None and place.segment == segment_name(1) else last_tick
             if before is not None and before >= synced_tick:
                 contents.damage.append(

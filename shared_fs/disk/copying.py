@@ -1,7 +1,8 @@
-"""Copying a store file that another process has open.
+"""Copies a store file that another process has open.
 
-Without SQLite and without its lock, which the other has: byte by byte. What comes out is as after a
-crash of the other at that moment, and is to be checked like any such file.
+It copies bytes, without SQLite and without SQLite's lock, which the other process
+holds. The copy is like the file after a crash of that process at that moment, and
+must be checked like any such file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from holdfast.protocol.errors import BusyError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import Disk
 
-#: Tries to copy a file that its owner, not stopped after all, checkpoints at the same time.
+#: Attempts to copy a file while its owner, which was not stopped after all, checkpoints it.
 _COPY_ATTEMPTS: Final = 5
 #: sqlite.org/fileformat2.html, "The Write-Ahead Log".
 _WAL_HEADER_BYTES: Final = 32
@@ -22,8 +23,9 @@ _WAL_HEADER_BYTES: Final = 32
 def copy_in_use(disk: Disk, store: StoreId, source: Path, draft: Path) -> None:
     """Copy the store file `source` and its WAL, durably, to `draft`.
 
-    They fit together: the WAL's header (with its salts) was the same before and after, and it has
-    not shrunk. Raises BusyError if that could not be had, FileNotFoundError, StorageFailedError.
+    The copies fit together: the WAL's header (with its salts) was the same before and
+    after, and the WAL has not shrunk. Raises BusyError if that was not achieved,
+    FileNotFoundError, StorageFailedError.
     """
     wal, draft_wal = (path.with_name(f"{path.name}-wal") for path in (source, draft))
     for _ in range(_COPY_ATTEMPTS):
@@ -47,7 +49,7 @@ def copy_in_use(disk: Disk, store: StoreId, source: Path, draft: Path) -> None:
 
 
 def _wal_state(disk: Disk, wal: Path) -> tuple[bytes, int] | None:
-    """Return the WAL's header and size, None if there is none or an empty one."""
+    """Return the WAL's header and size; None if it is missing or empty."""
     try:
         content = disk.read(wal)
     except FileNotFoundError:

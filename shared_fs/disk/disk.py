@@ -1,11 +1,11 @@
-"""Plain files: the few operations that holdfast needs, each with its durability stated.
+"""Plain files: the few operations that holdfast needs, each with a stated durability.
 
-Everything that is not inside SQLite goes through a `Disk`, so that a simulated one can forget what
+Everything except SQLite's own files goes through a `Disk`, so that a simulated one can forget what
 was never synced. Errors of the operating system become StorageFailedError, with the cause kept.
 
-A network file system may answer a read from this host's cache, and show what another host has
-overwritten a second ago, or for ever. A `Disk(direct=True)` reads past the cache with O_DIRECT;
-`reading.py` says where that is wanted.
+A network file system may answer a read from this host's cache. Then what another host has
+overwritten stays visible for a second, or for ever. A `Disk(direct=True)` reads past the cache with
+O_DIRECT; `reading.py` says where that is wanted.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Final, Protocol
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
 
-#: Linux has it; 0 elsewhere, where there are no direct reads.
+#: Linux has it. It is 0 on systems without direct reads.
 O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 #: Buffers, offsets and lengths of direct reads are multiples of this: no disk has larger sectors.
 BLOCK_BYTES: Final = 4096
 _READ_BYTES: Final = 1 << 20
-#: A name that leads to a file which another host has replaced (ESTALE) is looked up again so often
-#: at once, and by threads, which may wait, so often and for so long: caches were seen to keep it
-#: for 1 s.
+#: If a name leads to a file that another host has replaced (ESTALE), it is looked up
+#: again: a few times at once, and in threads, which may wait, many times with pauses.
+#: Caches have kept such a file for 1 s.
 _STALE_TRIES: Final = 4
 _STALE_WAITS: Final = 60
 _STALE_WAIT_SECONDS: Final = 0.05
 
 
-#: What file systems without hard links answer.
+#: The errors of file systems without hard links.
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK))
 
 
@@ -44,21 +44,24 @@ class AppendFile(Protocol):
     """A file that only grows, open for its one writer."""
 
     def write(self, data: bytes) -> None:
-        """Append all of `data` to the file's cached content. Raises StorageFailedError, after
-        which the file ends where it did before, or `damaged` is set."""
+        """Append all of `data` to the file's cached content.
+
+        Raises StorageFailedError, after which the file ends where it
+        did before, or `damaged` is set.
+        """
 
     def sync(self) -> None:
         """Make everything written so far survive a power cut. May run in another thread.
 
-        Raises StorageFailedError. The operating system may have dropped the pages that it could not
-        write and may call the next sync a success, so a failed sync is never tried again.
+        Raises StorageFailedError. A failed sync is never retried: the operating system may have
+        dropped the pages that it could not write, and may report the next sync as a success.
         """
 
     def close(self) -> None: ...
 
 
 class LockFile(Protocol):
-    """A held lock."""
+    """A lock that is held."""
 
     def release(self) -> None: ...
 
@@ -66,9 +69,9 @@ class LockFile(Protocol):
 class Disk:
     """The real file system."""
 
-    #: The SQLite VFS that sees the same files; None is SQLite's own choice.
+    #: The SQLite VFS that sees the same files; None is SQLite's default.
     vfs: str | None = None
-    #: Reads go past this host's cache.
+    #: True if reads go past this host's cache.
     direct: bool = False
 
     def __init__(self, *, direct: bool = False) -> None:
@@ -76,7 +79,8 @@ class Disk:
         self.direct = direct
 
     def read(self, path: Path) -> bytes:
-        """Return the content, freshly opened: on NFS, close-to-open consistency makes that current.
+        """Return the content. The file is freshly opened: close-to-open
+        consistency of NFS makes it current.
 
         Raises FileNotFoundError, StorageFailedError.
         """
@@ -85,7 +89,7 @@ class Disk:
             try:
                 if self.direct:
                     return b"".join(_direct_chunks(descriptor))
-                # A fence is read after each sync, and fits.
+                # A fence, which is read after each sync, fits into this read.
                 chunks = [os.read(descriptor, BLOCK_BYTES)]
                 while chunks[-1]:
                     chunks.append(
@@ -96,8 +100,7 @@ class Disk:
                 os.close(descriptor)
 
     def read_start(self, path: Path) -> bytes:
-        """Return the content as `read` does, of a direct Disk the first BLOCK_BYTES of it at the
-        most.
+        """Return the content as `read` does; a direct Disk returns at most the first BLOCK_BYTES.
 
         Raises FileNotFoundError, StorageFailedError.
         """
@@ -107,8 +110,11 @@ class Disk:
             return _read_direct(descriptor, 0, BLOCK_BYTES)
 
     def read_patiently(self, path: Path) -> bytes:
-        """Return the content as `read` does, and wait for a cache that knows the file by the name
-        of another, for seconds. For threads. Raises FileNotFoundError, StorageFailedError."""
+        """Return the content as `read` does; wait for seconds if the
+        cache has another file by this name.
+
+        For threads. Raises FileNotFoundError, StorageFailedError.
+        """
         for _ in range(_STALE_WAITS):
             try:
                 return self.read(path)
@@ -121,10 +127,10 @@ class Disk:
     def refresh(self, path: Path) -> None:
         """Let SQLite, which reads through the cache, see what other hosts wrote to `path`.
 
-        Does nothing where reads are plain. Else this host's cache of the file is dropped, and its
-        head, tail and size are compared with a direct read until they agree. For threads; nobody in
-        this process may have a lock on the file, which closing would drop. Raises
-        FileNotFoundError, StorageFailedError, also if they never agree.
+        Does nothing if reads are plain. Otherwise it drops this host's cache of the file, and
+        compares head, tail and size with a direct read until they agree. For threads. This process
+        must hold no lock on the file, since closing the file would drop it. Raises
+        FileNotFoundError, and StorageFailedError also if they never agree.
         """
         if not self.direct:
             return
@@ -137,12 +143,14 @@ class Disk:
                     if not _is_stale(error):
                         raise
                 time.sleep(_STALE_WAIT_SECONDS)
-            raise OSError(errno.ESTALE, "this host's cache goes on showing something older")
+            raise OSError(errno.ESTALE, "this host's cache keeps showing older content")
 
     def write_durably(self, path: Path, content: bytes, *, new: bool = False) -> None:
-        """Replace `path` by `content`, atomically and synced; a `new` one must not exist. Raises
-        StorageFailedError."""
-        # Unique, so that two processes that start at once do not rename each other's file.
+        """Replace `path` by `content`, atomically and synced. With `new`, `path` must not exist.
+
+        Raises StorageFailedError.
+        """
+        # The name is unique, so that two starting processes do not rename each other's file.
         temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
         with _storage_errors(path, missing_is_failure=True):
             descriptor = os.open(
@@ -166,8 +174,8 @@ class Disk:
     def overwrite_durably(self, path: Path, content: bytes) -> None:
         """Put `content` at the start of the existing `path`, in place and synced.
 
-        In place, so that a reader who opens the file sees the old or the new bytes and never an
-        absent file, which a network file system may report from its cache for half a minute.
+        In place, so that a reader who opens the file finds the old or the new bytes and never a
+        missing file, which a network file system may report from its cache for half a minute.
         Raises FileNotFoundError, StorageFailedError.
         """
         with _storage_errors(path):
@@ -198,16 +206,17 @@ class Disk:
             return _AppendFile(path)
 
     def lock(self, path: Path, what: str) -> LockFile:
-        """Take the exclusive lock of `path` or raise AlreadyRunningError at once.
+        """Take the exclusive lock of `path`, or raise AlreadyRunningError at once.
 
-        A POSIX record lock, since those are the locks that NFSv4 carries between hosts. Nothing
-        else in the process may open and close this path: closing drops such a lock.
+        It is a POSIX record lock, since NFSv4 carries those between hosts. No other code in the
+        process may open and close this path, since closing it drops the lock.
         """
         with _storage_errors(path):
             return _LockFile(path, what)
 
     def make_directory(self, path: Path) -> None:
-        """Create `path` and its parents durably; existing ones stay. Raises StorageFailedError."""
+        """Create `path` and its parents durably; existing ones are fine. Raises
+        StorageFailedError."""
         with _storage_errors(path):
             missing = []
             parent = path
@@ -254,9 +263,9 @@ class Disk:
                 self.sync_directory(source.parent)
 
     def place(self, draft: Path, path: Path) -> None:
-        """Give a file in the same directory the name `path`, durably, which nothing may have.
+        """Give a file the new name `path` in the same directory, durably.
 
-        Raises StorageFailedError if something has, FileNotFoundError.
+        Raises StorageFailedError if `path` exists, FileNotFoundError.
         """
         with _storage_errors(draft):
             _name(draft, path)
@@ -349,8 +358,8 @@ def _direct_chunks(descriptor: int) -> Iterator[bytes]:
         chunk = _read_direct(descriptor, at, _READ_BYTES)
         end = at + len(chunk)
         if len(chunk) < _READ_BYTES:
-            # The end, if the next read from the last whole block on ends there too; what the cache
-            # knows of the size is no proof.
+            # This is the end if the next read, from the last whole block, ends here too. The size
+            # that the cache knows proves nothing.
             if end == ended_at:
                 yield chunk
                 return
@@ -361,14 +370,13 @@ def _direct_chunks(descriptor: int) -> Iterator[bytes]:
 
 
 def _read_direct(descriptor: int, at: int, size_bytes: int) -> bytes:
-    # Of pages, as O_DIRECT wants its buffer.
+    # O_DIRECT needs a buffer of whole pages.
     with mmap.mmap(-1, size_bytes) as buffer:
         return buffer[: os.preadv(descriptor, [buffer], at)]
 
 
 def _shows_what_is_there(path: Path) -> bool:
-    """Drop what the cache has of a file, and tell if a plain read then shows what a direct one
-    does."""
+    """Drop a file's cache, and tell whether a plain read then returns the same as a direct one."""
     with _opened(path, direct=False) as plain, _opened(path, direct=True) as direct:
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
         size_bytes = os.fstat(plain).st_size
@@ -388,14 +396,14 @@ def _name(draft: Path, path: Path) -> None:
     try:
         os.link(draft, path)
     except FileExistsError:
-        # On NFS a link that was made is answered so if its first answer was lost.
+        # NFS answers so after a link was made, if its first answer was lost.
         if not draft.samefile(path):
             raise
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # Without links this is not atomic. What keeps two owners apart is the name itself, which is
-        # by epoch: see `generations.py`.
+        # Without links this is not atomic. The name itself, which contains the epoch, keeps two
+        # owners apart: see `generations.py`.
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         draft.replace(path)

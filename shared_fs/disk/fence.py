@@ -1,19 +1,20 @@
 """The fence: the durable mark that an incarnation may never acknowledge again.
 
-Each incarnation has one small file. It says `open` from the incarnation's start, and anyone who
-must be sure that the incarnation is dead overwrites it, once and for ever. The incarnation reads it
-after every sync of its commit log and before anything leaves, so:
+Each incarnation has one small file. It says `open` from the incarnation's start. Anyone who must be
+sure that the incarnation is dead overwrites it, once and for ever. The incarnation reads it after
+every sync of its commit log and before anything leaves, so:
 
-    whoever has fenced an incarnation and then reads its log, sees all that it ever acknowledged
+    after fencing an incarnation, its log shows everything that it ever acknowledged
 
-since an ack needs a sync, then a read that still found `open`; and the fence, once written, is
-found by every later read (close-to-open consistency on NFS; the page cache on one host). No clock
-is involved. Anything but the exact text, also a missing file, counts as fenced.
+This holds because an ack needs a sync and then a read that still finds `open`, and once
+the fence is written, every later read finds it (close-to-open consistency on NFS; the
+page cache on one host). No clock is involved. Anything but the exact text counts as
+fenced, and so does a missing file.
 
-The file exists with its full size from the start and is overwritten in place: see
-`Disk.overwrite_durably`. On a file system that is read past its cache (`reading.py`) it is a fence
-of PADDED_BYTES, of which the first bytes count: GlusterFS keeps the content of files up to 64 KiB
-for a second where not even O_DIRECT gets past it.
+The file has its full size from the start and is overwritten in place: see `Disk.overwrite_durably`.
+On a file system that is read past its cache (`reading.py`), the file is padded to PADDED_BYTES and
+only its first bytes count: GlusterFS keeps the content of files up to 64 KiB for a second in a
+place that even O_DIRECT does not bypass.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from holdfast.shared_fs.disk.disk import BLOCK_BYTES, Disk
 _OPEN: Final = b"open  \n"
 _FENCED: Final = b"fenced\n"
 assert len(_OPEN) == len(_FENCED)
-#: Above what the client of a network file system is known to keep beside the cache of the kernel.
+#: Above what network file systems are known to cache beside the kernel's cache.
 PADDED_BYTES: Final = 128 * 1024
-#: What is read of a padded fence.
+#: The part of a padded fence that is read.
 _PADDED_OPEN: Final = _OPEN.ljust(BLOCK_BYTES, b"\0")
 
 
@@ -41,7 +42,7 @@ def create_fence(disk: Disk, path: Path) -> None:
 def fence(disk: Disk, path: Path) -> None:
     """Fence the incarnation of `path` for ever. Idempotent; durable when this returns.
 
-    An incarnation whose fence file is missing reads as fenced, so there is nothing to write.
+    If the fence file is missing, the incarnation already reads as fenced, and nothing is written.
     Raises StorageFailedError, and then the incarnation must count as alive.
     """
     try:
@@ -51,20 +52,20 @@ def fence(disk: Disk, path: Path) -> None:
 
 
 def is_open(disk: Disk, path: Path) -> bool:
-    """Tell if the incarnation of `path` may still acknowledge; a missing file says no.
+    """Tell whether the incarnation of `path` may still acknowledge; false if the file is missing.
 
-    Raises StorageFailedError when the file cannot be read now: then nobody may conclude anything.
+    Raises StorageFailedError if the file cannot be read now: then nobody may conclude anything.
     """
     try:
         found = disk.read_start(path)
     except FileNotFoundError:
         return False
-    # A server that reads otherwise than this process may have written it, and not padded it.
+    # A server with another way of reading may have written the file without padding.
     return found == _OPEN or found[:BLOCK_BYTES] == _PADDED_OPEN
 
 
 class FenceGate:
-    """An incarnation's own view of its fence: once fenced, fenced for good."""
+    """An incarnation's own view of its fence. Once it has seen the fence, it stays fenced."""
 
     def __init__(self, disk: Disk, path: Path, server: str, incarnation: str) -> None:
         self._disk = disk
@@ -80,8 +81,8 @@ class FenceGate:
     def check(self) -> None:
         """Return if anything may leave now.
 
-        Raises FencedError for good, StorageFailedError when the fence cannot be read: nothing may
-        leave then, but a later check may succeed.
+        Raises FencedError, which is final, and StorageFailedError if the fence cannot be read: then
+        nothing may leave, but a later check may succeed.
         """
         if self._fenced or not is_open(self._disk, self._path):
             self._fenced = True

@@ -1,11 +1,11 @@
-"""The file system under a folder: its type, whether other hosts share it, and how much room it has.
+"""The file system under a folder: its type, whether other hosts share it, and its free room.
 
-The type comes from the kernel's list of mounts, so it is known on Linux only; elsewhere it is
-unknown, and `local` is False: whoever asks must then expect the worst. A FUSE mount counts as not
-local, since nothing tells what is behind it.
+The type comes from the kernel's list of mounts, so it is known on Linux only. Elsewhere it is
+unknown and `local` is False, so callers must expect the worst. A FUSE mount counts as not local,
+since its backing storage is unknown.
 
-`time_sync` and `locks_exclude` try out what holdfast rests on. They see one host only: whether
-locks and syncs mean the same to the others is for the file system's documentation to say.
+`time_sync` and `locks_exclude` test what holdfast depends on. They see one host only. The
+documentation of the file system must say whether locks and syncs hold between hosts.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ sys.exit({_LOCKED})
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One mounted file system; `type` is empty where it is not known."""
+    """One mounted file system; `type` is empty if it is not known."""
 
     type: str
     path: str
 
     @property
     def local(self) -> bool:
-        """Nobody but this host changes its files, as far as the type tells."""
+        """True if only this host changes its files, as far as the type tells."""
         return bool(self.type) and not (
             self.type in _NETWORK_TYPES or self.type.partition(".")[0] in ("fuse", "fuseblk")
         )
@@ -64,8 +64,8 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How much fits on a file system. `file_count` and `free_file_count` are 0 where there is no
-    limit to the number of files."""
+    """The room of a file system. `file_count` and `free_file_count`
+    are 0 if files are not limited."""
 
     size_bytes: int
     free_bytes: int
@@ -74,7 +74,7 @@ class Room:
 
 
 def mount_of(path: Path) -> Mount:
-    """Return the mount that holds `path`, which exists. Does not touch other mounts."""
+    """Return the mount that contains `path`, which exists. Does not touch other mounts."""
     try:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -83,21 +83,21 @@ def mount_of(path: Path) -> Mount:
 
 
 def mount_in(lines: Iterable[str], path: Path) -> Mount:
-    """Return the mount of the absolute `path` by the lines of a list of mounts."""
+    """Return the mount of the absolute `path`, given the lines of a list of mounts."""
     found = Mount("", "")
     for line in lines:
         fields = line.split(" ")
         if len(fields) < 3:
             continue
         mounted = _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), fields[1])
-        # Of several on one folder the last one hides the others.
+        # If several are mounted on one folder, the last one hides the others.
         if path.is_relative_to(mounted) and len(mounted) >= len(found.path):
             found = Mount(fields[2], mounted)
     return found
 
 
 def room_of(path: Path) -> Room:
-    """Return the room of the file system that holds `path`, for an unprivileged process."""
+    """Return the room of the file system that contains `path`, for an unprivileged process."""
     found = os.statvfs(path)
     return Room(
         size_bytes=found.f_blocks * found.f_frsize,
@@ -110,7 +110,7 @@ def room_of(path: Path) -> Room:
 def time_sync(folder: Path) -> float:
     """Return how many seconds it takes to make a small new file in `folder` durable.
 
-    Raises OSError. The file is gone afterwards.
+    Raises OSError. The file is removed.
     """
     with _probe_file(folder) as path:
         started_at = time.perf_counter()
@@ -124,8 +124,11 @@ def time_sync(folder: Path) -> float:
 
 
 def locks_exclude(folder: Path) -> bool:
-    """Tell if a POSIX record lock on a file in `folder` keeps another process of this host out, and
-    lets it in once released. Raises OSError where there are no such locks."""
+    """Tell whether POSIX record locks work in `folder`, between processes of this host.
+
+    A held lock must keep another process out, and a released one must let it in. Raises OSError if
+    there are no such locks.
+    """
     with _probe_file(folder) as path:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -1,26 +1,26 @@
-"""Where everything lies on the shared file system.
+"""The paths of everything on the shared file system.
 
     FORMAT                                     the format version of this tree
-    CLUSTER                                    which cluster this is: see `cluster_id.py`
-    coordinator/lock, state.db, term           the active coordinator's
+    CLUSTER                                    the id of the cluster: see `cluster_id.py`
+    coordinator/lock, state.db, term           of the active coordinator
     coordinator.progress                       how far state.db has come: outside, see `progress.py`
     servers/<server>/lock                      held by the running incarnation of <server>
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
     servers/<server>/<incarnation>/log/<segment>.log
-    servers/<server>/<incarnation>/letting-go, loss-accepted      see `remains.py`
+    servers/<server>/<incarnation>/letting-go, loss-accepted      see `dead_incarnation.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
     stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator put an older file there
-    quarantine/<tenant>/<file>.<time>/         damaged files, each with a report, and with
+    quarantine/<tenant>/<file>.<time>/         damaged files, each with a report and with the
                                                changes that may be in no file: see `quarantine.py`
 
 A file's generation is the epoch of the owner that made it, or less. A generation ends when its file
-is still locked by an owner that is fenced but not gone: the next owner goes on with a copy
-(`persist/shared_disk/opening.py`). Which of several counts: `generations.py`.
+is still locked by an owner that is fenced but still running: the next owner continues with a copy
+(`persist/shared_disk/opening.py`). `generations.py` decides which of several files counts.
 
-Stores fan out by hash over 4,096 folders: a million are some 250 to a folder, which is cheap to
-list, and few of them are the first in theirs (making a folder and its name durable costs as much as
-making the file).
+Stores are spread by hash over 4,096 folders. A million stores are about 250 per folder, which is
+cheap to list, and few stores are the first in their folder (making a folder and its name durable
+costs as much as making the file).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.tombstone import read_tombstone
 
 FORMAT_VERSION: Final = 1
-#: The name of a folder over which the stores of a tenant fan out.
+#: The name of a folder among which the stores of a tenant are spread.
 HASH_FOLDER: Final = re.compile("[0-9a-f]{3}")
-#: How the name of the file ends by which an operator accepts an older store file.
+#: The suffix of the file with which an operator accepts an older store file.
 OLDER_ACCEPTED: Final = ".older-accepted"
 _FORMAT_TEXT: Final = "holdfast shared file system, format "
 
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def coordinator_progress(self) -> Path:
-        """Not in the coordinator's folder, which a backup may bring back as a whole."""
+        """Outside the coordinator's folder, which a backup may restore as a whole."""
         return self.root / "coordinator.progress"
 
     @property
@@ -103,8 +103,11 @@ class Layout:
         return Path(f"{self._of_store(store)}{OLDER_ACCEPTED}")
 
     def _of_store(self, store: StoreId) -> str:
-        """Return what the paths of all files of a store begin with: as text, since each part that
-        is added to a Path takes 3 µs, and a store is opened with ten paths."""
+        """Return the start of the paths of all files of a store.
+
+        It is text, because each part that is added to a Path takes 3 µs, and
+        opening a store uses ten paths.
+        """
         digest = hashlib.blake2b(
             f"{store.tenant}/{store.kind}/{store.name}".encode(), digest_size=2
         ).hexdigest()
@@ -114,8 +117,10 @@ class Layout:
     def generations(
         self, disk: Disk, store: StoreId, *, with_deleted: bool = False
     ) -> list[int]:
-        """Return the generations of a store's file that exist, lowest first; those that were
-        deleted, and are only to be removed, on request."""
+        """Return the generations of a store's file that exist, lowest first.
+
+        Generations that were deleted, and only have to be removed, are included on request.
+        """
         start = f"{store.name}.{StoreKind(store.kind).word}."
         found = []
         deleted = 0
@@ -130,7 +135,7 @@ class Layout:
 
 
 class NoDataError(StorageError):
-    """Raised instead of making a tree, by whoever only reads the one that a cluster uses."""
+    """Raised by commands that only read an existing tree, instead of creating one."""
 
     code = "no_data"
     template = "no holdfast data here: {path} has no FORMAT file"
@@ -144,10 +149,10 @@ def existing_layout(root: Path, disk: Disk) -> Layout:
 
 
 def open_layout(root: Path, disk: Disk) -> Layout:
-    """Return the layout under `root`, made if `root` is missing or empty.
+    """Return the layout under `root`; create it if `root` is missing or empty.
 
-    Raises NewerFormatError for a tree of a later holdfast, StoreDamagedError for a folder that
-    holds something else (it is left alone), StorageFailedError.
+    Raises NewerFormatError for a tree of a later holdfast, StoreDamagedError for a folder with
+    other content (it is left alone), StorageFailedError.
     """
     layout = Layout(root)
     try:
@@ -161,8 +166,8 @@ def open_layout(root: Path, disk: Disk) -> Layout:
         if strangers:
             raise StoreDamagedError(
                 store=str(root),
-                reason=f"it has no FORMAT file but holds {', '.join(strangers[:3])}; "
-                "holdfast makes its own folder and takes no other",
+                reason=f"it has no FORMAT file but contains {', '.join(strangers[:3])}; "
+                "name a new or empty folder",
             ) from None
         disk.make_directory(root)
         disk.write_durably(layout.format_file, f"{_FORMAT_TEXT}{FORMAT_VERSION}\n".encode())

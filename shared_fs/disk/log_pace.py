@@ -1,11 +1,11 @@
-"""When a server puts the next object of its log into the bucket.
+"""Decides when a server puts the next object of its log into the bucket.
 
-Puts cost money each, however small, so they are spaced: one every LOG_OBJECT_SECONDS in the mean,
-LOG_OBJECT_IDLE_SECONDS after the first change that follows an idle spell, none while nothing
-changes. LOG_OBJECT_BYTES that wait go at once, since then it is the bytes that cost. One put is
-under way at a time, so slots are acknowledged in their order and a hole ends the log.
+Each put costs money, however small it is, so puts are spaced: on average one every
+LOG_OBJECT_SECONDS, one LOG_OBJECT_IDLE_SECONDS after the first change that follows an idle spell,
+and none while nothing changes. If LOG_OBJECT_BYTES wait, they are put at once, since then the bytes
+are what costs. One put runs at a time, so slots are acknowledged in order and a hole ends the log.
 
-Pure: `now` is given, in seconds of any one clock.
+Pure: `now` is an argument, in seconds of any one clock.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ class LogPace:
         return self._waiting_bytes
 
     def added(self, now: float, size_bytes: int) -> None:
-        """Changes of `size_bytes` wait."""
+        """Add changes of `size_bytes` to what waits."""
         self._waiting_bytes += size_bytes
         if self._first_at is None:
             self._first_at = now
 
     def due_at(self) -> float | None:
-        """Return when to begin the next put; None while there is nothing to put, or a put is under
-        way."""
+        """Return when to begin the next put; None while nothing waits or a put is running."""
         if self._first_at is None or self._under_way:
             return None
         spaced_at = self._spaced_at()
         return self._first_at if spaced_at is None else spaced_at
 
     def begun(self, now: float) -> None:
-        """A put begins, with everything that waited. One that begins a little late, for a busy loop
-        or a slow put before it, does not push those behind it back: it is the mean pace that
-        costs."""
+        """Begin a put of everything that waits.
+
+        If it begins a little late, because of a busy loop or a slow put before it, the later puts
+        are not delayed: only the average pace costs.
+        """
         assert not self._under_way
         spaced_at = self._spaced_at()
         is_late = spaced_at is not None and now - LOG_OBJECT_SECONDS < spaced_at < now
@@ -58,12 +59,12 @@ class LogPace:
         self._begun_at = spaced_at if is_late and spaced_at is not None else now
 
     def ended(self) -> None:
-        """The put has succeeded."""
+        """End the put, which succeeded."""
         assert self._under_way
         self._under_way = False
 
     def _spaced_at(self) -> float | None:
-        """Return when what waits is due by the pace; None if so much waits that it goes at once."""
+        """Return when the waiting changes are due; None if so much waits that it is put at once."""
         if self._first_at is None or self._waiting_bytes >= LOG_OBJECT_BYTES:
             return None
         return max(self._first_at + LOG_OBJECT_IDLE_SECONDS, self._begun_at + LOG_OBJECT_SECONDS)

@@ -1,9 +1,9 @@
-"""Who may read what holdfast keeps: the user that the servers run as, and nobody else.
+"""Who may read holdfast's files: only the user that the servers run as.
 
-The servers, and commands that make files, run with a umask under which files are 0600 and folders
-0700. Modes are left to the umask, and not given to each file, so that a default ACL of a folder
-(`setfacl -d`) still lets others in where an operator wants that. What an earlier holdfast made more
-openly is closed at its root: a folder that nobody may enter hides all that is below it.
+The servers, and commands that create files, run with a umask that gives files mode 0600 and folders
+0700. The umask is used instead of explicit modes, so that a default ACL of a folder (`setfacl -d`)
+can still admit others if an operator wants that. Files that an earlier holdfast made more open are
+closed at their root: nobody can reach anything below a folder that they may not enter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ACL: Final = "system.posix_acl_access"
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make files and folders of this process private while the body runs."""
+    """Make files and folders that the body creates private."""
     before = os.umask(UMASK)
     try:
         yield
@@ -31,15 +31,19 @@ def private_files() -> Iterator[None]:
 
 
 def open_to_others(folder: Path) -> int | None:
-    """Return the mode of a folder that other users may enter or read; None if they may not, or if
-    an operator has said by an ACL who may. Raises OSError."""
+    """Return the mode of a folder that other users may enter or read.
+
+    None if they may not, or if an operator set an ACL for it. Raises OSError.
+    """
     mode = folder.stat().st_mode & 0o7777
     return mode if mode & _OTHERS and not _has_acl(folder) else None
 
 
 def tighten(folder: Path) -> None:
-    """Close a folder of this user's to others. What belongs to another user is left to its owner,
-    and `holdfast doctor` tells of it. Raises OSError."""
+    """Close a folder of this user to others. Raises OSError.
+
+    A folder of another user is left to its owner; `holdfast doctor` reports it.
+    """
     mode = open_to_others(folder)
     if mode is not None and folder.stat().st_uid == os.geteuid():
         folder.chmod(mode & ~_OTHERS)

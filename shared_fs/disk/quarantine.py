@@ -1,15 +1,14 @@
-"""Quarantine: where damaged files go, so that nothing is lost by repairing and nothing reopens
-them.
+"""Quarantine: keeps damaged files, so that repairing loses nothing and nothing reopens them.
 
     quarantine/<tenant>/<file name>.<time>/
         <number>.log    acknowledged changes that may be in no file (`commit_log.py`)
         report.json     what was wrong
         the file, its WAL, and those of other generations
 
-A quarantined file is never read again by a server; an operator may. The changes are read: by a
-later owner if a file of the store is put back in its place, and by `holdfast restore`. They are
-durable before the report is there, and the report before anything is moved. Moving is atomic per
-file and durable when `quarantine` returns.
+A server never reads a quarantined file again; an operator may. The changes are read: by a later
+owner if a file of the store is put back in its place, and by `holdfast restore`. The changes are
+durable before the report is, and the report before anything is moved. Moving is atomic per file and
+durable when `quarantine` returns.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ def quarantine(
     records: Sequence[LogRecord] = (),
     others: Sequence[Path] = (),
 ) -> Path:
-    """Move the file at `path`, its WAL and the `others`, which count less, out of the way, and keep
-    `records` with them; return the folder they are in now.
+    """Move a damaged file to quarantine and return the folder that it is in now.
 
-    Nobody but the caller may have the file open. Without a file only the records are kept. Raises
-    StorageFailedError.
+    Its WAL and the `others`, which count less, are moved too, and `records` are kept with them.
+    Only the caller may have the file open. If the file is missing, only the records are kept.
+    Raises StorageFailedError.
     """
     folder = layout.quarantine / store.tenant / f"{path.name}.{time}"
     disk.make_directory(folder)
@@ -78,7 +77,8 @@ def quarantine(
         last_revision=max((record.revision for record in records), default=0),
     )
     disk.write_durably(folder / _REPORT, (json.dumps(asdict(report), indent=2) + "\n").encode())
-    # What counts goes last, or what a crash leaves would be an older state that looks whole.
+    # The file that counts is moved last. Otherwise a crash could leave
+    # an older state that looks whole.
     for each in (*others, path):
         wal = each.with_name(each.name + "-wal")
         for part in (wal, each):
@@ -88,22 +88,22 @@ def quarantine(
 
 
 def _keep(disk: Disk, folder: Path, records: Sequence[LogRecord]) -> None:
-    """Write the records as a log that can tell if any of them is damaged later."""
+    """Write the records as a log, which shows if one of them is damaged later."""
     log = CommitLog(disk, folder)
     for tick, record in enumerate(records, 1):
         log.append(tick, [record])
     log.prepare_sync()()
-    # It says that those before it are synced: a bad one among them is no torn end.
+    # This frame states that those before it are synced, so a bad one among them is not a torn end.
     log.append(len(records) + 1, [])
     log.prepare_sync()()
     log.close()
 
 
 def kept_records(disk: Disk, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield `(tenant, folder name)` of what is in quarantine with changes beside it, whole."""
+    """Yield `(tenant, folder name)` of each complete quarantine folder that has changes."""
     for tenant in disk.names(layout.quarantine):
         if tenant.startswith("_"):
-            # Of no tenant: logs, the coordinator's state.
+            # Not a tenant: logs, or the coordinator's state.
             continue
         for name in disk.names(layout.quarantine / tenant):
             folder = layout.quarantine / tenant / name

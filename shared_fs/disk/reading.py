@@ -1,11 +1,11 @@
 """How the shared file system is read: through this host's cache, or past it.
 
-What another host has written must be found at once: a server rests on it when it reads its fence, a
-coordinator when it reads the term, and an heir when it reads the log of the dead. On one host the
-page cache is the truth. On a network file system it may be a memory: with their defaults, GlusterFS
-shows a fence after a second and ceph-fuse some fences never, to a plain read. So what is not known
-to be local is read with O_DIRECT, if it takes that; `choose_disk` tries, measures, and says in the
-log what it chose.
+What another host has written must be found at once. A server depends on that when it reads its
+fence, a coordinator when it reads the term, and a new owner when it reads the log of a dead server.
+On one host, the page cache is always right. On a network file system it may be stale: with their
+defaults, a plain read shows a fence after a second on GlusterFS, and some fences never on
+ceph-fuse. So a file system that is not known to be local is read with O_DIRECT if it supports that.
+`choose_disk` tries, measures, and logs what it chose.
 
 A plain read of a fence takes 7 us on ext4, a direct one 80; on GlusterFS 50 and 700.
 """
@@ -27,14 +27,14 @@ from holdfast.shared_fs.disk.file_system import Mount, mount_of
 
 logger = logging.getLogger("holdfast.shared_fs")
 
-#: Reads of the measurement, of which the median counts.
+#: Reads of the measurement, whose median counts.
 _PROBE_READS: Final = 15
 
 
 class FenceRead(StrEnum):
-    """How an operator wants it."""
+    """The operator's choice."""
 
-    #: Direct, unless the file system is known to be local or refuses it.
+    #: Direct, unless the file system is known to be local or does not support it.
     AUTO = "auto"
     DIRECT = "direct"
     PLAIN = "plain"
@@ -46,9 +46,9 @@ def choose_disk(
     *,
     find_mount: Callable[[Path], Mount] = mount_of,
 ) -> Disk:
-    """Return the Disk for the shared file system that holds `folder`, which exists.
+    """Return the Disk for the shared file system that contains `folder`, which exists.
 
-    Raises InvalidArgumentError if direct reads are asked for and refused, StorageFailedError.
+    Raises InvalidArgumentError if direct reads are requested but not supported, StorageFailedError.
     """
     mount = find_mount(folder)
     plain = Disk()
@@ -64,7 +64,7 @@ def choose_disk(
     direct = not refusal and (
         wanted is FenceRead.DIRECT or (wanted is FenceRead.AUTO and not mount.local)
     )
-    # Then a partition may cost acknowledged writes, unless the mount has no cache.
+    # In this case a partition may cost acknowledged writes, unless the mount has no cache.
     risky = not direct and not mount.local
     logger.log(
         logging.WARNING if risky else logging.INFO,
@@ -89,7 +89,9 @@ def _measure(disk: Disk, folder: Path) -> float:
         for _ in range(_PROBE_READS):
             began_at = time.perf_counter()
             if not is_open(disk, path):
-                raise StorageFailedError(reason=f"{path}: it does not read as it was written")
+                raise StorageFailedError(
+                    reason=f"{path}: a read returns other content than was written"
+                )
             took.append(time.perf_counter() - began_at)
         return sorted(took)[_PROBE_READS // 2] * 1000
     finally:

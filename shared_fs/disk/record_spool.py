@@ -1,10 +1,10 @@
-"""Records that may be more than memory should hold: what is over a few megabytes waits in a file.
+"""Keeps records that may not fit into memory: beyond a few megabytes they go to a file.
 
-A restore has to look at all records of a store before it knows which ones count, and those of large
-values are gigabytes. `keep` gives a record back whose payloads are read when they are asked for.
-The file is one for temporary files, without a name: it goes with the spool, or the process.
+A restore must look at all records of a store before it knows which ones count, and those of large
+values are gigabytes. `keep` returns a record whose payloads are read on demand. The file is an
+unnamed temporary file: it disappears with the spool, or with the process.
 
-One thread at a time.
+For one thread at a time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.disk.commit_log import LogRecord
 
-#: What is held in memory: all that most restores ever read.
+#: Bytes held in memory: enough for most restores.
 _HELD_BYTES: Final = 8 * MIB
 
 
 class RecordSpool:
-    """Keeps records while it is open; for `with`."""
+    """Keeps records while it is open; use it with `with`."""
 
     def __init__(self, held_bytes: int = _HELD_BYTES) -> None:
         self._left_bytes = held_bytes
@@ -43,7 +43,7 @@ class RecordSpool:
             self._file.close()
 
     def keep(self, record: LogRecord) -> LogRecord:
-        """Return the same record; its payloads are there as long as the spool is open.
+        """Return the same record. Its payloads are available as long as the spool is open.
 
         Raises StorageFailedError.
         """

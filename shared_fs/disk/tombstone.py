@@ -1,13 +1,13 @@
-"""Tombstones on the shared file system: that a store was deleted, and what of it never comes back.
+"""Tombstones on the shared file system: they record that a store was deleted and must not return.
 
-One small file beside where the store's file was. Void from then on, whatever turns up: the store's
-files of this epoch's or a lower generation (a generation never is above its owner's epoch), log
-records and snapshots of this or a lower epoch. A store that is made anew has a higher epoch, hence
-file generation, and begins beyond `revision`, so that whoever followed the old one is told to begin
-anew as well.
+A tombstone is one small file beside the place of the store's file. It makes the following void,
+whenever it turns up: files of the store with this epoch as generation or a lower one (a generation
+is never above its owner's epoch), and log records and snapshots of this epoch or a lower one. A new
+store of the same name has a higher epoch, and so a higher file generation, and starts beyond
+`revision`, so that followers of the old store are told to start over.
 
-It stays for ever: nobody can know that no log, nor a backup of the coordinator's state, speaks of
-the store any more. The bucket has one of its own (`manifest.Tombstone`).
+It stays for ever: nobody can know that no log, and no backup of the coordinator's state, still
+mentions the store. The bucket has its own tombstones (`manifest.Tombstone`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.shared_fs.disk.disk import Disk
 
 
 class Grave(NamedTuple):
-    """Of a deleted store. `time` is milliseconds since the epoch."""
+    """A deleted store. `time` is milliseconds since the epoch."""
 
     epoch: int
     revision: int
@@ -29,8 +29,10 @@ class Grave(NamedTuple):
 
 
 def read_tombstone(disk: Disk, path: Path) -> Grave | None:
-    """Return what a tombstone says; None without one. Raises StoreDamagedError,
-    StorageFailedError."""
+    """Return the content of a tombstone; None if there is none.
+
+    Raises StoreDamagedError, StorageFailedError.
+    """
     try:
         content = disk.read(path)
     except FileNotFoundError:
@@ -39,10 +41,10 @@ def read_tombstone(disk: Disk, path: Path) -> Grave | None:
         fields = json.loads(content)
         return Grave(int(fields["epoch"]), int(fields["revision"]), int(fields["time"]))
     except (ValueError, TypeError, KeyError) as error:
-        raise StoreDamagedError(store=str(path), reason="it is no tombstone") from error
+        raise StoreDamagedError(store=str(path), reason="it is not a tombstone") from error
 
 
 def write_tombstone(disk: Disk, path: Path, grave: Grave) -> None:
-    """Write a tombstone durably, in the place of an earlier one. Raises StorageFailedError."""
+    """Write a tombstone durably; it replaces an earlier one. Raises StorageFailedError."""
     disk.make_directory(path.parent)
     disk.write_durably(path, (json.dumps(grave._asdict()) + "\n").encode())

@@ -1,1 +1,1 @@
-"""Reading what is there without being its owner: inspection, verification."""
+"""Reading data without owning it: inspection, verification."""

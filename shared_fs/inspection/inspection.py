@@ -1,17 +1,18 @@
-"""Inspection: what a data directory holds, found out without being in anybody's way.
+"""Inspection: examines a data directory without disturbing anybody.
 
 For `holdfast doctor`, beside a running cluster or without one. Invariants:
 
-- Nothing is changed, and no lock is taken but one: a file with a WAL and no owner is locked while
-  its content is checked, for LOOK_SECONDS at the most (unless `deep`). Who wants it waits as long.
-- Locks are asked for (F_GETLK), not tried. A file that a process has open is `in_use`, and not
-  read.
-- A file without WAL is nobody's: it is read as immutable, without any lock. If it changed
-  meanwhile, what was found is void and it is read again.
+- Nothing is changed, and only one kind of lock is taken: a file with a WAL and no owner is locked
+  while its content is checked, for at most LOOK_SECONDS (unless `deep`). A server that wants the
+  file waits that long.
+- Other locks are queried (F_GETLK), not tried. A file that a process has
+  open is `in_use`, and is not read.
+- A file without a WAL has no owner: it is read as immutable, without any lock. If it changed
+  meanwhile, the result is discarded and it is read again.
 - Memory does not grow with the number of stores: one folder is listed at a time.
 
-Says what is there; what is wrong about it is for the caller to say. Runs in a process of its own:
-closing a file drops all locks that its process has on it.
+This module reports what it finds; the caller decides what is wrong with it. Run it in a process of
+its own: closing a file drops all locks that its process has on it.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ from holdfast.shared_fs.store_file.applying import StoreMeta
 from holdfast.shared_fs.store_file.bodies import Bodies
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 
-#: How long one file is looked at, unless all of it is asked for. Below what a server waits for a
-#: lock before it goes on with a copy.
+#: How long one file is checked, unless all of it is requested. It is shorter than a server waits
+#: for a lock before it continues with a copy.
 LOOK_SECONDS: Final = 0.5
 _STORE_FILE: Final = re.compile(
     r"(?P<name>.+)\.(?P<kind>stream|kv)\.(?P<generation>[1-9][0-9]{0,8})\.db"
     r"(?:\.(?P<draft>[0-9A-Za-z]+)(?:\.(?:part|image|draft))?)?(?P<wal>-wal)?"
 )
-#: What `Disk.write_durably` renames in the end.
+#: The suffix of files that `Disk.write_durably` renames in the end.
 _TEMPORARY: Final = ".tmp"
 _SQLITE_MAGIC: Final = b"SQLite format 3\0"
 _ATTEMPTS: Final = 3
@@ -62,8 +63,10 @@ _FLOCK: Final = struct.Struct("hhqqi4x" if sys.platform == "linux" else "qqihh")
 
 # Locks and incarnations
 def lock_holder(path: Path) -> int | None:
-    """Return the pid of a process that holds a lock on `path`; None if none does, or there is no
-    file. 0 or less: a process of another host. Raises StorageFailedError."""
+    """Return the pid of a process that holds a lock on `path`; None without a lock or a file.
+
+    A pid of 0 or less means a process of another host. Raises StorageFailedError.
+    """
     request = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     if sys.platform != "linux":
         request = (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
@@ -91,7 +94,7 @@ class FenceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FoundIncarnation:
-    """An incarnation's folder. `running`: a process lives this life now."""
+    """The folder of an incarnation. `running` means that a process lives this life now."""
 
     server: str
     incarnation: str
@@ -101,7 +104,7 @@ class FoundIncarnation:
 
 
 def incarnations(layout: Layout, disk: Disk) -> Iterator[FoundIncarnation]:
-    """Yield what is there of each server's lives, oldest first. Raises StorageFailedError."""
+    """Yield the incarnations of each server, oldest first. Raises StorageFailedError."""
     for server in disk.names(layout.servers):
         locked = lock_holder(layout.server(server) / "lock") is not None
         names = [name for name in disk.names(layout.server(server)) if name not in _SERVER_FILES]
@@ -119,7 +122,7 @@ def incarnations(layout: Layout, disk: Disk) -> Iterator[FoundIncarnation]:
                 server,
                 name,
                 state,
-                # Names sort by the start of the life, and only the last one can hold the lock.
+                # Names sort by the start of the life, and only the last open one can hold the lock.
                 running=locked and name == still_open[-1:][0] if still_open else False,
                 has_log=bool(disk.names(layout.log(server, name))),
             )
@@ -129,7 +132,7 @@ _SERVER_FILES: Final = frozenset({"lock", "reaper"})
 
 
 def read_dead_log(disk: Disk, directory: Path) -> LogContents | None:
-    """Return a log that nobody writes, None if it is being removed. Raises StorageFailedError."""
+    """Return a log that nobody writes; None if it is being removed. Raises StorageFailedError."""
     for _ in range(_ATTEMPTS):
         before = disk.names(directory)
         contents = read_log(disk, directory)
@@ -154,23 +157,23 @@ class FoundStore:
 
 @dataclass(slots=True)
 class FoundFolder:
-    """One folder of stores. `done` is how much of the whole walk lies behind, 0 to 1."""
+    """One folder of stores. `done` is the part of the whole walk that is complete, 0 to 1."""
 
     done: float
     stores: list[FoundStore] = field(default_factory=list)
-    #: WALs that belong to no file that is there, nor to an earlier generation of one.
+    #: WALs that belong neither to an existing file nor to an earlier generation of one.
     lone_wals: list[Path] = field(default_factory=list)
     #: Unfinished copies, each with the incarnation that made it.
     drafts: list[tuple[Path, str]] = field(default_factory=list)
-    #: What was to take the place of a small file in one step, and has not, or not yet.
+    #: Temporary files that were to replace a small file in one step, and have not, or not yet.
     temporaries: list[Path] = field(default_factory=list)
     strangers: list[Path] = field(default_factory=list)
 
 
 def walk_stores(layout: Layout) -> Iterator[FoundFolder]:
-    """Yield every folder below `stores/` in which there is anything. Raises StorageFailedError."""
+    """Yield every non-empty folder below `stores/`. Raises StorageFailedError."""
     root = layout.root / "stores"
-    # Listed once: a tenant that appears meanwhile would make the count a wrong one.
+    # Listed once: a tenant that appears meanwhile would make `done` wrong.
     tenants = list(_entries(root))
     for index, tenant in enumerate(tenants):
         try:
@@ -247,7 +250,7 @@ def _store(tenant: str, parts: re.Match[str]) -> StoreId | None:
 # Store files
 class FileState(StrEnum):
     SOUND = "sound"
-    #: Sound as far as it was looked at; it is too large for a look.
+    #: Sound as far as it was checked; it is too large for LOOK_SECONDS.
     PARTLY_CHECKED = "partly_checked"
     IN_USE = "in_use"
     GONE = "gone"
@@ -257,14 +260,14 @@ class FileState(StrEnum):
     #: It is the file of another store.
     MISNAMED = "misnamed"
     DAMAGED = "damaged"
-    #: Its rows are not what its meta row says. Only found when `deep`.
+    #: Its rows do not match its meta row. Only found with `deep`.
     MISCOUNTED = "miscounted"
     UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
 class FileVerdict:
-    """What became of looking at a file. `left_open`: its last owner did not close it."""
+    """The result of checking a file. `left_open` means that its last owner did not close it."""
 
     state: FileState
     reason: str = ""
@@ -280,9 +283,10 @@ class _Stamp(NamedTuple):
 
 
 def inspect_store_file(path: Path, store: StoreId, *, deep: bool = False) -> FileVerdict:
-    """Look at the file of `store`: all pages and rows if `deep`, else as far as LOOK_SECONDS go.
+    """Check the file of `store`: all pages and rows with `deep`,
+    otherwise for at most LOOK_SECONDS.
 
-    Every page that is read has its checksum verified. Raises StorageFailedError.
+    The checksum of every page that is read is verified. Raises StorageFailedError.
     """
     for _ in range(_ATTEMPTS):
         before = _stamp(path)
@@ -296,7 +300,7 @@ def inspect_store_file(path: Path, store: StoreId, *, deep: bool = False) -> Fil
             verdict = _look(path, store, deep=deep, left_open=bool(before.wal_bytes))
         if _stamp(path) == before:
             return verdict
-    return FileVerdict(FileState.IN_USE, "it changes while it is looked at")
+    return FileVerdict(FileState.IN_USE, "it changes while it is being checked")
 
 
 def _stamp(path: Path) -> _Stamp | None:
@@ -386,7 +390,7 @@ def _check_content(
         # The first line only names the database.
         return FileState.DAMAGED, f"{check}: {verdict.splitlines()[-1]}"
     if not deep or connection.pragma("user_version") < schema.FORMAT_VERSION:
-        # A file of an earlier format has not all the columns that are counted.
+        # A file of an earlier format lacks some of the columns that are counted.
         return FileState.SOUND, ""
     if damage := Bodies(connection.execute).damage():
         return FileState.DAMAGED, damage
@@ -401,7 +405,7 @@ def _check_content(
         count, size_bytes = connection.execute(schema.SUM_ENTRIES).fetchall()[0]
         newest = 0
     if (count, size_bytes) != (meta.count, meta.bytes):
-        reason = f"{count} rows of {size_bytes} bytes, but it says {meta.count} of {meta.bytes}"
+        reason = f"{count} rows of {size_bytes} bytes instead of {meta.count} of {meta.bytes}"
         return FileState.MISCOUNTED, reason
     if newest > meta.last_seq:
         return FileState.MISCOUNTED, f"message {newest} is beyond its last seq {meta.last_seq}"

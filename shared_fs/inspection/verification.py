@@ -1,8 +1,9 @@
-"""Verification: is what there is of a store whole, and does it fit together?
+"""Verification: checks that the data of a store is whole and fits together.
 
-For `holdfast verify`: the store's file, its newest snapshot, and what the bucket's logs have of it.
-Reads only, and takes no lock but the one that `inspection.py` takes; a file that is in use is left
-alone. Says of each store what is wrong; runs in a process of its own, like the inspection.
+For `holdfast verify`: it checks the store's file, its newest snapshot, and its records in
+the bucket's logs. It only reads, takes no lock except the one that `inspection.py` takes,
+and leaves a file in use alone. It reports what is wrong with each store. Run it in a
+process of its own, as the inspection.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from holdfast.shared_fs.snapshots.manifest import (
 )
 from holdfast.shared_fs.snapshots.snapshot import fetch
 
-#: What is fine for a file to be.
+#: The states of a file that are no problem.
 _WELL: Final = (FileState.SOUND, FileState.PARTLY_CHECKED, FileState.IN_USE, FileState.GONE)
 
 
 @dataclass(slots=True)
 class StoreVerdict:
-    """What was found of one store. The words are `-` for what there is none of."""
+    """What was found of one store. A word is `-` if that part does not exist."""
 
     store: StoreId
     file: str = "-"
@@ -54,7 +55,7 @@ class StoreVerdict:
 
 
 class Verifier:
-    """Looks at stores, one by one. Either place may be left out."""
+    """Checks stores one by one. Either the layout or the bucket may be left out."""
 
     def __init__(self, layout: Layout | None, bucket: Bucket | None) -> None:
         self._layout = layout
@@ -65,7 +66,7 @@ class Verifier:
         self._covered = self._coverage(bucket) if bucket is not None else {}
 
     def stores(self) -> list[StoreId]:
-        """Return every store that has a file or a snapshot, or is in a log. Raises StorageError."""
+        """Return every store that has a file, a snapshot or log records. Raises StorageError."""
         found: set[StoreId] = set(self._covered)
         if self._layout is not None:
             for folder in walk_stores(self._layout):
@@ -75,7 +76,7 @@ class Verifier:
         return sorted(found)
 
     def verify(self, store: StoreId) -> StoreVerdict:
-        """Look at one store. Raises BucketUnavailableError, StorageFailedError."""
+        """Check one store. Raises BucketUnavailableError, StorageFailedError."""
         verdict = StoreVerdict(store)
         entry = None
         if self._manifests is not None:
@@ -110,7 +111,8 @@ class Verifier:
         verdict.snapshot_revision = version.revision
         with tempfile.TemporaryDirectory(prefix="holdfast-verify-") as folder:
             try:
-                # Its checksum, and the pages', quick_check, and whose it is.
+                # Verifies its checksum, those of its pages, quick_check,
+                # and the store it belongs to.
                 fetched = fetch(
                     self._manifests.bucket, verdict.store, version, Path(folder) / "image"
                 )
@@ -171,7 +173,7 @@ class Verifier:
                     self.problems.append(str(error))
                     continue
                 except StorageError:
-                    # Removed since it was listed.
+                    # It was removed after it was listed.
                     continue
                 for each in covered:
                     found.setdefault(each.store, []).append(each)

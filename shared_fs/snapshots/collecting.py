@@ -1,22 +1,22 @@
-"""The collector: removes from the bucket what nothing names and nobody needs any more.
+"""The collector: removes objects from the bucket that nothing names and nobody needs any more.
 
-    snapshots, packs    never published, dropped out of a manifest, or of a deleted store
-    log slots           of a fenced incarnation, whose every store has a snapshot beyond them
-    pins                long expired
+    snapshots, packs    never published, dropped from a manifest, or of a deleted store
+    log slots           of a fenced incarnation; every store in them has a later snapshot
+    pins                expired long ago
 
-In two phases. A pass marks what it finds (`garbage.py`); a later one removes what has been marked
-for the minimum age, if it is still so. Any number of collectors may run at any time. Invariants,
-none of which rests on a clock:
+It works in two phases. A pass marks what it finds (`garbage.py`). A later pass removes what has
+been marked for the minimum age, if it is still garbage. Any number of collectors may run at any
+time. Invariants, none of which depends on a clock:
 
-1. An object is removed only after its shards said that nothing as old as it will ever be published
-   (`Manifests.collect_before`), and as they were then did not name it. A publisher that put it and
-   then slept for a week is refused, and takes its snapshot anew.
-2. Pins are looked at after that; see `pins.py`.
-3. Slots go only from logs that end with a fence, oldest first. Fences and marks of logs never go: a
-   zombie that wakes finds its next slot taken, whenever that is.
+1. An object is removed only after its shards have promised that nothing as old as it will ever be
+   published (`Manifests.collect_before`) and did not name it at that time. A publisher that put the
+   object and then slept for a week is refused, and takes its snapshot again.
+2. Pins are read after that; see `pins.py`.
+3. Slots are removed only from logs that end with a fence, oldest first. Fences and marks of logs
+   are never removed: a zombie finds its next slot taken, whenever it wakes.
 4. What cannot be understood is left alone, and counted.
 
-The minimum age gives whoever reads without a pin, for seconds, the time to finish. Blocking.
+The minimum age gives readers without a pin, which read for seconds, the time to finish. Blocking.
 """
 
 from __future__ import annotations
@@ -64,29 +64,29 @@ from holdfast.shared_fs.snapshots.pins import PIN_PREFIX, expiry_of, live_pins
 from holdfast.shared_fs.snapshots.repacking import repack
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
 
-#: How long something must have been marked.
+#: How long something must have been marked before it is removed.
 MIN_AGE_SECONDS: Final = 24 * 3600.0
-#: A pack with less than this share of live bytes is written anew, so many in one pass.
+#: Packs with a smaller share of live bytes than this are rewritten, up to MAX_REPACKED in one pass.
 LIVE_RATIO: Final = 0.5
 MAX_REPACKED: Final = 16
 
 
 @dataclass(slots=True)
 class Collected:
-    """What a pass did, or would have done. `marked` counts what waits, with what was just found."""
+    """What a pass did, or would have done. `marked` counts all that waits, including new marks."""
 
     marked: int = 0
     marked_bytes: int = 0
     removed: int = 0
     removed_bytes: int = 0
-    #: Due, but somebody reads it.
+    #: Due, but pinned by a reader.
     pinned: int = 0
     slots_marked: int = 0
     slots_removed: int = 0
     repacked: int = 0
-    #: Not ours, or damaged: left alone.
+    #: Foreign or damaged: left alone.
     strangers: int = 0
-    #: Another collector was at work, or the caller gave up: nothing was removed.
+    #: Another collector was at work, or the caller gave up: the pass ended early.
     cut_short: bool = False
     keys: list[str] = field(default_factory=list)
 
@@ -98,12 +98,12 @@ class _Due:
     key: str
     size_bytes: int
     stores: tuple[StoreId, ...]
-    #: Nothing taken so late, or later, is in it.
+    #: No snapshot in it was taken at or after this time.
     before: int
 
 
 class Collector:
-    """Collects in one bucket. Make one for each pass or keep it: it remembers nothing."""
+    """Collects garbage in one bucket. It has no state: make one for each pass or keep it."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Collector:
         min_age_seconds: float = MIN_AGE_SECONDS,
         give_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`give_up` is asked between requests."""
+        """`give_up` is called between requests."""
         self._bucket = bucket
         self._clock_ms = clock_ms
         self._min_age_ms = int(min_age_seconds * 1000)
@@ -121,7 +121,7 @@ class Collector:
         self._manifests = open_manifests(bucket)
 
     def run_pass(self, *, dry_run: bool = False) -> Collected:
-        """Mark, and remove what was marked long ago. With `dry_run` only tell: nothing is written.
+        """Mark garbage, and remove what was marked long ago. With `dry_run` nothing is written.
 
         Raises BucketError, ObjectDamagedError for a shard or marks that cannot be read.
         """
@@ -183,7 +183,8 @@ class Collector:
         return found
 
     def _due(self, listed: ListedObject) -> _Due | None:
-        """Return what has to be known of a marked object before it goes; None if that cannot be."""
+        """Return what must be known of a marked object before it is
+        removed; None if that is impossible."""
         if listed.key.startswith(PACK_PREFIX):
             try:
                 packed = read_index(self._bucket, listed.key)
@@ -236,7 +237,7 @@ class Collector:
             done.removed_bytes += each.size_bytes
 
     def _closed_shards(self, due: Iterable[_Due], *, dry_run: bool) -> dict[int, Shard]:
-        """Close the shards of what is due to anything as old, and return them as they are then."""
+        """Close the shards to anything as old as what is due, and return them as they are then."""
         before: dict[int, int] = {}
         for each in due:
             for store in each.stores:
@@ -266,7 +267,7 @@ class Collector:
             except ObjectMissingError:
                 continue
             except ObjectDamagedError:
-                # Nobody can tell what it holds: it stays, and with it what comes after.
+                # Nobody can tell what it contains, so it stays, and so do the slots after it.
                 return
             yield slot, covered
 
@@ -291,7 +292,7 @@ class Collector:
                 and first < known.below <= below
                 and now < known.marked + self._min_age_ms
             ):
-                # Its time runs; what is needless beyond it has its own afterwards.
+                # Its time is running. Further needless slots get their own mark afterwards.
                 marks[name] = known
             elif below > first:
                 marks[name] = LogMark(below, now)
@@ -332,7 +333,7 @@ class Collector:
             self._bucket.delete(listed.key)
 
     def _repack(self, named: _Named, now: int, done: Collected) -> None:
-        """Write packs anew that are mostly dead weight; the next passes remove the old ones."""
+        """Rewrite packs that are mostly garbage; the next passes remove the old ones."""
         for key in named.sparse_packs()[:MAX_REPACKED]:
             if self._give_up():
                 return
@@ -343,8 +344,10 @@ class Collector:
 
 
 class _Named:
-    """What the manifests name, in little memory: eight bytes' digest for each key. Two keys with
-    one digest keep each other alive, at worst."""
+    """What the manifests name, in little memory: a digest of eight bytes for each key.
+
+    At worst, two keys with the same digest keep each other alive.
+    """
 
     def __init__(self, manifests: Manifests, wanted: set[StoreId]) -> None:
         self._keys: set[int] = set()
@@ -364,7 +367,8 @@ class _Named:
         return _digest(key) in self._keys
 
     def is_beyond(self, covered: Covered) -> bool:
-        """Tell if a store has a snapshot of, or beyond, what a slot has of it, or was deleted."""
+        """Tell whether a store was deleted, or has a snapshot that
+        includes what a slot has of it."""
         entry = self._entries.get(covered.store)
         if entry is None:
             return False
@@ -377,7 +381,7 @@ class _Named:
         self._pack_bytes[listed.key] = listed.size_bytes
 
     def sparse_packs(self) -> list[str]:
-        """Return the packs that are worth being written anew."""
+        """Return the packs that are worth rewriting."""
         return [
             key
             for key, live_bytes in self._live_bytes.items()

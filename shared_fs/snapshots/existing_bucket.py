@@ -1,7 +1,7 @@
-"""A bucket that a cluster uses, for commands and jobs that read or mend it.
+"""Opens a bucket that a cluster uses, for commands and jobs that read or repair it.
 
-They must never make one: a mistyped address would pass for an empty bucket, and "0 stores, all
-well" for an answer. The persist servers make a bucket when they start with it.
+They must never create one: a mistyped address would look like an empty bucket, and be answered with
+"0 stores, all well". The persist servers create a bucket when they start with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from holdfast.shared_fs.snapshots.manifest import FORMAT_KEY, check_format
 
 
 def existing_bucket(url: str) -> Bucket:
-    """Return the bucket of `url`, which holds a FORMAT object. Writes nothing.
+    """Return the bucket of `url`, which has a FORMAT object. Writes nothing.
 
     Raises NoBucketError, NewerFormatError, ObjectDamagedError, and as `open_bucket` does.
     """

@@ -2,8 +2,8 @@
 
     garbage/marks       one object, changed by compare-and-set
 
-What is to be removed is marked first, and removed by a later pass, once the mark is old enough and
-nothing has come to name it meanwhile. A mark that is lost costs time only.
+Garbage is marked first. A later pass removes it once the mark is old enough, if nothing has come to
+name it meanwhile. Losing a mark only costs time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 
 MARKS_KEY: Final = "garbage/marks"
-#: What is marked at the most; the rest has its turn when that is gone.
+#: The most objects that are marked at a time; others are marked after these are removed.
 MAX_MARKS: Final = 200_000
 _FORMAT: Final = 1
 _MAX_BYTES: Final = 256 * MIB
@@ -31,7 +31,7 @@ Incarnation = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """Slots below `below` of an incarnation's log are needless, since `marked`."""
+    """The slots below `below` of an incarnation's log have been needless since `marked`."""
 
     below: int
     marked: int
@@ -39,21 +39,21 @@ class LogMark:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Times are milliseconds since the epoch, by the clock of whoever collects."""
+    """Times are milliseconds since the epoch, by the clock of the collector."""
 
     generation: int = 0
     objects: Mapping[str, int] = field(default_factory=dict)
     logs: Mapping[Incarnation, LogMark] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the marks as the bucket has them."""
+        """Return the marks as they are stored in the bucket."""
         logs = [[*name, mark.below, mark.marked] for name, mark in sorted(self.logs.items())]
         content = [_FORMAT, self.generation, sorted(self.objects.items()), logs]
         return zstandard.ZstdCompressor().compress(msgpack.packb(content))
 
     @classmethod
     def decode(cls, body: bytes) -> Marks:
-        """Raises ObjectDamagedError, NewerFormatError."""
+        """Return the marks of a stored object. Raises ObjectDamagedError, NewerFormatError."""
         try:
             packed = zstandard.ZstdDecompressor().decompress(body, max_output_size=_MAX_BYTES)
             content: Any = msgpack.unpackb(packed)
@@ -70,7 +70,7 @@ class Marks:
 
 
 def read_marks(bucket: Bucket) -> tuple[Marks, str | None]:
-    """Return the marks and the version of their object, None if there is none.
+    """Return the marks and the version of their object; None as version if there is no object.
 
     Raises ObjectDamagedError, NewerFormatError, BucketError.
     """
@@ -82,8 +82,10 @@ def read_marks(bucket: Bucket) -> tuple[Marks, str | None]:
 
 
 def write_marks(bucket: Bucket, marks: Marks, version: str | None) -> None:
-    """Replace the marks of a known version. Raises ObjectConflictError or ObjectExistsError if
-    another collector was quicker, BucketError."""
+    """Replace the marks of a known version.
+
+    Raises ObjectConflictError or ObjectExistsError if another collector was faster, BucketError.
+    """
     if version is None:
         bucket.put_new(MARKS_KEY, marks.encode())
     else:

@@ -1,25 +1,25 @@
-"""Manifests: the small records in the bucket that say which snapshots of which store count.
+"""Manifests: the small records in the bucket that say which snapshots of each store count.
 
-    FORMAT                  put once: the format version of everything that is ours in the bucket
-    manifests/<shard:02x>   one of 256 shards, which a store's hash chooses
+    FORMAT                  put once: the format version of everything of ours in the bucket
+    manifests/<shard:02x>   one of 256 shards, chosen by a store's hash
 
-A shard maps each of its stores to an entry: the versions that are kept, newest first, up to which
-seq the store is archived, and once it was deleted, a tombstone. Shards, because a million cold
-stores must not need a million objects, and what a server publishes in one pass must not need a
-request for each. Invariants:
+A shard maps each of its stores to an entry: the versions that are kept, newest first; up to which
+seq the store is archived; and a tombstone once it was deleted. There are shards because a million
+cold stores must not need a million objects, and what a server publishes in one pass must not need a
+request per store. Invariants:
 
 - A shard changes only by compare-and-set, and `generation` grows by one with each change, so no two
   of its bodies are equal.
-- Versions are in the order of (epoch, revision). Publishing one that is not beyond the newest
-  changes nothing: a zombie's snapshot, which holds a prefix of the truth, never becomes the newest.
+- Versions are ordered by (epoch, revision). Publishing one that is not beyond the newest changes
+  nothing, so a zombie's snapshot, which is a prefix of the truth, never becomes the newest.
 - Nothing is published to a store that was deleted in the same or a later epoch.
-- Nothing is published that was taken before `collected_before`: the collector, who raises it in the
-  shard before it removes an object (`collecting.py`), may have removed it.
-- A version is named here only after its object was put and verified; that is the publisher's part.
-- The newest version never goes, but with the whole store.
+- Nothing is published that was taken before `collected_before`. The collector raises this value in
+  the shard before it removes an object (`collecting.py`), so it may have removed that one.
+- The publisher adds a version only after its object was put and verified.
+- The newest version is never removed, except with the whole store.
 
-`Shard` and the functions on entries are pure. `Manifests` reads and changes shards in a bucket; it
-blocks. What no version names any more is the collector's to delete.
+`Shard` and the functions on entries are pure. `Manifests` reads and changes shards in a bucket, and
+blocks. The collector deletes what no version names any more.
 """
 
 from __future__ import annotations
@@ -53,23 +53,26 @@ FORMAT_KEY: Final = "FORMAT"
 FORMAT_VERSION: Final = 1
 MANIFEST_PREFIX: Final = "manifests/"
 _FORMAT_TEXT: Final = "holdfast bucket, format "
-#: The encoding of a shard, its first element.
+#: The encoding of a shard; its first element.
 _SHARD_FORMAT: Final = 1
-#: Of ten million stores with eight versions each a shard would have some 50 MiB.
+#: With ten million stores of eight versions each, a shard would have about 50 MiB.
 _MAX_SHARD_BYTES: Final = 256 * MIB
-#: Tries of one compare-and-set. Each is lost to another publisher that has won one, so servers
-#: would have to be this many times as fast for one to give up.
+#: Tries of one compare-and-set. Each one is lost to another publisher that won, so others would
+#: have to be this many times as fast to make one give up.
 _CAS_TRIES: Final = 32
 _COMPRESSION_LEVEL: Final = 3
-#: Large shards of which the bodies are kept after they were read, and how large those are.
+#: Large shards whose bodies are kept after reading, and the size from which a shard is large.
 _KEPT_SHARDS: Final = 32
 _SMALL_SHARD_BYTES: Final = 32 * KIB
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotVersion:
-    """One snapshot of a store, and where it lies: `length` bytes from `offset` of object `key` are
-    one zstd frame, whose content has this sha256 (hex) and so many bytes."""
+    """One snapshot of a store, and its place.
+
+    The `length` bytes from `offset` of object `key` are one zstd frame, whose content has this
+    sha256 (hex) and `image_bytes` bytes.
+    """
 
     key: str
     offset: int
@@ -81,19 +84,21 @@ class SnapshotVersion:
     last_seq: int
     count: int
     bytes: int
-    #: Of the store's last change, and of the snapshot: milliseconds since the epoch.
+    #: Times of the store's last change and of the snapshot, in milliseconds since the epoch.
     time: int
     taken: int
 
     @property
     def order(self) -> tuple[int, int]:
-        """What versions are ordered by."""
+        """The order of versions."""
         return self.epoch, self.revision
 
 
 class Tombstone(NamedTuple):
-    """The store was deleted, in this epoch: nothing of that epoch or an earlier one comes back. One
-    that is made anew in its place goes on beyond `revision`."""
+    """The store was deleted in this epoch; nothing of this or an earlier epoch comes back.
+
+    A new store of the same name starts beyond `revision`.
+    """
 
     epoch: int
     time: int
@@ -101,11 +106,11 @@ class Tombstone(NamedTuple):
 
 
 class ArchiveMark(NamedTuple):
-    """Which changes of a store a table has: all up to a revision, by an owner of this epoch."""
+    """The changes of a store that a table has: all up to a revision, by an owner of this epoch."""
 
     epoch: int
     revision: int
-    #: Its URL; empty: the table that lies in the bucket itself.
+    #: The URL of the table; empty for the bucket's own table.
     table: str
 
 
@@ -117,7 +122,7 @@ class StoreEntry:
     #: Messages up to this seq are in the archive's tables.
     archived_seq: int = 0
     deleted: Tombstone | None = None
-    #: Where that is; None of what an export of an earlier version archived.
+    #: Where the archive is; None if an export of an earlier version archived it.
     archive: ArchiveMark | None = None
 
     @property
@@ -125,7 +130,7 @@ class StoreEntry:
         return self.versions[0] if self.versions else None
 
     def at(self, *, time: int | None = None, revision: int | None = None) -> SnapshotVersion | None:
-        """Return the newest version whose changes all lie at or before a time or a revision."""
+        """Return the newest version that has no change after a time or a revision."""
         for version in self.versions:
             if (time is None or version.time <= time) and (
                 revision is None or version.revision <= revision
@@ -135,20 +140,22 @@ class StoreEntry:
 
 
 class Published(StrEnum):
-    """What became of a version that was to be published."""
+    """The outcome of publishing a version."""
 
     NEWEST = "newest"
-    #: The entry has this one or a newer one already.
+    #: The entry already has this version or a newer one.
     OLDER = "older"
     DELETED = "deleted"
-    #: Its object may have been collected meanwhile: it has to be taken anew.
+    #: Its object may have been collected meanwhile, so the snapshot must be taken again.
     COLLECTED = "collected"
 
 
 @dataclass(frozen=True, slots=True)
 class KeepPolicy:
-    """At most `count` versions are kept, and of these such as tell how the store was at some time
-    within the last `days`. The newest always."""
+    """Keep at most `count` versions, and only those that show the store within the last `days`.
+
+    The newest version is always kept.
+    """
 
     count: int = 8
     days: float = 7.0
@@ -157,7 +164,7 @@ class KeepPolicy:
 def with_version(
     entry: StoreEntry | None, version: SnapshotVersion, collected_before: int = 0
 ) -> tuple[StoreEntry, Published]:
-    """Return the entry with a version published, in a shard of this `collected_before`."""
+    """Return the entry with a version published, in a shard with this `collected_before`."""
     entry = entry or StoreEntry()
     if entry.deleted is not None and version.epoch <= entry.deleted.epoch:
         return entry, Published.DELETED
@@ -173,7 +180,7 @@ def pruned(entry: StoreEntry, keep: KeepPolicy, now_ms: int) -> StoreEntry:
     """Return the entry without the versions that the policy does not keep."""
     horizon = now_ms - int(keep.days * 86_400_000)
     versions = entry.versions
-    # A version tells how the store was until the next one was taken.
+    # A version shows the store until the time when the next one was taken.
     kept = tuple(
         version
         for index, version in enumerate(versions[: max(1, keep.count)])
@@ -183,13 +190,13 @@ def pruned(entry: StoreEntry, keep: KeepPolicy, now_ms: int) -> StoreEntry:
 
 
 def deleted(entry: StoreEntry | None, tombstone: Tombstone) -> StoreEntry:
-    """Return the entry of a store that was deleted: no versions, and a tombstone."""
+    """Return the entry of a deleted store: no versions, and a tombstone."""
     before = entry.deleted if entry is not None else None
     return StoreEntry(deleted=max(before, tombstone) if before is not None else tombstone)
 
 
 def shard_of(store: StoreId) -> int:
-    """Return the number of the shard that has a store."""
+    """Return the number of the shard of a store."""
     text = f"{store.tenant}/{int(store.kind)}/{store.name}"
     return hashlib.blake2b(text.encode(), digest_size=1).digest()[0]
 
@@ -199,7 +206,7 @@ def shard_key(number: int) -> str:
 
 
 class Shard:
-    """One shard as read: immutable. Entries are decoded one by one, when they are asked for."""
+    """One shard as it was read; immutable. Entries are decoded on demand."""
 
     def __init__(
         self,
@@ -208,7 +215,8 @@ class Shard:
         collected_before: int = 0,
     ) -> None:
         self.generation = generation
-        #: Milliseconds since the epoch: what was taken earlier and is not named here may be gone.
+        #: Milliseconds since the epoch: what was taken earlier and is
+        #: not named here may be removed.
         self.collected_before = collected_before
         self._rows = rows or {}
 
@@ -219,7 +227,7 @@ class Shard:
         return store in self._rows
 
     def get(self, store: StoreId) -> StoreEntry | None:
-        """Return a store's entry, None of one that the bucket knows nothing of."""
+        """Return a store's entry; None if the bucket knows nothing of the store."""
         row = self._rows.get(store)
         return None if row is None else _entry_of(row)
 
@@ -229,8 +237,7 @@ class Shard:
             yield store, _entry_of(self._rows[store])
 
     def changed(self, entries: Mapping[StoreId, StoreEntry | None]) -> Shard:
-        """Return the next generation, with these entries in the place of theirs; None removes
-        one."""
+        """Return the next generation with these entries replaced; None removes an entry."""
         rows = dict(self._rows)
         for store, entry in entries.items():
             if entry is None:
@@ -240,19 +247,18 @@ class Shard:
         return Shard(self.generation + 1, rows, self.collected_before)
 
     def collecting(self, before: int) -> Shard:
-        """Return the next generation, to which nothing is published that was taken before
-        `before`."""
+        """Return the next generation, which accepts nothing that was taken before `before`."""
         return Shard(self.generation + 1, self._rows, max(self.collected_before, before))
 
     def encode(self) -> bytes:
-        """Return the shard as the bucket has it."""
+        """Return the shard as it is stored in the bucket."""
         stores = [[*store, *row] for store, row in sorted(self._rows.items())]
         packed = msgpack.packb([_SHARD_FORMAT, self.generation, stores, self.collected_before])
         return zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL).compress(packed)
 
     @classmethod
     def decode(cls, key: str, body: bytes) -> Shard:
-        """Raises ObjectDamagedError, NewerFormatError."""
+        """Return the shard of a stored object. Raises ObjectDamagedError, NewerFormatError."""
         with _decoding(key):
             content = msgpack.unpackb(_decompressed(body), use_list=False)
             _check_format(key, content[0])
@@ -262,9 +268,10 @@ class Shard:
 
 
 def find_entry(key: str, body: bytes, store: StoreId) -> StoreEntry | None:
-    """Return what `Shard.decode(key, body).get(store)` would. Of a shard of 4,000 stores that takes
-    a fifth of the time, nearly all of which is the garbage collector's, who looks at all these
-    rows.
+    """Return `Shard.decode(key, body).get(store)` at lower cost.
+
+    For a shard of 4,000 stores it takes a fifth of the time. Nearly all of the difference is
+    Python's garbage collector looking at the rows.
 
     Raises ObjectDamagedError, NewerFormatError.
     """
@@ -303,7 +310,7 @@ def _check_format(key: str, found: int) -> None:
 
 
 class Manifests:
-    """The manifests of one bucket. Blocking and thread-safe; all raise BucketError."""
+    """The manifests of one bucket. Blocking and thread-safe; all methods raise BucketError."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
@@ -330,7 +337,7 @@ class Manifests:
             return None
         with self._lock:
             self._kept.pop(number, None)
-            # To look if a small one has changed takes as long as to read it.
+            # Checking whether a small shard has changed takes as long as reading it.
             if found.size_bytes > _SMALL_SHARD_BYTES:
                 self._kept[number] = found
             while len(self._kept) > _KEPT_SHARDS:
@@ -338,7 +345,7 @@ class Manifests:
         return find_entry(key, found.body, store)
 
     def entries(self) -> Iterator[tuple[StoreId, StoreEntry]]:
-        """Yield every entry of every shard, one shard in memory at a time."""
+        """Yield every entry of every shard, with one shard in memory at a time."""
         for listed in self.bucket.list(MANIFEST_PREFIX):
             number = listed.key.removeprefix(MANIFEST_PREFIX)
             if listed.key == shard_key(int(number, 16)):
@@ -349,10 +356,12 @@ class Manifests:
         number: int,
         change: Callable[[Shard], Mapping[StoreId, StoreEntry | None]],
     ) -> Shard:
-        """Change entries of a shard and return it; `change` tells how, and is asked again whenever
-        another was quicker. Without entries nothing is written.
+        """Change entries of a shard and return it.
 
-        Raises BucketUnavailableError, also if others were always quicker, and OutcomeUnknownError.
+        `change` returns the changed entries. It is called again whenever another writer was faster.
+        If it returns none, nothing is written.
+
+        Raises BucketUnavailableError, also if others were always faster, and OutcomeUnknownError.
         """
 
         def next_of(shard: Shard) -> Shard | None:
@@ -362,10 +371,9 @@ class Manifests:
         return self._replace(number, next_of)
 
     def collect_before(self, number: int, before: int) -> Shard:
-        """See that nothing is published to a shard any more that was taken before `before`, and
-        return the shard as it is then: what of such it does not name, it never will.
+        """Close a shard to everything that was taken before `before`, and return it as it is then.
 
-        Raises as `update`.
+        If the returned shard does not name something that old, it never will. Raises as `update`.
         """
 
         def next_of(shard: Shard) -> Shard | None:
@@ -389,13 +397,13 @@ class Manifests:
                 continue
             return newer
         raise BucketUnavailableError(
-            request="replace", key=key, tries=_CAS_TRIES, reason="others change it all the time"
+            request="replace", key=key, tries=_CAS_TRIES, reason="others keep changing it"
         )
 
     def update_entry(
         self, store: StoreId, change: Callable[[StoreEntry | None], StoreEntry | None]
     ) -> StoreEntry | None:
-        """Change one store's entry and return it, None if it has none. Raises as `update`."""
+        """Change one store's entry and return it; None if it has none. Raises as `update`."""
 
         def change_one(shard: Shard) -> Mapping[StoreId, StoreEntry | None]:
             before = shard.get(store)
@@ -407,10 +415,10 @@ class Manifests:
     def publish(
         self, versions: Iterable[tuple[StoreId, SnapshotVersion]], keep: KeepPolicy, now_ms: int
     ) -> dict[StoreId, Published]:
-        """Publish at most one version of each store, all of a shard at once, and tell what became
-        of each. Versions beyond `keep` go.
+        """Publish at most one version of each store, with one write per shard; return the outcomes.
 
-        Raises as `update`: then some shards may have theirs, and publishing again does no harm.
+        Versions beyond `keep` are dropped. Raises as `update`: then some shards may have their
+        versions, and publishing again does no harm.
         """
         by_shard: dict[int, dict[StoreId, SnapshotVersion]] = {}
         for store, version in versions:
@@ -443,7 +451,7 @@ class Manifests:
 
 
 def open_manifests(bucket: Bucket) -> Manifests:
-    """Return the manifests of a bucket, which becomes ours if it is not yet.
+    """Return the manifests of a bucket; mark the bucket as ours if it is not yet.
 
     Raises as `check_format`.
     """
@@ -460,8 +468,11 @@ def open_manifests(bucket: Bucket) -> Manifests:
 
 
 def check_format(bucket: Bucket) -> None:
-    """Raises ObjectMissingError for a bucket that is not ours yet, NewerFormatError for one of a
-    later holdfast, ObjectDamagedError for a FORMAT object that is not ours, BucketError."""
+    """Check the FORMAT object of a bucket.
+
+    Raises ObjectMissingError for a bucket that is not ours yet, NewerFormatError for one of a later
+    holdfast, ObjectDamagedError for a FORMAT object that is not ours, BucketError.
+    """
     text = bucket.get(FORMAT_KEY).body.decode(errors="replace").strip()
     version = text.removeprefix(_FORMAT_TEXT)
     if version == text or not (version.isascii() and version.isdigit()):
@@ -486,7 +497,7 @@ def _row_of(entry: StoreEntry) -> Sequence[Any]:
 
 
 def _entry_of(row: Sequence[Any]) -> StoreEntry:
-    # Later formats may add values at the ends; those are not for this version to read.
+    # Later formats may append values, which this version ignores.
     rows, archived_seq, tombstone = row[:3]
     versions = []
     for values in rows:

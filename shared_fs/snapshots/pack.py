@@ -3,12 +3,12 @@
     packs/<time_ms:013d>-<nonce>
 
     snapshot, snapshot, ...     each one zstd frame, read by its range
-    index                       one zstd frame with a checksum: what lies where, and of which store
+    index                       one zstd frame with a checksum: the place and store of each snapshot
     footer                      the index's length and a magic number
 
-A manifest's version names a pack, an offset and a length, so nobody reads the index but who has
-lost the manifests or wants to know what else is in a pack. What no manifest names any more is dead
-weight until the collector has the rest of the pack put elsewhere.
+A version in a manifest names a pack, an offset and a length. So the index is needed only if the
+manifests are lost, or to find out what else is in a pack. What no manifest names any more is
+garbage until the collector has moved the rest of the pack elsewhere.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
 from holdfast.shared_fs.snapshots.snapshot import COMPRESSION_LEVEL, Snapshot, check_put
 
 PACK_PREFIX: Final = "packs/"
-#: What one pack holds at the most: large enough that a request puts hundreds, small enough to be
-#: made in memory and to be rewritten by the collector.
+#: The size of one pack: large enough that one request puts hundreds of snapshots, small enough to
+#: be built in memory and to be rewritten by the collector.
 PACK_BYTES: Final = 16 * MIB
 
 _INDEX_FORMAT: Final = 1
@@ -45,7 +45,7 @@ Packed = list[tuple[StoreId, SnapshotVersion]]
 
 
 def packs_of(snapshots: Sequence[Snapshot]) -> Iterator[list[Snapshot]]:
-    """Yield the snapshots in the groups that shall be packs, in their order."""
+    """Yield the snapshots in groups, one for each pack, in order."""
     group: list[Snapshot] = []
     size_bytes = 0
     for snapshot in snapshots:
@@ -59,9 +59,9 @@ def packs_of(snapshots: Sequence[Snapshot]) -> Iterator[list[Snapshot]]:
 
 
 def put_pack(bucket: Bucket, snapshots: Sequence[Snapshot], time_ms: int, nonce: str) -> Packed:
-    """Put snapshots in one object and return their versions, once it was looked at.
+    """Put snapshots into one object and return their versions, after checking the object.
 
-    Raises ObjectDamagedError if it is not there as it was put, BucketError.
+    Raises ObjectDamagedError if the object differs from what was put, BucketError.
     """
     key = f"{PACK_PREFIX}{time_ms:013d}-{nonce}"
     body, versions = encode_pack(key, snapshots)
@@ -72,7 +72,7 @@ def put_pack(bucket: Bucket, snapshots: Sequence[Snapshot], time_ms: int, nonce:
 
 
 def encode_pack(key: str, snapshots: Sequence[Snapshot]) -> tuple[bytes, Packed]:
-    """Return the body of a pack, and the versions that lie in it."""
+    """Return the body of a pack, and the versions in it."""
     parts: list[bytes] = []
     versions: Packed = []
     offset = 0
@@ -88,7 +88,7 @@ def encode_pack(key: str, snapshots: Sequence[Snapshot]) -> tuple[bytes, Packed]
 
 
 def read_index(bucket: Bucket, key: str) -> Packed:
-    """Return the versions that lie in a pack.
+    """Return the versions in a pack.
 
     Raises ObjectMissingError, ObjectDamagedError, NewerFormatError, BucketError.
     """

@@ -1,18 +1,17 @@
-"""Pins: what somebody reads in the bucket for longer than a moment, so that the collector leaves
-it.
+"""Pins: objects in the bucket that somebody reads for longer than a moment, so nobody removes them.
 
     pins/<expires_ms:013d>-<nonce>      what is read, and why
 
-A restore or an export pins what it reads, and renews the pin as long as it reads. One that is
-killed leaves a pin that expires. A pin keeps objects from being removed, never from being dropped
-out of a manifest. Invariant: who pins first and looks into the manifest then (`pinned`) reads
-nothing that is removed before the pin expires, since the collector asks for the pins after it has
-seen that an object is not named any more. Beyond that the reader gets ObjectMissingError, and never
-other bytes. Who does not know yet what it will read pins everything, looks, and then pins only
-that.
+A restore or an export pins what it reads, and renews the pin as long as it reads. If it is killed,
+the pin expires. A pin keeps objects from being removed, but not from being dropped from a manifest.
 
-A pin is renewed by putting the next one before the last one is deleted, so whoever lists pins and
-finds that one of them is gone lists them again.
+Invariant: a reader that pins first and then reads the manifest (`pinned`) reads nothing that is
+removed before the pin expires, since the collector lists the pins after it has seen that an object
+is no longer named. After that time the reader gets ObjectMissingError, and never other bytes. A
+reader that does not know yet what it will read pins everything, looks, and then pins only that.
+
+To renew a pin, the next one is put before the last one is deleted. So if one of the listed pins is
+missing when it is read, the pins are listed again.
 
 Blocking. All raise BucketError.
 """
@@ -44,8 +43,10 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One pin as it is in the bucket. `logs`: no slot of any log may go; `everything`: no
-    object."""
+    """One pin in the bucket.
+
+    With `logs`, no slot of any log may be removed; with `everything`, no object.
+    """
 
     key: str
     expires: int
@@ -72,7 +73,7 @@ class Pinning:
         everything: bool = False,
         seconds: float = PIN_SECONDS,
     ) -> None:
-        """Pin these objects, in the place of what was pinned so far."""
+        """Pin these objects instead of those pinned before."""
         before = self._key
         expires = self._clock_ms() + int(seconds * 1000)
         key = f"{PIN_PREFIX}{expires:013d}-{secrets.token_hex(8)}"
@@ -83,7 +84,7 @@ class Pinning:
             self._bucket.delete(before)
 
     def release(self) -> None:
-        """Pin nothing any more."""
+        """Remove the pin."""
         key, self._key = self._key, None
         if key is not None:
             self._bucket.delete(key)
@@ -98,25 +99,27 @@ def pinned(
     *,
     logs: bool = False,
 ) -> Iterator[StoreEntry]:
-    """Pin every version of a store around the body, which gets them, and all logs if wanted."""
+    """Pin every version of a store, and all logs if requested, while
+    the body runs; yield the entry."""
     pinning = Pinning(manifests.bucket, clock_ms, reason)
     try:
         keys: set[str] | None = None
         entry = manifests.find(store) or StoreEntry()
-        # What the manifest names with the pin in its place stays until that expires.
+        # What the manifest names while the pin exists stays until the pin expires.
         while keys is None or not keys >= {version.key for version in entry.versions}:
             keys = {version.key for version in entry.versions}
             pinning.hold(keys, logs=logs)
             entry = manifests.find(store) or StoreEntry()
         yield entry
     finally:
-        # Otherwise it expires.
+        # If this fails, the pin expires.
         with suppress(BucketError):
             pinning.release()
 
 
 def live_pins(bucket: Bucket, now_ms: int) -> list[Pin]:
-    """Return the pins that have not expired. Raises ObjectDamagedError: then nothing may go."""
+    """Return the pins that have not expired. Raises
+    ObjectDamagedError: then nothing may be removed."""
     while True:
         with suppress(ObjectMissingError):
             return [
@@ -127,7 +130,8 @@ def live_pins(bucket: Bucket, now_ms: int) -> list[Pin]:
 
 
 def expiry_of(key: str) -> int | None:
-    """Return when a pin expires, in milliseconds since the epoch; None of what is no pin."""
+    """Return when a pin expires, in milliseconds since the epoch;
+    None if the key is not a pin's."""
     number = key.removeprefix(PIN_PREFIX).partition("-")[0]
     return int(number) if number.isascii() and number.isdigit() else None
 
@@ -136,7 +140,7 @@ def _decode(key: str, expires: int, body: bytes) -> Pin:
     try:
         content: Any = msgpack.unpackb(body)
         _, keys, logs, reason, *later = content
-        # Earlier versions do not say it.
+        # Earlier versions do not have this element.
         everything = bool(later and later[0])
         return Pin(key, expires, frozenset(keys), bool(logs), str(reason), everything)
     except (ValueError, TypeError) as error:

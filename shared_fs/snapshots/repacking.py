@@ -1,8 +1,8 @@
-"""Repacking: what still counts of a pack goes into a new one, so that the rest may be removed.
+"""Repacking: moves what still counts in a pack to a new one, so that the rest can be removed.
 
-The new pack is put and looked at, then each shard names it in the place of the old one, by
-compare-and-set and only where the old one was named. The old one is the collector's. A shard that
-has closed what is as old as the new pack (see `collecting.py`) is left as it is.
+The new pack is put and checked. Then each shard names it in place of the old one, by
+compare-and-set and only where the old one was named. The collector removes the old pack. A shard
+that is closed to anything as old as the new pack (see `collecting.py`) is left as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.shared_fs.store_file.applying import StoreMeta
 
 
 def repack(manifests: Manifests, key: str, now_ms: int) -> int:
-    """Put what is still named of a pack elsewhere, and return how many snapshots that were.
+    """Move the snapshots of a pack that are still named, and return their number.
 
     Raises ObjectMissingError, ObjectDamagedError, NewerFormatError, BucketError.
     """
@@ -63,7 +63,8 @@ def _named(entry: StoreEntry | None, version: SnapshotVersion) -> bool:
 
 
 def _renamed(entry: StoreEntry | None, key: str, version: SnapshotVersion) -> StoreEntry | None:
-    """Return the entry with a version in the place of the same one under `key`."""
+    """Return the entry with a version in place of the same one under
+    `key`; None if nothing changes."""
     if entry is None:
         return None
     versions = tuple(

@@ -5,17 +5,17 @@
     take_image ──▶ compress ──▶ put (or pack.py) ──▶ published by manifest.py
     fetch ──▶ place at a path, or open in memory
 
-An image is the whole content of a store file in which everything is durable, with the rollback
-journal's format numbers in its header, so that anybody can open it `immutable`. Small ones are made
+An image is the whole content of a store file in which everything is durable. Its header has the
+rollback journal's format numbers, so that anybody can open it as `immutable`. Small images are made
 in memory, larger ones in a draft beside the store file. Invariants:
 
-- An image is read page by page with each page's checksum verified, and passes `quick_check`, before
-  it is put; its sha256 goes with it, and `fetch` returns only what has that sha256.
-- A key is used once: the nonce in it is the call's own. What is put is looked at before it counts.
-- Nothing here touches a store file by another way than through its StoreFile.
+- Before an image is put, it is read page by page with each page's checksum verified, and it passes
+  `quick_check`. Its sha256 is stored with it, and `fetch` returns only content with that sha256.
+- A key is used once: its nonce is unique to the call. The object is checked before it counts.
+- Store files are only accessed through their StoreFile.
 
-Blocking, all of it: run it in threads. Decides nothing: when a store is snapshotted, and which
-snapshots are kept, is `persist/tier/snapshotter.py`'s and `manifest.py`'s.
+Everything here blocks: run it in threads. This module decides nothing. When a store is snapshotted
+is decided in `persist/tier/snapshotter.py`, and which snapshots are kept in `manifest.py`.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs, page_c
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 SNAPSHOT_PREFIX: Final = "snapshots/"
-#: Images up to this size are made and restored in memory, which then has them twice or three times:
-#: so a server of large values stays small.
+#: Images up to this size are made and restored in memory, which then has two or three copies. It is
+#: small, so that a server of large values needs little memory.
 SMALL_IMAGE_BYTES: Final = 16 * MIB
-#: Snapshots below this size share objects (`pack.py`): a million requests cost more than a year of
-#: storing what they put.
+#: Smaller snapshots share objects (`pack.py`): a million requests cost more than
+#: storing for a year what they put.
 TINY_SNAPSHOT_BYTES: Final = 64 * KIB
 COMPRESSION_LEVEL: Final = 3
 
 _CHUNK_BYTES: Final = 4 * MIB
-#: Wrong bytes may be the network's fault once.
+#: The network may deliver wrong bytes once.
 _DAMAGED_READS: Final = 2
-#: Where a file's header says how it is written and read; sqlite.org/fileformat2.html.
+#: The place of the read and write versions in a file's header; sqlite.org/fileformat2.html.
 _FORMAT_VERSIONS: Final = slice(18, 20)
 _ROLLBACK: Final = b"\x01\x01"
 _WAL: Final = b"\x02\x02"
@@ -72,7 +72,7 @@ _KEY: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a store file held: in memory, or in a draft that its maker removes (`dropped`)."""
+    """The content of a store file: in memory, or in a draft."""
 
     store: StoreId
     meta: StoreMeta
@@ -93,11 +93,11 @@ class Snapshot:
 
     @property
     def is_tiny(self) -> bool:
-        """It belongs in a pack."""
+        """True if it belongs in a pack."""
         return isinstance(self.body, bytes) and self.length < TINY_SNAPSHOT_BYTES
 
     def version(self, key: str, offset: int = 0) -> SnapshotVersion:
-        """Return the version that it is once it lies at `offset` of object `key`."""
+        """Return its version, once it is stored at `offset` of object `key`."""
         return SnapshotVersion(
             key=key,
             offset=offset,
@@ -116,7 +116,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An image that came from the bucket, verified: in memory, or in a draft on the disk."""
+    """A verified image from the bucket: in memory, or in a draft on the disk."""
 
     store: StoreId
     version: SnapshotVersion
@@ -124,7 +124,7 @@ class Fetched:
     content: bytes | Path
 
     def open_in_memory(self, path: Path) -> StoreFile:
-        """Open a small one for reading; `path` is where it would lie."""
+        """Open a small image for reading; `path` is where its file would be."""
         assert isinstance(self.content, bytes)
         return StoreFile.of_image(self.content, path, self.store)
 
@@ -136,7 +136,7 @@ class Fetched:
         """
         if disk.exists(path):
             raise StoreDamagedError(store=str(self.store), reason=f"{path.name} exists already")
-        # One of a file that was removed: SQLite would take it for this one's.
+        # The WAL of a removed file: SQLite would take it for that of the new file.
         disk.remove(path.with_name(path.name + "-wal"))
         if isinstance(self.content, bytes):
             disk.write_durably(path, _with_format(self.content, _WAL), new=True)
@@ -144,7 +144,7 @@ class Fetched:
             disk.place(self.content, path)
 
     def drop(self, disk: Disk) -> None:
-        """Remove the draft of one that is not placed."""
+        """Remove the draft, if it is not placed."""
         if isinstance(self.content, Path):
             disk.remove(self.content)
 
@@ -152,7 +152,7 @@ class Fetched:
 def take_image(
     file: StoreFile, draft: Path, *, small_bytes: int = SMALL_IMAGE_BYTES
 ) -> Image:
-    """Return what a checkpointed file holds; that of a large one is written to `draft`.
+    """Return the content of a checkpointed file; a large one is written to `draft`.
 
     Nothing else may use the file meanwhile. Raises StoreDamagedError, StorageFailedError.
     """
@@ -167,10 +167,10 @@ def take_image(
 
 
 def compress(image: Image, taken: int) -> Snapshot:
-    """Check an image and return it compressed; a draft is gone then, in any case.
+    """Check an image and return it compressed; its draft is removed in any case.
 
-    `taken` is the time of the snapshot in milliseconds. Raises StoreDamagedError,
-    StorageFailedError.
+    `taken` is the time of the snapshot in milliseconds. Raises
+    StoreDamagedError, StorageFailedError.
     """
     if isinstance(image.content, Path):
         try:
@@ -197,9 +197,9 @@ def compress(image: Image, taken: int) -> Snapshot:
 
 
 def put(bucket: Bucket, snapshot: Snapshot, nonce: str) -> SnapshotVersion:
-    """Put a snapshot as an object of its own and return its version, once it was looked at.
+    """Put a snapshot as an object of its own and return its version, after checking the object.
 
-    Raises ObjectDamagedError if it is not there as it was put, BucketError.
+    Raises ObjectDamagedError if the object differs from what was put, BucketError.
     """
     version = snapshot.version(snapshot_key(snapshot, nonce))
     metadata = {
@@ -221,12 +221,12 @@ def put(bucket: Bucket, snapshot: Snapshot, nonce: str) -> SnapshotVersion:
 
 
 def check_put(bucket: Bucket, key: str, size_bytes: int, sha256: str) -> None:
-    """Look at an object that was put with metadata `sha256`. Raises ObjectDamagedError,
-    BucketError."""
+    """Check an object that was put with metadata `sha256`. Raises
+    ObjectDamagedError, BucketError."""
     head = bucket.head(key)
     if (head.size_bytes, head.metadata.get("sha256")) != (size_bytes, sha256):
         raise ObjectDamagedError(
-            key=key, reason=f"{head.size_bytes} bytes are there of {size_bytes} that were put"
+            key=key, reason=f"it has {head.size_bytes} bytes instead of {size_bytes}"
         )
 
 
@@ -238,8 +238,10 @@ def snapshot_key(snapshot: Snapshot, nonce: str) -> str:
 
 
 def version_of_object(key: str, head: ObjectHead) -> tuple[StoreId, SnapshotVersion] | None:
-    """Return what the object itself tells of a snapshot, for who has lost the manifests; None of an
-    object that is no snapshot."""
+    """Return the store and version that a snapshot object itself tells; None for other objects.
+
+    It is needed if the manifests are lost.
+    """
     found = _KEY.fullmatch(key)
     if found is None:
         return None
@@ -277,7 +279,7 @@ def fetch(
     *,
     small_bytes: int = SMALL_IMAGE_BYTES,
 ) -> Fetched:
-    """Bring an image from the bucket; a large one to `draft`, synced, whose folder must exist.
+    """Download an image; a large one to `draft`, synced, whose folder must exist.
 
     Raises ObjectMissingError, ObjectDamagedError, StoreDamagedError if it is not of this store,
     BucketError, StorageFailedError.
@@ -288,7 +290,7 @@ def fetch(
             if piece:
                 pieces.append(piece)
             else:
-                # Again from the start, after wrong bytes.
+                # Start over after wrong bytes.
                 pieces.clear()
         content = b"".join(pieces)
         file = StoreFile.of_image(content, draft, store)
@@ -300,7 +302,7 @@ def fetch(
     try:
         with _local(draft), draft.open("wb") as output:
             for chunk in _verified(bucket, version):
-                # Again from the start, after wrong bytes.
+                # Start over after wrong bytes.
                 if not chunk:
                     output.seek(0)
                     output.truncate()
@@ -317,15 +319,17 @@ def fetch(
 
 
 def verify(bucket: Bucket, version: SnapshotVersion) -> None:
-    """Read a snapshot back from the bucket, and keep nothing of it. Raises as `fetch`."""
+    """Read a snapshot from the bucket and verify it; keep nothing. Raises as `fetch`."""
     for _ in _verified(bucket, version):
         pass
 
 
-# What is in the bucket
+# Objects in the bucket
 def _verified(bucket: Bucket, version: SnapshotVersion) -> Iterator[bytes]:
-    """Yield the image in pieces. An empty piece says that what came before it is void. Ends only if
-    the whole has the sha256 that it should."""
+    """Yield the image in pieces. An empty piece means that all pieces before it are void.
+
+    It ends normally only if the whole image has the right sha256.
+    """
     for attempt in range(1, _DAMAGED_READS + 1):
         digest = hashlib.sha256()
         size_bytes = 0
