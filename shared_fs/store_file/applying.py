@@ -1,8 +1,8 @@
-"""How changes become rows of a store file, inside a transaction that the caller has begun.
+"""Turns changes into rows of a store file, inside a transaction that the caller has begun.
 
-Runs of plain appends, by far the most common changes, reach SQLite as one array in one statement,
-whether they came in one tick or one by one: without Python's work for each row a row costs half.
-All else goes row by row. The counters that result are returned, not written.
+Runs of plain appends are by far the most common changes. They reach SQLite as one array in one
+statement, whether they came in one tick or one by one; without Python's work per row, a row costs
+half. All other changes are applied row by row. The resulting counters are returned, not written.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from holdfast.shared_fs.store_file.archived_blocks import ArchivedBlocks
 from holdfast.shared_fs.store_file.bodies import Bodies
 from holdfast.shared_fs.store_file.consumer_rows import CONSUMER_CHANGES, ConsumerRows
 
-#: Rows from which on an array is faster than a statement for each: measured, between 2 and 4.
+#: From this many rows on, an array is faster than a statement per row. Measured: between 2 and 4.
 _ARRAY_ROWS: Final = 4
-#: Of a message's change that has nothing but a value: number, seq, value.
+#: The elements of a set of a message with a value only: number, seq, value.
 _PLAIN_CHANGE_ELEMENTS: Final = 3
 _TIME: Final = f"%0{schema.TIME_DIGITS}d".encode()
 #: revision, key, time, value, headers.
 _PLAIN_ENTRY_COLUMNS: Final = 5
-#: And expires, body_bytes.
+#: The same, expires, body_bytes.
 _ENTRY_COLUMNS: Final = 7
 
 _pack_headers: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
@@ -39,7 +39,7 @@ _pack_headers: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 @dataclass(frozen=True, slots=True)
 class StoreMeta:
-    """The one row that says where the file stands."""
+    """The meta row of a file: its owner, its position and its totals."""
 
     epoch: int
     server: str
@@ -53,7 +53,7 @@ class StoreMeta:
 
     @property
     def counters(self) -> tuple[int, int, int, int, int, int]:
-        """What `schema.UPDATE_META` binds."""
+        """The values that `schema.UPDATE_META` binds."""
         return (
             self.revision,
             self.time,
@@ -66,7 +66,7 @@ class StoreMeta:
     def after(
         self, *, revision: int, time: int, last_seq: int, count: int, size_bytes: int
     ) -> StoreMeta:
-        """Return what it is after changes. Half the time of `replace`, once a transaction."""
+        """Return the row after changes. Half the time of `replace`; runs once per transaction."""
         return StoreMeta(
             self.epoch,
             self.server,
@@ -81,7 +81,7 @@ class StoreMeta:
 
 
 class AppliedBatch(NamedTuple):
-    """Changes that follow each other: change `i` has revision `previous_revision + 1 + i`."""
+    """Consecutive changes: change `i` has revision `previous_revision + 1 + i`."""
 
     previous_revision: int
     time: int
@@ -89,7 +89,7 @@ class AppliedBatch(NamedTuple):
 
 
 class WriterOutcome(NamedTuple):
-    """What a writer's group was answered, kept for its retry."""
+    """The answer to a writer's group, kept for a retry."""
 
     writer: bytes
     counter: int
@@ -99,7 +99,7 @@ class WriterOutcome(NamedTuple):
 
 
 def pack_headers(headers: object) -> bytes | None:
-    """Return headers as the file keeps them: packed, None when there are none."""
+    """Return headers as the file stores them: packed, or None if there are none."""
     if not headers:
         return None
     packed: bytes = _pack_headers(headers)
@@ -107,7 +107,7 @@ def pack_headers(headers: object) -> bytes | None:
 
 
 def unpack_headers(packed: bytes | None) -> Any:
-    """Return headers as the wire carries them: a map, None when there are none."""
+    """Return headers as the wire carries them: a map, or None if there are none."""
     return None if packed is None else frames.unpack(packed)
 
 
@@ -118,8 +118,10 @@ def apply_to_stream(
     bodies: Bodies,
     archived: ArchivedBlocks | None = None,
 ) -> StoreMeta:
-    """Apply the batches, which follow `meta` without a gap, and return what it becomes. `archived`
-    are the file's own; a new file has none."""
+    """Apply the batches, which follow `meta` without a gap, and return the new meta row.
+
+    `archived` are the file's own blocks; a new file has none.
+    """
     stream = _Stream(cursor, meta, bodies, archived or ArchivedBlocks(cursor.execute))
     position = 0
     while position < len(batches):
@@ -135,9 +137,9 @@ def apply_to_stream(
 def apply_to_kv(
     cursor: apsw.Cursor, meta: StoreMeta, batches: Sequence[AppliedBatch], bodies: Bodies
 ) -> StoreMeta:
-    """Apply the batches, which follow `meta` without a gap, and return what it becomes."""
+    """Apply the batches, which follow `meta` without a gap, and return the new meta row."""
     revision, count, size_bytes, time = meta.revision, meta.count, meta.bytes, meta.time
-    # Only the last value of a key needs to reach the file: many overwrites cost one.
+    # Only the last value of a key must reach the file, so many overwrites cost one.
     last: dict[str, tuple[Any, ...] | None] = {}
     for batch in batches:
         assert batch.previous_revision == revision, "batches follow the file's revision"
@@ -192,13 +194,13 @@ def apply_to_kv(
 
 
 def keep_config(cursor: apsw.Cursor, config: dict[str, Any]) -> None:
-    """Write the store's configuration, whole."""
+    """Write the store's whole configuration."""
     text = json.dumps(config, ensure_ascii=False, sort_keys=True) if config else None
     cursor.execute(schema.UPDATE_CONFIG, (text,))
 
 
 def keep_upload(bodies: Bodies, change: frames.WireChange, time: int) -> None:
-    """Apply a change that only concerns values which are still being uploaded."""
+    """Apply a change that only concerns unfinished uploads."""
     if number_of(change) == changes.CHANGE_PUT_CHUNK:
         upload_id, offset, data, crc32 = changes.chunk(change)
         assert data is not None
@@ -208,9 +210,9 @@ def keep_upload(bodies: Bodies, change: frames.WireChange, time: int) -> None:
 
 
 def keep_outcomes(cursor: apsw.Cursor, outcomes: Sequence[WriterOutcome]) -> None:
-    """Write what retries of these groups are to be answered, and drop what none can ask for."""
-    # Several groups of one writer may be applied at once: only what its last first_unacked has not
-    # passed is worth a row.
+    """Write the answers to retries of these groups, and delete those that nobody can ask for."""
+    # Several groups of one writer may be applied at once. Only those that its last first_unacked
+    # has not passed are worth a row.
     first_unacked_of: dict[bytes, int] = {}
     for writer, counter, first_unacked, _, _ in outcomes:
         first_unacked_of[writer] = min(first_unacked, counter)
@@ -227,8 +229,8 @@ def keep_outcomes(cursor: apsw.Cursor, outcomes: Sequence[WriterOutcome]) -> Non
 
 
 class _Stream:
-    """A stream's counters while changes are applied to it, and the appends that wait for the
-    next statement."""
+    """A stream's counters while changes are applied, and the appends
+    that wait for the next statement."""
 
     def __init__(
         self, cursor: apsw.Cursor, meta: StoreMeta, bodies: Bodies, archived: ArchivedBlocks
@@ -247,16 +249,18 @@ class _Stream:
         self._consumers = ConsumerRows(cursor)
 
     def append_one_by_one(self, batches: Sequence[AppliedBatch], start: int) -> int:
-        """Take the run of batches from `start` on that are an append of nothing but a value each,
-        and return how many they are: 0 as well where arrays are not worth it."""
+        """Append the run of batches from `start` on, each of which only appends one value.
+
+        Returns the length of the run, or 0 if it is too short for an array.
+        """
         seq, revision, time = self._last_seq, self.revision, self._time
         values: list[bytes] = []
         times: list[int] = []
         for previous_revision, batch_time, wires in islice(batches, start, None):
             if len(wires) != 1:
                 break
-            # Positions, not names: `holdfast bench engine`, the rows of many stores, runs this for
-            # each tick of each store.
+            # Positions, not names: this runs for each tick of each store. Benchmark: `holdfast
+            # bench engine`, the rows of many stores.
             change = wires[0]
             if (
                 len(change) != _PLAIN_CHANGE_ELEMENTS
@@ -291,7 +295,7 @@ class _Stream:
         self._time = batch.time
         wires = batch.changes
         if len(wires) >= _ARRAY_ROWS and set(map(len, wires)) == {_PLAIN_CHANGE_ELEMENTS}:
-            # Whole columns at once: `holdfast bench engine`, the rows of one stream.
+            # Whole columns at once. Benchmark: `holdfast bench engine`, the rows of one stream.
             numbers, seqs, values = zip(*wires, strict=True)
             start = self._last_seq + 1
             if numbers.count(changes.CHANGE_SET_MESSAGE) == len(wires) and seqs == tuple(
@@ -305,7 +309,7 @@ class _Stream:
             if number == changes.CHANGE_SET_MESSAGE:
                 self._set(change)
             elif number in CONSUMER_CHANGES:
-                # No news to a follower, so the change log, which is bounded, does not keep it.
+                # Followers do not need it, so the bounded change log does not keep it.
                 self._consumers.apply(change)
             elif number in changes.UPLOAD_CHANGES:
                 keep_upload(self._bodies, change, self._time)
@@ -317,7 +321,7 @@ class _Stream:
                 )
 
     def finish(self, meta: StoreMeta) -> StoreMeta:
-        """Write what waits, and return what `meta` becomes."""
+        """Write what waits, and return the new meta row."""
         self._insert_waiting()
         if self._msg_ids:
             self._cursor.executemany(schema.UPSERT_MSG_ID, self._msg_ids)
@@ -331,7 +335,7 @@ class _Stream:
         )
 
     def _append(self, values: tuple[bytes, ...]) -> None:
-        """Append messages that have nothing but a value."""
+        """Append messages that have only a value."""
         self._insert_waiting()
         self._cursor.execute(
             schema.APPEND_MESSAGES,
@@ -434,7 +438,7 @@ class _Stream:
 
 
 def _insert_entries(cursor: apsw.Cursor, rows: list[tuple[Any, ...]]) -> None:
-    """Insert rows, of which those with an expiry or a large value have more elements."""
+    """Insert rows; those with an expiry or a large value have more elements."""
     if not rows:
         return
     if set(map(len, rows)) == {_PLAIN_ENTRY_COLUMNS}:

@@ -1,21 +1,21 @@
 """What a stream's file keeps of messages whose values are in the archive.
 
-An archived message is as much part of its stream as any other: it counts, it can be deleted,
-trimmed, set again, evicted, found by time. So the file keeps all of it but its value and headers:
-blocks of up to a few thousand messages, a row each, with seq, revision, time, size and checksum of
-every message, some 7 bytes for each. Invariants:
+An archived message is as much part of its stream as any other: it counts, and can be deleted,
+trimmed, replaced, evicted and found by time. So the file keeps all of it except value and headers:
+in blocks of up to a few thousand messages, one row each, with seq, revision, time, size and
+checksum of every message, about 7 bytes for each message. Invariants:
 
-- Blocks do not overlap, and come in the order of seqs; within and across them revisions and times
-  never go back, since only messages that were only appended are archived.
+- Blocks do not overlap, and are ordered by seq. Within and across blocks, revisions and times never
+  go back, since only messages that were appended and never replaced are archived.
 - A message is in a block or in the table `messages`, never in both: `remove` comes before a set.
-- What is not in a block is not in the stream, whatever the archive still has of it.
-- Who reads the archive finds the very value that was here, by revision, time and checksum (of the
-  value as it is exported, `exported_values.py`; the size is that of what was stored), or says that
-  it does not. Nothing is concluded from what the archive lacks.
+- A message that is not in a block is not in the stream, whatever the archive still has of it.
+- A reader of the archive finds exactly the value that was here, by revision, time and checksum, or
+  reports that it does not. The checksum is of the value as it is exported (`exported_values.py`),
+  and the size is that of the stored value. Nothing is concluded from what the archive lacks.
 
-Does not read the archive (`archive_table.py`), and decides nothing about what is archived
-(`persist/tier/archiving.py`). Everything here runs inside the caller's transaction, if there is
-one. """
+This module does not read the archive (`archive_table.py`), and does not decide what is archived
+(`persist/tier/archiving.py`). Everything runs inside the caller's transaction, if there is one.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.exported_values import exported, exported_bytes
 
 _LARGEST_SEQ: Final = (1 << 63) - 1
-#: Decoded blocks that are kept: those at the place where a reader or a deleter is.
+#: Decoded blocks that are kept: those where a reader or a deleter currently is.
 _KEPT_BLOCKS: Final = 4
-#: What one block holds: what is moved in one turn of the loop, in some 5 ms, and what a reader of
-#: one message has to decode.
+#: The size of one block: one turn of the loop moves it in about 5 ms, and a
+#: reader of one message has to decode it.
 ARCHIVE_BLOCK_ROWS: Final = 2048
 ARCHIVE_BLOCK_BYTES: Final = MIB
 _ROWS_AT_ONCE: Final = 64
@@ -49,9 +49,9 @@ _MAX_BLOCK_BYTES: Final = 64 << 20
 
 
 class ArchivePlace(NamedTuple):
-    """Where an archived message lies: in which table, as a row of which stream."""
+    """The place of an archived message: its table, and the stream whose row it is."""
 
-    #: URL of the table; empty: the one that lies in the cluster's own bucket.
+    #: The URL of the table; empty for the table in the cluster's own bucket.
     table: str
     tenant: str
     name: str
@@ -59,10 +59,11 @@ class ArchivePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArchivedMessage:
-    """A message without its value and headers, which together have this checksum.
+    """A message without its value and headers; `checksum` covers both.
 
-    In a row it stands in the place of the value. It is no bytes and no tuple: who overlooks it
-    fails. """
+    In a row it replaces the value. It is neither bytes nor a tuple,
+    so code that overlooks it fails.
+    """
 
     seq: int
     revision: int
@@ -73,7 +74,7 @@ class ArchivedMessage:
 
     @property
     def row(self) -> tuple[int, int, int, ArchivedMessage, None]:
-        """A row as of `StoreFile.message`."""
+        """A row as `StoreFile.message` returns it."""
         return self.seq, self.revision, self.time, self, None
 
 
@@ -82,8 +83,10 @@ Bodies = dict[tuple[int, int], tuple[bytes, dict[str, str] | None]]
 
 
 class ArchiveDraft(NamedTuple):
-    """What the next block could be: messages that are still in the file, and the digest of all of
-    them, values and headers included."""
+    """A possible next block: messages that are still in the file.
+
+    `digest` covers all of them, including values and headers.
+    """
 
     end_seq: int
     messages: list[ArchivedMessage]
@@ -121,8 +124,10 @@ class _Block(NamedTuple):
 
 
 class ArchivedBlocks:
-    """The archived messages of one open file. `exists` is False while there have never been any,
-    and nothing then asks the file."""
+    """The archived messages of one open file.
+
+    `exists` is False while there have never been any; then nothing queries the file.
+    """
 
     def __init__(self, execute: Callable[..., Any]) -> None:
         """`execute(statement, bindings)` returns a cursor of the file."""
@@ -131,13 +136,14 @@ class ArchivedBlocks:
         self._kept: dict[int, _Block] = {}
 
     def load(self) -> None:
-        """Look at the file anew: it was opened, or a transaction of it was rolled back."""
+        """Read the state from the file again, after it was opened or a
+        transaction was rolled back."""
         self._kept.clear()
         self.exists = bool(self._execute(schema.HAS_ARCHIVED).get)
 
     # Reading
     def find(self, seq: int) -> ArchivedMessage | None:
-        """Return an archived message, None if it is not one."""
+        """Return an archived message; None if the seq is not archived."""
         block = self._block(seq, seq)
         if block is None:
             return None
@@ -154,7 +160,7 @@ class ArchivedBlocks:
             start_seq = block.end_seq + 1
 
     def sum(self, start_seq: int, end_seq: int) -> tuple[int, int]:
-        """Return how many archived messages lie in a range, and their bytes."""
+        """Return the number of archived messages in a range, and their bytes."""
         count = size_bytes = 0
         for start, end, block_count, block_bytes in self._execute(
             schema.SELECT_BLOCK_SUMS, (start_seq,)
@@ -172,7 +178,8 @@ class ArchivedBlocks:
         return count, size_bytes
 
     def last_seq(self) -> int:
-        """Return up to which seq messages have been archived, or 0; they may all be gone."""
+        """Return the highest seq that was ever archived, or 0. The
+        messages may all be deleted since."""
         found: int = self._execute(schema.SELECT_LAST_ARCHIVED).get
         return found
 
@@ -181,8 +188,11 @@ class ArchivedBlocks:
         return next(self.messages(1), None)
 
     def around_time(self, start_time: int) -> tuple[int, int | None]:
-        """Return the last seq archived with a time before `start_time`, 0 if none is, and the first
-        with one at or after it."""
+        """Return the archived seqs on either side of `start_time`.
+
+        The first is the last seq with an earlier time, or 0; the second is the first seq with a
+        time at or after it, or None.
+        """
         end_seq = self._execute(schema.SELECT_BLOCK_AT_TIME, (start_time,)).get
         if end_seq is None:
             return self.last_seq(), None
@@ -201,7 +211,7 @@ class ArchivedBlocks:
         return found
 
     def after_revision(self, revision: int) -> Iterator[ArchivedMessage]:
-        """Yield the archived messages of later revisions, by seq, which is by revision too."""
+        """Yield the archived messages of later revisions by seq, which is also by revision."""
         start_seq = self._execute(schema.SELECT_BLOCK_AFTER_REVISION, (revision,)).get
         if start_seq is not None:
             for message in self.messages(start_seq):
@@ -216,7 +226,7 @@ class ArchivedBlocks:
         time: int,
         max_blocks: int,
     ) -> list[ArchiveDraft]:
-        """Return what may be archived of the messages up to a revision and a time."""
+        """Return the possible next blocks, of messages up to a revision and a time."""
         drafts: list[ArchiveDraft] = []
         start_seq = self.last_seq() + 1 if self.exists else 1
         for _ in range(max_blocks):
@@ -249,8 +259,10 @@ class ArchivedBlocks:
 
     # Writing
     def archive(self, end_seq: int, table: str) -> None:
-        """Move the messages up to `end_seq` that may be archived into one block: all that were only
-        appended and have no ttl of their own."""
+        """Move the messages up to `end_seq` that may be archived into one block.
+
+        These are the messages that were never replaced and have no ttl of their own.
+        """
         for _ in self._execute(schema.CREATE_ARCHIVED):
             pass
         self.exists = True
@@ -287,7 +299,7 @@ class ArchivedBlocks:
         return removed
 
     def trim(self, end_seq: int) -> tuple[int, int]:
-        """Remove what is archived up to `end_seq`; return how many that was, and their bytes."""
+        """Remove the archived messages up to `end_seq`; return their number and their bytes."""
         count, size_bytes = self.sum(1, end_seq)
         for start, end, *_ in self._execute(schema.SELECT_BLOCK_SUMS, (1,)).fetchall():
             if start > end_seq:
@@ -352,8 +364,10 @@ def checksum_of(value: bytes, headers: bytes | None) -> int:
 
 
 def digest_of(rows: Iterable[tuple[int, int, int, bytes, bytes | None]]) -> bytes:
-    """Return the SHA-256 of rows `(seq, revision, time, value, headers)`, headers packed, as they
-    are exported."""
+    """Return the SHA-256 of rows `(seq, revision, time, value, headers)`, as they are exported.
+
+    The headers are packed.
+    """
     digest = hashlib.sha256()
     for seq, revision, time, stored, stored_headers in rows:
         value, headers = exported(stored, stored_headers)
@@ -380,8 +394,11 @@ def _draft(place: ArchivePlace, rows: list[tuple[Any, ...]]) -> ArchiveDraft:
 
 
 def _encode(block: _Block) -> bytes:
-    """Return the columns, one after the other, of which the first three count from row to row: what
-    grows by one each time takes next to nothing."""
+    """Return the columns of a block, one after the other.
+
+    The first three store differences between rows, so a column that grows by one
+    each time takes next to nothing.
+    """
     columns: list[int] = []
     for column in (block.seqs, block.revisions, block.times):
         columns.append(column[0])

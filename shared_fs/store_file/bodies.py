@@ -1,18 +1,20 @@
-"""Large values within a store file: their chunks, from the first one to the removal of the last.
+"""Large values in a store file: their chunks, from the first one to the removal of the last.
 
-A *body* is the bytes of a value that is too large to travel, or to be kept, in one piece. It grows
-chunk by chunk as an upload that is no value yet, becomes that of a seq or key (its *place*) when
-the operation that says so is applied, and is gone when that is replaced or removed. Invariants:
+A *body* is the bytes of a value that is too large to be sent, or stored, in one piece. It grows
+chunk by chunk as an upload, and is not a value yet. It becomes the value of a seq or key (its
+*place*) when the operation that says so is applied, and is dropped when that value is replaced or
+removed. Invariants:
 
-- A body is dense: chunk by chunk from offset 0, and `size` is where the next one begins.
-- A body is the value of one place at the most, and a place has one body at the most.
-- An upload is a value once: whose it was is known for UPLOAD_RETENTION_SECONDS, also when that is
-  gone, so that who goes on with it is told, and does not undo what came after it.
-- What is gone cannot be read, although its chunks are removed later and in parts (`sweep`): freeing
-  a gigabyte takes SQLite seconds.
+- A body is dense: its chunks start at offset 0, and the next one begins at `size`.
+- A body is the value of at most one place, and a place has at most one body.
+- An upload becomes a value at most once. Its place is remembered for
+  UPLOAD_RETENTION_SECONDS, even after the value is dropped, so a client that resumes the
+  upload is told, and does not undo later writes.
+- A dropped body cannot be read, although its chunks are removed later and in parts (`sweep`):
+  freeing a gigabyte takes SQLite seconds.
 
-Runs in transactions of its caller. The tables are made with the first chunk: most stores never have
-one, and their files do not pay for it.
+Everything runs in the caller's transactions. The tables are created with the first chunk: most
+stores never have one, and their files do not pay for the tables.
 """
 
 from __future__ import annotations
@@ -36,8 +38,11 @@ _RETENTION_MS: Final = int(UPLOAD_RETENTION_SECONDS * 1000)
 
 
 class Body(NamedTuple):
-    """What there is of an upload, or was uploaded. `revision` is that of its place, None if it has
-    none; `time` is then when it got there, else that of the last chunk."""
+    """The state of an upload, or of a value that was uploaded.
+
+    `revision` is that of its place, None without one. `time` is when it was placed, or else when
+    its last chunk came.
+    """
 
     size_bytes: int
     crc32: int
@@ -57,7 +62,7 @@ class Bodies:
 
     @property
     def has_gone(self) -> bool:
-        """Chunks of bodies that are gone may be left to be swept."""
+        """True if chunks of dropped bodies may have to be swept."""
         if self._has_gone is None:
             self._has_gone = self.there and (
                 self._execute(schema.SELECT_GONE_BODY).get is not None
@@ -66,13 +71,13 @@ class Bodies:
 
     @property
     def there(self) -> bool:
-        """The file has tables for them."""
+        """True if the file has the tables for them."""
         if self._there is None:
             self._there = bool(self._execute(schema.SELECT_HAS_BODIES).get)
         return self._there
 
     def look_again(self) -> None:
-        """A transaction was taken back: perhaps the tables are not there after all."""
+        """Forget what is cached after a rollback: the tables may not exist after all."""
         self._there = self._has_gone = None
 
     # Writing
@@ -90,12 +95,12 @@ class Bodies:
         self._execute(schema.INSERT_CHUNK, (body, offset, data))
 
     def put_in_place(self, value: LargeValue, place: Place, revision: int, time: int) -> None:
-        """Make an upload the value of a place; what was there is gone."""
+        """Make an upload the value of a place; drop the body that was there."""
         self.drop_at(place)
         self._execute(schema.PLACE_BODY, (value.sha256, place, revision, time, value.upload_id))
 
     def drop_uploads(self, upload_ids: Sequence[bytes]) -> None:
-        """Drop uploads that are nobody's value."""
+        """Drop uploads that are not values."""
         if self.there:
             for upload_id in upload_ids:
                 self._execute(schema.DROP_UPLOAD, (upload_id,))
@@ -106,11 +111,11 @@ class Bodies:
         self._drop_placed(schema.BODY_AT, place)
 
     def drop_up_to(self, seq: int) -> None:
-        """Drop those of a stream up to and with `seq`."""
+        """Drop the bodies of a stream up to and including `seq`."""
         self._drop_placed(schema.BODIES_UP_TO, seq)
 
     def drop_all(self) -> None:
-        """Drop every value; uploads go on."""
+        """Drop every value, but no upload."""
         self._drop_placed(schema.PLACED_BODIES)
 
     def _drop_placed(self, which: str, *bindings: Place) -> None:
@@ -126,7 +131,7 @@ class Bodies:
         self._has_gone = None
 
     def sweep(self, chunk_limit: int) -> None:
-        """Remove chunks of bodies that are gone, about `chunk_limit` of them."""
+        """Remove about `chunk_limit` chunks of dropped bodies."""
         swept = 0
         while self.there and swept < chunk_limit:
             body = self._execute(schema.SELECT_GONE_BODY).get
@@ -143,8 +148,10 @@ class Bodies:
 
     # Reading
     def find(self, upload_id: bytes) -> Body | None:
-        """Return what there is of an upload, also when it has become a value, and for a while when
-        that is gone."""
+        """Return the state of an upload, even if it has become a value.
+
+        It is found for some time after that value was dropped, too.
+        """
         if not self.there:
             return None
         row = self._execute(schema.SELECT_BODY, (upload_id,)).get
@@ -153,29 +160,30 @@ class Bodies:
         return None if row is None else Body(*row)
 
     def staged(self) -> list[tuple[bytes, int]]:
-        """Return the uploads that are not finished, each with the time of its last chunk."""
+        """Return the unfinished uploads, each with the time of its last chunk."""
         found: list[Any] = (
             self._execute(schema.SELECT_STAGED_BODIES).fetchall() if self.there else []
         )
         return found
 
     def value_at(self, place: Place) -> list[Any] | None:
-        """Return what stands for the value of a place on the wire, None if it is not a large
-        one."""
+        """Return the wire form of the large value at a place; None if it has no large value."""
         row = self._execute(schema.SELECT_BODY_AT, (place,)).get if self.there else None
         return None if row is None else list(row)
 
     def resolve(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a row `(place, revision, time, value, headers)` with what stands for a large value
-        in its place."""
+        """Return a row `(place, revision, time, value, headers)`, with a
+        large value in its wire form."""
         if row[3] != b"":
             return row
         value = self.value_at(row[0])
         return row if value is None else (*row[:3], value, row[4])
 
     def damage(self) -> str:
-        """Return what is wrong with the first value whose bytes are not what was stored, else
-        nothing. Reads all of them, a chunk at a time."""
+        """Return what is wrong with the first damaged value; empty if all are sound.
+
+        Reads all large values, one chunk at a time.
+        """
         placed = self._execute(schema.SELECT_PLACED_BODIES).fetchall() if self.there else []
         for place, size_bytes, sha256 in placed:
             digest = hashlib.sha256()
@@ -192,8 +200,11 @@ class Bodies:
         return ""
 
     def read(self, upload_id: bytes, offset: int) -> bytes | None:
-        """Return bytes of a value from `offset` on, up to the end of a chunk: none at the end of
-        the value. None if there is no such value."""
+        """Return the bytes of a value from `offset` to the end of its
+        chunk; none at the end of the value.
+
+        None if there is no such value.
+        """
         body = self._execute(schema.SELECT_BODY, (upload_id,)).get if self.there else None
         if body is None or Body(*body).place is None:
             return None

@@ -1,11 +1,12 @@
-"""Consumers as rows of a stream's file: applied with the changes, and read back when it is opened.
+"""Consumers as rows of a stream's file: applied with the changes, and read when it is opened.
 
-Two tables, made with the first consumer: `consumers`, and `deliveries` with a row for each message
-that is delivered and not done with. Changes name the outcome and not the reason (which seqs, which
-deadline, which count), so a row is written without one being read, and of many changes in one
-transaction only what is left of them is written: a message that was delivered and acknowledged
-meanwhile costs a delete of nothing. What a consumer may deliver is decided in
-`persist/operations/consuming.py`. """
+There are two tables, created with the first consumer: `consumers`, and `deliveries` with a
+row for each message that is delivered and not settled. Changes contain results (which seqs,
+which deadline, which count) and not reasons, so a row is written without reading one. Of
+many changes in one transaction, only the final state is written: a message that was
+delivered and acknowledged meanwhile costs a delete of nothing.
+`persist/operations/consuming.py` decides what a consumer may deliver.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ CONSUMER_CHANGES: Final = frozenset(
 
 
 class ConsumerRow(NamedTuple):
-    """A consumer as the file has it. `deliveries`: `seq` to `(deadline, delivery_count)`."""
+    """A consumer as stored in the file. `deliveries` maps seq to `(deadline, delivery_count)`."""
 
     id: int
     name: str
@@ -44,11 +45,12 @@ class ConsumerRow(NamedTuple):
 
 
 class ConsumerRows:
-    """What the changes of one transaction make of the rows. `flush` writes it."""
+    """The effect of one transaction's changes on the rows. `flush` writes it."""
 
     def __init__(self, cursor: apsw.Cursor) -> None:
         self._cursor = cursor
-        #: By (consumer, seq): `(consumer, seq, deadline, count)`, None for one that is done with.
+        #: By (consumer, seq): `(consumer, seq, deadline, count)`, or
+        #: None once the message is settled.
         self._deliveries: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
         #: By consumer: next_seq, and what is added to its four counts.
         self._sums: dict[int, list[Any]] = {}
@@ -87,7 +89,7 @@ class ConsumerRows:
             self._cursor.execute(schema.DELETE_CONSUMER, (id_,))
 
     def flush(self) -> None:
-        """Write what is left of the changes so far."""
+        """Write the final state after the changes so far."""
         if self._deliveries:
             done = [key for key, row in self._deliveries.items() if row is None]
             rows = [row for row in self._deliveries.values() if row is not None]
@@ -111,7 +113,7 @@ class ConsumerRows:
 
 
 def read_consumers(execute: Callable[..., apsw.Cursor]) -> list[ConsumerRow]:
-    """Return the consumers of a stream's file, in order of their names."""
+    """Return the consumers of a stream's file, in order of name."""
     if not execute(schema.HAS_CONSUMERS).get:
         return []
     deliveries: dict[int, dict[int, tuple[int, int]]] = {}

@@ -1,9 +1,9 @@
-"""What an export writes of a value: tables have values as applications wrote them.
+"""Values as an export writes them: in the form in which applications wrote them.
 
 Clients compress values (`protocol/compression.py`). A table that other programs read must not show
-that, so the export decompresses, and the archive, which is read back from the table, knows its
-messages in the same form. A value that cannot be decompressed is exported as it is stored, its
-header too: that depends on the value alone, so both sides have the same.
+that, so the export decompresses. The archive, which is read back from the table, identifies its
+messages by the same form. A value that cannot be decompressed is exported as stored, with its
+header. That depends on the value alone, so both sides agree.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ _MARK: Final = ENCODING_HEADER.encode()
 
 
 def is_marked(headers: Any) -> bool:
-    """Tell if headers, a map, its packed form or None, may be those of a compressed value."""
+    """Tell whether headers (a map, its packed form or None) may be those of a compressed value."""
     if not headers:
         return False
     return _MARK in headers if isinstance(headers, bytes) else ENCODING_HEADER in headers
 
 
 def exported_bytes(value: bytes, headers: Any) -> int:
-    """Return how large a value is when it is exported."""
+    """Return the size of a value when it is exported."""
     return size_inside(value) if is_marked(headers) else len(value)
 
 
 def exported(value: Any, headers: Any) -> tuple[Any, Any]:
-    """Return value and headers as they are exported; headers are a map, its packed form or None,
-    and are returned in the form that they came in."""
+    """Return value and headers as they are exported.
+
+    Headers are a map, its packed form or None, and are returned in the form they came in.
+    """
     if not is_marked(headers) or not isinstance(value, bytes):
         return value, headers
     packed = isinstance(headers, bytes)
@@ -53,8 +55,10 @@ def exported(value: Any, headers: Any) -> tuple[Any, Any]:
 def stored_again(
     value: bytes, headers: dict[str, str] | None, size_bytes: int
 ) -> tuple[bytes, dict[str, str] | None]:
-    """Return an exported value, and its headers, about as they were stored in `size_bytes`: whoever
-    bounds a page of them reckons with that."""
+    """Return an exported value and its headers about as large as they were stored, in `size_bytes`.
+
+    Callers use that size to limit a page of values.
+    """
     if len(value) + (len(pack(headers)) if headers else 0) <= size_bytes:
         return value, headers
     return compressed_always(value, headers)

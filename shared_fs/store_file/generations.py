@@ -1,15 +1,15 @@
-"""Which of several files of a store counts.
+"""Decides which of several files of a store counts.
 
-Nearly always there is one. There are several after a file was copied away from an owner that is
-fenced but holds its lock, or restored, until the earlier ones are removed; and when a server that
-was stopped in the middle of a copy or a restore goes on after its stores have got other owners, and
-names its file then: no check before a rename can exclude that. Such a file must never take the
-place of the next owner's.
+Nearly always there is only one. There are several in two cases. After a file was restored, or
+copied away from an owner that is fenced but holds its lock, the earlier files remain until they are
+removed. And a server that was stopped in the middle of a copy or a restore may resume after its
+stores have got other owners, and name its file then; no check before a rename can exclude that.
+Such a file must never replace the next owner's.
 
-So a file never takes another's name (`Disk.place`), each owner names what it makes by its own
-epoch, which nobody else has, or beyond, and what it names is complete and says that epoch (but for
-the files of new stores, and for snapshots that take the place of a cold store's file). What counts
-is what the files say: the highest epoch, and only among equal ones the highest generation.
+So a file never takes the name of another (`Disk.place`). Each owner names its files by its own
+epoch, which nobody else has, or a higher number. A named file is complete and contains that epoch
+(except files of new stores, and snapshots that replace a cold store's file). The content of the
+files decides: the highest epoch counts, and among equal epochs the highest generation.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 def current_generation(disk: Disk, layout: Layout, store: StoreId, draft_suffix: str) -> int | None:
-    """Return the generation of the file that counts, None without a file. Blocking if there are
-    several.
+    """Return the generation of the file that counts; None without a file.
 
-    A file that another process has open is copied, to a name that ends in `draft_suffix`, to be
-    read. Raises StorageFailedError, NewerFormatError.
+    Blocking if there are several. To read a file that another process has open, it is copied to a
+    name that ends in `draft_suffix`. Raises StorageFailedError, NewerFormatError.
     """
     generations = layout.generations(disk, store)
     if len(generations) < 2:
@@ -44,8 +43,10 @@ def current_generation(disk: Disk, layout: Layout, store: StoreId, draft_suffix:
 
 
 def _epoch(disk: Disk, store: StoreId, path: Path, generation: int, draft_suffix: str) -> int:
-    """Return the epoch of the last owner of a file; of one that cannot be read the least it can
-    be."""
+    """Return the epoch of the last owner of a file.
+
+    For a file that cannot be read, it is the lowest that it can be.
+    """
     try:
         try:
             return _read_epoch(disk, store, path)
@@ -73,6 +74,6 @@ def _read_epoch(disk: Disk, store: StoreId, path: Path) -> int:
     if file.was_left_open:
         file.abandon()
     else:
-        # Without a WAL, as it was: the sign that its last owner closed it.
+        # Closed without a WAL, as it was found: this shows that its last owner closed it.
         file.close()
     return epoch

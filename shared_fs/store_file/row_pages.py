@@ -1,8 +1,9 @@
-"""Pages of rows: as many of a store's rows as go into one answer.
+"""Pages of rows: as many of a store's rows as fit into one answer.
 
-A page is bounded by rows and by bytes, and has at least one row if there is any: so any value gets
-through, and nothing of a store is held in memory as a whole. Headers leave as the wire carries
-them. """
+A page is limited by rows and by bytes, and has at least one row if there is any. So a
+value of any size can be sent, and a store is never in memory as a whole. Headers are
+returned as the wire carries them.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +21,22 @@ _headers_of: Final = itemgetter(4)
 
 
 class RowPage(NamedTuple):
-    """Rows as the wire has them, with headers as a map or None."""
+    """Rows as the wire carries them, with headers as a map or None."""
 
     rows: list[Row]
-    #: Of values and packed headers, and `row_bytes` for each row.
+    #: Bytes of values and packed headers, plus `row_bytes` for each row.
     size_bytes: int
-    #: There are rows after these.
+    #: More rows follow these.
     more: bool
 
 
 def page_of(
     chunks: Iterator[list[Row]], max_rows: int, max_bytes: int, row_bytes: int
 ) -> RowPage:
-    """Return the first rows of `chunks`, up to `max_rows`, and up to `max_bytes` but for the first.
+    """Return the first rows of `chunks`, at most `max_rows`, and at most
+    `max_bytes` after the first row.
 
-    Sums and tests go over a chunk in C. That is most of what a row costs in Python.
+    Sums and tests run over a whole chunk in C, which saves most of a row's cost in Python.
     """
     page: list[Row] = []
     size_bytes = 0
@@ -59,7 +61,7 @@ def page_of(
 def mixed_page_of(
     rows: Iterator[Row], max_rows: int, max_bytes: int, row_bytes: int
 ) -> RowPage:
-    """`page_of`, of rows of which some are archived."""
+    """`page_of` for rows of which some are archived."""
     page: list[Row] = []
     size_bytes = 0
     for row in rows:

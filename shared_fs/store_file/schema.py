@@ -1,20 +1,20 @@
 """The SQL of a store file, in one place.
 
-`application_id` marks our files and `user_version` is the format version. A file holds the tables
-of its kind only. Each statement says which index serves it. A file of an earlier version is
-upgraded, in one transaction, when it is opened to be written.
+`application_id` marks our files, and `user_version` is the format version. A file only has the
+tables of its kind. Each statement states which index serves it. Opening a file of an earlier
+version for writing upgrades it, in one transaction.
 
-A value that was uploaded in chunks is a row of `bodies` and some of `chunks`, tables that are made
-when the first chunk comes, and `spent_uploads` when the first value goes; `value` of its message or
-entry is empty then, and `body_bytes` says how large it is.
+A value that was uploaded in chunks is a row of `bodies` and some rows of `chunks`. These tables are
+created with the first chunk, and `spent_uploads` with the first such value that is dropped. The
+`value` of its message or entry is empty, and `body_bytes` is its size.
 
-`expires` is when the ttl of a row ends, NULL without one. Its index is made with the first row that
-has a ttl: most stores never do, and so pay neither its page nor a test for each row. The table
-`archived` and those of consumers are likewise made with their first row; `archived_blocks.py` and
-`consumer_rows.py` say what is in them.
+`expires` is when the ttl of a row ends, NULL without one. Its index is created with the first row
+that has a ttl: most stores never have one, and pay neither for its page nor for a test per row. The
+table `archived` and those of consumers are likewise created with their first row; see
+`archived_blocks.py` and `consumer_rows.py`.
 
-Pages are 1 KiB: most stores are tiny, a commit writes whole pages to the WAL, and round-robin over
-many open files, the common load, was 40 % faster than with 4 KiB pages while scans were equal.
+Pages are 1 KiB: most stores are tiny, and a commit writes whole pages to the WAL. Round-robin over
+many open files, the common load, was 40 % faster than with 4 KiB pages, while scans were equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 APPLICATION_ID: Final = 0x48467374
 FORMAT_VERSION: Final = 3
 PAGE_BYTES: Final = 1024
-#: Kept free at the end of each page for its checksum; readers that know nothing of it skip them.
+#: Reserved at the end of each page for its checksum; readers that do not know it skip these bytes.
 CHECKSUM_BYTES: Final = 8
 
 _COMMON: Final = """
@@ -84,7 +84,7 @@ CREATE TABLE msg_ids(
 )
 
 #: The revision is the primary key, so that a follower's catch-up is a range scan and an overwrite
-#: appends at the end of the table; the unique index on key serves reads by key and prefix.
+#: appends at the end of the table. The unique index on key serves reads by key and prefix.
 CREATE_KV: Final = (
     _COMMON
     + """
@@ -100,8 +100,8 @@ CREATE TABLE entries(
 """
 )
 
-#: `upload` names a body; without it the body is gone, and its chunks are still to be removed.
-#: `place` is the seq or key whose value it is; without it the upload is not finished.
+#: `upload` names a body. Without it, the body is dropped and its chunks have yet to be removed.
+#: `place` is the seq or key whose value it is. Without it, the upload is not finished.
 CREATE_BODIES: Final = """
 CREATE TABLE bodies(
     id INTEGER PRIMARY KEY,
@@ -121,10 +121,10 @@ CREATE TABLE chunks(
 ) STRICT;
 """
 
-#: What makes a file of the next version out of one of the version before, by the latter.
+#: The statements that upgrade a file from each version to the next.
 UPGRADE_STREAM: Final[dict[int, str]] = {
     1: "ALTER TABLE meta ADD COLUMN config TEXT; ALTER TABLE messages ADD COLUMN expires INTEGER",
-    # And tables that are made when they are needed, and that an earlier version would overlook.
+    # Version 3 also has tables that are created on demand, which version 2 would overlook.
     2: "ALTER TABLE messages ADD COLUMN body_bytes INTEGER",
 }
 UPGRADE_KV: Final[dict[int, str]] = {
@@ -148,31 +148,31 @@ UPDATE_META: Final = (
     "UPDATE meta SET revision = ?, time = ?, last_seq = ?, count = ?, bytes = ?, changes_from = ?"
     " WHERE id = 1"
 )
-#: JSON, so that whoever opens the file can read it; NULL when nothing was configured.
+#: JSON, so that anybody who opens the file can read it; NULL if nothing was configured.
 UPDATE_CONFIG: Final = "UPDATE meta SET config = ? WHERE id = 1"
-#: With whether a row ever had a ttl, by a scan of the ten rows or so that the schema has.
+#: Also tells whether a row ever had a ttl, by a scan of the schema's ten or so rows.
 SELECT_LIMITS: Final = (
     "SELECT config, EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'by_expires')"
     " FROM meta WHERE id = 1"
 )
 UPDATE_OWNER: Final = "UPDATE meta SET epoch = ?, server = ?, incarnation = ? WHERE id = 1"
 
-# Streams: by seq, the primary key, unless said
+# Streams: by seq, the primary key, unless stated otherwise
 _MESSAGE_BYTES: Final = (
     "length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
 )
 INSERT_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers) VALUES (?, ?, ?, ?, ?)"
 )
-#: The values of `?4` as messages from seq and revision `?1` + 1 and `?2` + 1 on: one statement,
-#: which takes half the time of one for each row.
+#: Inserts the values of `?4` as messages, from seq `?1` + 1 and revision `?2` + 1 on: one
+#: statement, which takes half the time of one per row.
 APPEND_MESSAGES: Final = (
     "INSERT INTO messages(seq, revision, time, value)"
     " SELECT ?1 + rowid, ?2 + rowid, ?3, value FROM carray(?4)"
 )
-#: The same of messages that each have a time of their own: `?3` is a blob of these, each of
-#: `TIME_DIGITS` digits. An array of numbers could be joined to that of the values only by a loop in
-#: a loop. 0.6 µs a row, and one release of the GIL for all of them; `INSERT_MESSAGE` takes 1.1 µs.
+#: The same for messages with different times. `?3` is a blob of the times, each of `TIME_DIGITS`
+#: digits; an array of numbers could only be joined to that of the values by a nested loop. It takes
+#: 0.6 µs per row and releases the GIL once for all rows; `INSERT_MESSAGE` takes 1.1 µs.
 TIME_DIGITS: Final = 20
 APPEND_TIMED_MESSAGES: Final = (
     "INSERT INTO messages(seq, revision, time, value)"
@@ -215,8 +215,8 @@ SELECT_SEQ_FROM_END: Final = (
     "SELECT seq FROM messages WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
 )
 SELECT_SEQ_FROM_START: Final = "SELECT seq FROM messages ORDER BY seq LIMIT 1 OFFSET ?"
-#: One probe of the binary searches by time and by revision: the first message from a seq on that
-#: was only appended.
+#: One probe of the binary searches by time and by revision: the first message from
+#: a seq on that was never replaced.
 SELECT_APPENDED_FROM: Final = (
     "SELECT seq, time, revision FROM messages WHERE seq >= ? AND replaced IS NULL"
     " ORDER BY seq LIMIT 1"
@@ -230,9 +230,8 @@ SELECT_REPLACED_AFTER: Final = (
     "SELECT seq, revision, time, value, headers FROM messages"
     " WHERE replaced = 1 AND revision > ? ORDER BY revision LIMIT ?"
 )
-#: Rows that may have to go: `(seq, revision, time, bytes, expires)`. By seq, the order in which
-#: limits remove them; by time, of those only appended and, by messages_replaced, of the others; by
-#: by_expires.
+#: Rows that may have to be removed: `(seq, revision, time, bytes, expires)`. By seq, the order in
+#: which limits remove them; by time, with messages_replaced for replaced messages; by by_expires.
 _GOING_MESSAGE: Final = f"SELECT seq, revision, time, {_MESSAGE_BYTES}, expires FROM messages"
 SELECT_MESSAGES_BY_SEQ: Final = f"{_GOING_MESSAGE} ORDER BY seq"
 SELECT_APPENDED_BY_TIME: Final = f"{_GOING_MESSAGE} WHERE replaced IS NULL ORDER BY seq"
@@ -244,11 +243,11 @@ CREATE_MESSAGES_BY_EXPIRES: Final = (
 UPSERT_MSG_ID: Final = "INSERT OR REPLACE INTO msg_ids VALUES (?, ?, ?, ?)"
 SELECT_MSG_ID: Final = "SELECT seq, revision, time FROM msg_ids WHERE msg_id = ?"
 COUNT_MSG_IDS: Final = "SELECT count(*) FROM msg_ids"
-#: A scan, as that; the table holds one window's ids.
+#: A scan, as the one before; the table has the ids of one window.
 DELETE_OLD_MSG_IDS: Final = "DELETE FROM msg_ids WHERE time < ?"
 
 # Archived messages of a stream: by end_seq, the primary key
-#: A block of messages whose values are in the archive, with the store whose rows these are there.
+#: A block of messages whose values are in the archive, and the store whose rows they are there.
 CREATE_ARCHIVED: Final = """
 CREATE TABLE IF NOT EXISTS archived(
     end_seq INTEGER PRIMARY KEY,
@@ -274,17 +273,17 @@ SELECT_BLOCK_COUNTS_FROM_END: Final = (
     "SELECT start_seq, end_seq, count FROM archived ORDER BY end_seq DESC"
 )
 SELECT_LAST_ARCHIVED: Final = "SELECT coalesce(max(end_seq), 0) FROM archived"
-#: A scan of the blocks, a row for each two thousand messages.
+#: A scan of the blocks, one row for every two thousand messages.
 SELECT_BLOCK_AT_TIME: Final = (
     "SELECT end_seq FROM archived WHERE last_time >= ? ORDER BY end_seq LIMIT 1"
 )
 SELECT_BLOCK_AFTER_REVISION: Final = (
     "SELECT start_seq FROM archived WHERE last_revision > ? ORDER BY end_seq LIMIT 1"
 )
-#: By nothing: a row for each two thousand messages.
+#: A scan of the blocks, one row for every two thousand messages.
 SUM_ARCHIVED: Final = "SELECT coalesce(sum(count), 0), coalesce(sum(bytes), 0) FROM archived"
 SELECT_STORE: Final = "SELECT tenant, name FROM meta WHERE id = 1"
-#: What may be archived: messages that were only appended, expire with the others and are not large.
+#: Messages that may be archived: never replaced, without a ttl of their own, and not large.
 _ARCHIVABLE: Final = (
     "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL AND body_bytes IS NULL"
 )
@@ -296,7 +295,7 @@ DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {_ARCHIVABLE}"
 COUNT_MESSAGES: Final = "SELECT count(*) FROM messages WHERE seq BETWEEN ? AND ?"
 
 # Consumers of a stream: by their primary keys
-#: `id` is the revision that made it, so that another one of the same name is another.
+#: `id` is the revision that made it, so that a later consumer of the same name is distinct.
 CREATE_CONSUMERS: Final = (
     """
 CREATE TABLE IF NOT EXISTS consumers(
@@ -320,7 +319,7 @@ CREATE TABLE IF NOT EXISTS deliveries(
 ) STRICT, WITHOUT ROWID
 """,
 )
-#: By a scan of the dozen rows that the schema has.
+#: A scan of the schema's dozen rows.
 HAS_CONSUMERS: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'consumers')"
 UPSERT_CONSUMER: Final = (
     "INSERT INTO consumers VALUES (?, ?, ?, ?, 0, 0, 0, 0)"
@@ -331,7 +330,7 @@ ADD_TO_CONSUMER: Final = (
     " redelivered = redelivered + ?, acked = acked + ?, given_up = given_up + ? WHERE id = ?"
 )
 DELETE_CONSUMER: Final = "DELETE FROM consumers WHERE id = ?"
-#: All of them: MAX_CONSUMERS at the most.
+#: Reads all of them: at most MAX_CONSUMERS.
 SELECT_CONSUMERS: Final = (
     "SELECT id, name, config, next_seq, delivered, redelivered, acked, given_up FROM consumers"
     " ORDER BY name"
@@ -339,7 +338,7 @@ SELECT_CONSUMERS: Final = (
 UPSERT_DELIVERY: Final = "INSERT OR REPLACE INTO deliveries VALUES (?, ?, ?, ?)"
 DELETE_DELIVERY: Final = "DELETE FROM deliveries WHERE consumer = ? AND seq = ?"
 DELETE_DELIVERIES: Final = "DELETE FROM deliveries WHERE consumer = ?"
-#: All of them: MAX_ACK_PENDING of each consumer at the most.
+#: Reads all of them: at most MAX_ACK_PENDING for each consumer.
 SELECT_DELIVERIES: Final = "SELECT consumer, seq, deadline, count FROM deliveries"
 
 # Kv: by revision, the primary key, or by key, the unique index
@@ -356,14 +355,14 @@ INSERT_ANY_ENTRY: Final = (
 SELECT_ENTRY: Final = "SELECT key, revision, time, value, headers FROM entries WHERE key = ?"
 SELECT_ENTRY_STATE: Final = f"SELECT revision, {_ENTRY_BYTES} FROM entries WHERE key = ?"
 DELETE_ENTRY: Final = f"DELETE FROM entries WHERE key = ? RETURNING {_ENTRY_BYTES}"
-#: Keys as blobs: an array of text would end each at its first NUL.
+#: Keys are blobs: an array of text would end each one at its first NUL.
 DELETE_ENTRIES: Final = (
     "DELETE FROM entries WHERE key IN (SELECT CAST(value AS TEXT) FROM carray(?))"
     f" RETURNING {_ENTRY_BYTES}"
 )
 DELETE_ALL_ENTRIES: Final = "DELETE FROM entries"
 SUM_ENTRIES: Final = f"SELECT count(*), coalesce(sum({_ENTRY_BYTES}), 0) FROM entries"
-#: A half-open range of keys; a blob sorts after every text and so stands for "no end".
+#: A half-open range of keys. A blob sorts after every text, and so means "no end".
 SELECT_ENTRIES: Final = (
     "SELECT key, revision, time, value, headers FROM entries WHERE key >= ? AND key < ?"
     " ORDER BY key LIMIT ?"
@@ -376,8 +375,8 @@ SELECT_ENTRIES_AFTER_REVISION: Final = (
     "SELECT key, revision, time, value, headers FROM entries WHERE revision > ?"
     " ORDER BY revision LIMIT ?"
 )
-#: Rows that may have to go: `(key, revision, time, bytes, expires)`. By revision, which is by time
-#: too and the order in which limits remove them; by by_expires.
+#: Rows that may have to be removed: `(key, revision, time, bytes, expires)`. By revision, which is
+#: also by time and the order in which limits remove them; by by_expires.
 _GOING_ENTRY: Final = f"SELECT key, revision, time, {_ENTRY_BYTES}, expires FROM entries"
 SELECT_ENTRIES_BY_REVISION: Final = f"{_GOING_ENTRY} ORDER BY revision"
 SELECT_ENTRIES_BY_EXPIRES: Final = f"{_GOING_ENTRY} WHERE expires IS NOT NULL ORDER BY expires"
@@ -402,13 +401,13 @@ SELECT_BODY_AT: Final = "SELECT upload, size, sha256, crc32 FROM bodies WHERE pl
 SELECT_STAGED_BODIES: Final = (
     "SELECT upload, time FROM bodies WHERE place IS NULL AND upload IS NOT NULL ORDER BY id"
 )
-#: The chunk that holds the byte at an offset.
+#: The chunk that contains the byte at an offset.
 SELECT_CHUNK: Final = (
     "SELECT offset, data FROM chunks"
     " WHERE body = (SELECT id FROM bodies WHERE upload = ? AND place IS NOT NULL)"
     " AND offset <= ? ORDER BY offset DESC LIMIT 1"
 )
-#: Of every large value, by a scan.
+#: Every large value, by a scan.
 SELECT_PLACED_BODIES: Final = "SELECT place, size, sha256 FROM bodies WHERE place IS NOT NULL"
 SELECT_CHUNKS_AT: Final = (
     "SELECT data FROM chunks WHERE body = (SELECT id FROM bodies WHERE place = ?) ORDER BY offset"
@@ -416,7 +415,7 @@ SELECT_CHUNKS_AT: Final = (
 DROP_UPLOAD: Final = (
     "UPDATE bodies SET upload = NULL WHERE upload = ? AND place IS NULL"
 )
-#: Which values go: conditions for the three statements below.
+#: Conditions for the three statements below: which values are dropped.
 BODY_AT: Final = "place = ?"
 BODIES_UP_TO: Final = "place <= ?"
 PLACED_BODIES: Final = "place IS NOT NULL"
@@ -438,7 +437,7 @@ INSERT_SPENT_UPLOADS: Final = (
     "INSERT OR REPLACE INTO spent_uploads"
     " SELECT upload, size, crc32, time, place, revision FROM bodies WHERE {}"
 )
-#: Of no use after UPLOAD_RETENTION_SECONDS, in milliseconds.
+#: They are useless after UPLOAD_RETENTION_SECONDS; `?` is that time in milliseconds.
 DELETE_SPENT_UPLOADS: Final = (
     "DELETE FROM spent_uploads WHERE time <= (SELECT max(time) FROM spent_uploads) - ?"
 )
@@ -454,25 +453,25 @@ DELETE_SOME_CHUNKS: Final = (
 )
 DELETE_BODY: Final = "DELETE FROM bodies WHERE id = ?"
 
-# Both
+# Both kinds
 INSERT_CHANGE: Final = "INSERT INTO changes VALUES (?, ?, ?)"
 SELECT_CHANGES_AFTER: Final = (
     "SELECT revision, time, change FROM changes WHERE revision > ? ORDER BY revision LIMIT ?"
 )
-#: The revision below which the oldest rows go, so that `?` newest remain.
+#: The revision up to which the oldest rows are deleted, so that the `?` newest remain.
 SELECT_CHANGE_FROM_END: Final = (
     "SELECT revision FROM changes ORDER BY revision DESC LIMIT 1 OFFSET ?"
 )
 DELETE_CHANGES_UP_TO: Final = "DELETE FROM changes WHERE revision <= ?"
-#: All of it: a few minutes' worth.
+#: Reads all of it: a few minutes' worth.
 SELECT_ALL_OUTCOMES: Final = "SELECT writer, counter, time, outcome FROM outcomes"
 UPDATE_STORE: Final = "UPDATE meta SET tenant = ?, kind = ?, name = ? WHERE id = 1"
 UPSERT_OUTCOME: Final = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?)"
 DELETE_OUTCOMES_BELOW: Final = "DELETE FROM outcomes WHERE writer = ? AND counter < ?"
 SELECT_OUTCOMES: Final = "SELECT counter, outcome FROM outcomes WHERE writer = ? ORDER BY counter"
-#: A scan of the writers of the last minutes, in their order.
+#: A scan of the writers of the last minutes, in order.
 SELECT_OUTCOME_TOTALS: Final = (
     "SELECT count(DISTINCT writer), coalesce(sum(length(outcome)), 0) FROM outcomes"
 )
-#: A scan; the table holds the writers of the last minutes.
+#: A scan; the table has the writers of the last minutes.
 DELETE_OLD_OUTCOMES: Final = "DELETE FROM outcomes WHERE time < ?"

@@ -1,7 +1,7 @@
 """SQLite connections of store files: how they are opened, and what their errors mean.
 
-Every connection takes the file's lock for its whole life and verifies the checksum of each page it
-reads. `configure_process` trims what each connection takes of a process that has thousands.
+Every connection holds the file's lock for its whole life and verifies the checksum of each page it
+reads. `configure_process` reduces the memory per connection, for processes with thousands of them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from holdfast.shared_fs.store_file.schema import CHECKSUM_BYTES, PAGE_BYTES
 
 _CACHE_KIB: Final = 256
 _MASK: Final = 0xFFFFFFFF
-#: Zeros in a page from which on leaping over them takes less than adding them.
+#: From this many zeros in a page on, skipping them is faster than adding them.
 _LONG_GAP: Final = bytes(128)
 _STATEMENTS: Final = 32
-#: Small allocations of one connection that SQLite serves from a block of its own. Its default takes
-#: 38 kB of each connection; with 5 kB opening and applying were as fast.
+#: Small allocations of one connection that SQLite serves from a block of its own. The default takes
+#: 38 kB per connection; with 5 kB, opening and applying were as fast.
 _LOOKASIDE: Final = (128, 40)
 
 
 def configure_process() -> bool:
-    """Make every later connection of this process take some 30 kB less memory.
+    """Make every later connection of this process take about 30 kB less memory.
 
-    Call it first: SQLite takes such settings only while nothing uses it. Returns False, with
-    nothing changed, when a connection is open already.
+    Call it first: SQLite accepts such settings only while it is unused. If a connection is already
+    open, changes nothing and returns False.
     """
     if apsw.connections():
         return False
@@ -56,8 +56,8 @@ def configure_process() -> bool:
 def checksum_vfs() -> str:
     """Load SQLite's checksum VFS (sqlite.org/cksumvfs.html) and return its name.
 
-    It keeps a checksum in the last eight bytes of each page and verifies it at each read, in C;
-    inserting and scanning were as fast with it as without. Without it SQLite accepts flipped bits
+    It keeps a checksum in the last eight bytes of each page and verifies it at each read, in C.
+    Inserting and scanning were as fast with it as without. Without it, SQLite accepts flipped bits
     in values, and so does quick_check.
     """
     try:
@@ -70,23 +70,23 @@ def checksum_vfs() -> str:
 
 
 def page_checksum(page: bytes) -> bytes:
-    """Return the checksum that the VFS expects at the end of `page`, without it.
+    """Return the checksum that the VFS expects at the end of `page`.
 
-    The algorithm is that of `cksmCompute` in SQLite's ext/misc/cksumvfs.c. Most pages of a small
-    file are largely zeros between what is at their start and at their end: these are leapt over, so
-    that a page that is nearly empty takes 9 µs instead of 40.
+    The algorithm is `cksmCompute` of SQLite's ext/misc/cksumvfs.c. Most pages of a small file are
+    largely zeros between content at their start and at their end. These zeros are skipped, so a
+    nearly empty page takes 9 µs instead of 40.
     """
     content_end = len(page) - CHECKSUM_BYTES
     gap_start, gap_end = _zeros(page, content_end)
     first, second = _add(0, 0, page[:gap_start])
-    # What `_add` does for each eight zero bytes is a multiplication by ((1, 1), (1, 2)).
+    # For each eight zero bytes, `_add` multiplies by ((1, 1), (1, 2)).
     (a, b), (_, c) = _powers()[(gap_end - gap_start) // 8]
     first, second = (a * first + b * second) & _MASK, (b * first + c * second) & _MASK
     return struct.pack("<2I", *_add(first, second, page[gap_end:content_end]))
 
 
 def _zeros(page: bytes, content_end: int) -> tuple[int, int]:
-    """Return where the first long run of zeros begins and ends, in whole eights of bytes."""
+    """Return where the first long run of zeros begins and ends, in whole groups of eight bytes."""
     start = page.find(_LONG_GAP, 0, content_end)
     if start < 0:
         return content_end, content_end
@@ -113,11 +113,11 @@ def _powers() -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def connect(path: str, flags: int, vfs: str | None) -> apsw.Connection:
-    """Return a connection that nothing was read or written through yet."""
+    """Return a connection through which nothing was read or written yet."""
     connection = apsw.Connection(
         path, flags=flags, vfs=vfs or checksum_vfs(), statementcachesize=_STATEMENTS
     )
-    # Before the first access, or WAL would want shared memory: sqlite.org/wal.html#noshm.
+    # Before the first access, or WAL would need shared memory: sqlite.org/wal.html#noshm.
     connection.pragma("locking_mode", "exclusive")
     connection.pragma("synchronous", "off")
     return connection
@@ -133,7 +133,7 @@ def set_pragmas(connection: apsw.Connection) -> None:
 
 
 def set_cache(connection: apsw.Connection, kib: int = _CACHE_KIB) -> None:
-    """Bound the page cache; without `kib` to what an open file may keep."""
+    """Limit the page cache; without `kib`, to what an open file may keep."""
     connection.pragma("cache_size", -kib)
 
 
@@ -149,9 +149,9 @@ _Result = TypeVar("_Result")
 def raises_ours(
     method: Callable[Concatenate[_Owner, _Arguments], _Result],
 ) -> Callable[Concatenate[_Owner, _Arguments], _Result]:
-    """Make the errors of SQLite that leave a method ours (`our_error`).
+    """Translate SQLite's errors that leave a method into ours (`our_error`).
 
-    A decorator, since a context manager took longer than most reads that it was around.
+    It is a decorator, since a context manager took longer than most of the reads inside it.
     """
 
     @functools.wraps(method)
@@ -165,13 +165,13 @@ def raises_ours(
 
 
 def our_error(error: apsw.Error, store: StoreId) -> HoldfastError:
-    """Return the error of ours that says what an error of SQLite means for `store`."""
+    """Return our error for an error of SQLite on `store`."""
     if isinstance(error, (apsw.BusyError, apsw.LockedError)):
         return BusyError(what=f"the file lock of {store}")
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
         return StoreDamagedError(store=str(store), reason=str(error))
     if isinstance(error, apsw.SQLError):
-        # Our statements are fixed, so a table or column that is missing is the file's fault.
+        # Our statements are fixed, so a missing table or column is the file's fault.
         return StoreDamagedError(store=str(store), reason=str(error))
     if isinstance(error, apsw.IOError):
         if error.extendedresult == apsw.SQLITE_IOERR_DATA:  # type: ignore[attr-defined]

@@ -1,12 +1,12 @@
 """The bytes of store files that SQLite has not opened yet.
 
-`empty_store_image` is one in which nothing is: its tables, and no meta row. Writing it is several
-times cheaper than having SQLite create eight tables and indexes in each new file.
+`empty_store_image` is an empty store: its tables without a meta row. Writing it is several times
+cheaper than having SQLite create eight tables and indexes in each new file.
 
-`new_store_image` is a new store with its first changes, made by SQLite in memory. Written in one go
-it costs half of what a file with a WAL does. Its pages are all of b-trees, so that whatever part of
-it a power cut takes is noticed: SQLite knows no b-tree page of zeros, and the checksum of a page
-that is there in part is wrong. Of an overflow page that is all zeros neither says anything.
+`new_store_image` is a new store with its first changes, made by SQLite in memory. Writing it in one
+go costs half of what a file with a WAL does. It only has b-tree pages, so that any loss by a power
+cut is noticed: SQLite knows no b-tree page of zeros, and the checksum of a partly written page is
+wrong. Neither would reveal an overflow page of zeros.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from holdfast.shared_fs.store_file.applying import (
 from holdfast.shared_fs.store_file.bodies import Bodies
 from holdfast.shared_fs.store_file.sqlite_connection import our_error, page_checksum
 
-#: Where a file's header says how to write and to read it, and the number of WAL
+#: The place of the read and write versions in a file's header, and the value for WAL
 #: (sqlite.org/fileformat2.html, "The Database Header").
 _FORMAT_VERSIONS: Final = slice(18, 20)
 _WAL: Final = b"\x02\x02"
-#: Where the b-tree of the first page begins, behind the file's header, and the kinds of b-tree
-#: pages.
+#: Where the b-tree of the first page begins, after the file's
+#: header, and the kinds of b-tree pages.
 _FIRST_BTREE: Final = 100
 _BTREE_KINDS: Final = frozenset((2, 5, 10, 13))
 #: A connection serves one thread at a time.
@@ -45,7 +45,7 @@ _lock: Final = threading.Lock()
 
 
 class NewStore(NamedTuple):
-    """The file of a new store, and what its meta row says."""
+    """The file of a new store, and its meta row."""
 
     store: StoreId
     meta: StoreMeta
@@ -54,7 +54,7 @@ class NewStore(NamedTuple):
 
 @functools.cache
 def empty_store_image(kind: StoreKind) -> bytes:
-    """Return a store file of `kind` that waits for its meta row."""
+    """Return a store file of `kind` without its meta row."""
     with _lock:
         image = bytearray(_workshop(kind).serialize("main"))
     image[_FORMAT_VERSIONS] = _WAL
@@ -72,9 +72,9 @@ def new_store_image(
     batches: Sequence[AppliedBatch],
     outcomes: Sequence[WriterOutcome],
 ) -> NewStore | None:
-    """Return the file of a new store of `owner` (epoch, server, incarnation) that holds the
-    batches, which begin at revision 0; None if it would have pages that are not of b-trees.
+    """Return the file of a new store of `owner` (epoch, server, incarnation) with the batches.
 
+    The batches begin at revision 0. None if the file would have pages that are not of b-trees.
     Raises StorageFailedError.
     """
     kind = StoreKind(store.kind)
@@ -89,7 +89,7 @@ def new_store_image(
 
 
 def _is_large(change: frames.WireChange) -> bool:
-    """Tell of a change that it surely takes pages that are not of b-trees, before any are made."""
+    """Tell whether a change certainly takes pages that are not of b-trees, before any are made."""
     number = changes.number_of(change)
     if number in changes.SETS:
         value = changes.set_value(change)
@@ -116,7 +116,7 @@ def _build(
             meta = apply(cursor, first, batches, Bodies(cursor.execute))
             keep_outcomes(cursor, outcomes)
             cursor.execute(schema.UPDATE_META, meta.counters)
-            # Of a database that is only in memory it has what is not committed too.
+            # The image of an in-memory database includes uncommitted changes.
             return meta, bytearray(connection.serialize("main"))
         finally:
             cursor.execute("ROLLBACK")
@@ -124,10 +124,10 @@ def _build(
 
 @functools.cache
 def _workshop(kind: StoreKind) -> apsw.Connection:
-    """Return the database in memory in which files of `kind` are made, in transactions that never
-    end.
+    """Return the in-memory database in which files of `kind` are made.
 
-    A new one for each would have to read its schema first, which takes as long as all the rest.
+    Its transactions are always rolled back. A new database for each file would have to read its
+    schema first, which takes as long as all the rest.
     """
     connection = apsw.Connection(":memory:")
     connection.pragma("page_size", schema.PAGE_BYTES)
@@ -141,7 +141,7 @@ def _workshop(kind: StoreKind) -> apsw.Connection:
 
 
 def _finish_pages(image: bytearray, kind: StoreKind) -> bool:
-    """Put in the checksum of each page; return False if one is not of a b-tree."""
+    """Set the checksum of each page; return False if a page is not of a b-tree."""
     template = empty_store_image(kind)
     for start in range(0, len(image), schema.PAGE_BYTES):
         end = start + schema.PAGE_BYTES

@@ -1,8 +1,8 @@
-"""What a store file holds, read: messages, entries, changes, and what goes with them.
+"""Reads a store file: messages, entries, changes, and everything that belongs to them.
 
-One rule for all of it: what was archived is there as what stands for it (ArchivedMessage), and so
-is a large value (`bodies.py`). Rows are `(seq or key, revision, time, value, headers)`. Nothing
-here writes, and what is iterated over reads some rows at a time.
+In all rows, an archived message has an ArchivedMessage in place of its value, and a large value is
+in its wire form (`bodies.py`). Rows are `(seq or key, revision, time, value, headers)`. Nothing
+here writes. Iterators read some rows at a time.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from holdfast.shared_fs.store_file.consumer_rows import ConsumerRow, read_consum
 from holdfast.shared_fs.store_file.row_pages import Row, RowPage, mixed_page_of, page_of, value_of
 from holdfast.shared_fs.store_file.sqlite_connection import our_error, raises_ours
 
-#: No seq is larger: SQLite's integers end here.
+#: No seq is larger: this is SQLite's largest integer.
 LARGEST_SEQ: Final = (1 << 63) - 1
-#: Keys end here when nothing else ends them; see schema.SELECT_ENTRIES.
+#: The end of a range of keys without an end; see schema.SELECT_ENTRIES.
 _NO_KEY_END: Final = b"\xff"
-#: Rows fetched at once, after a ramp: a page of large values has few rows in memory too much.
+#: Rows fetched at once, after a ramp, so that few rows too many are in
+#: memory if a page has large values.
 _MAX_ROWS_AT_ONCE: Final = 64
 
 _seq_of: Final = itemgetter(0)
 
 
 class GoingOrder(StrEnum):
-    """In which order rows are asked for that may have to go."""
+    """The order of rows that may have to be removed."""
 
-    #: That in which limits remove them: the lowest seq, or the entry set longest ago.
+    #: The order in which limits remove them: by seq, or by the time when the entry was set.
     LIMITS = "limits"
-    #: Of a kv, and of the messages of a stream that were only appended.
+    #: By time: the entries of a kv, or the messages of a stream that were never replaced.
     TIME = "time"
-    #: Of the messages of a stream that were replaced.
+    #: By time: the messages of a stream that were replaced.
     TIME_REPLACED = "time_replaced"
-    #: Of those that have a ttl.
+    #: By the end of their ttl: the rows that have one.
     EXPIRES = "expires"
 
 
 class GoingRow(NamedTuple):
-    """What is to be known of a message or entry that may have to go; `key` of a message is its
-    seq."""
+    """A message or entry that may have to be removed; `key` of a message is its seq."""
 
     key: Any
     revision: int
@@ -81,7 +81,7 @@ _GOING: Final = {
 
 
 class StoreRows(ABC):
-    """The reading half of a store file (`store_file.py`); not safe for two threads at once."""
+    """The reading half of a store file (`store_file.py`). Not for two threads at once."""
 
     def __init__(self, store: StoreId) -> None:
         self.store = store
@@ -90,7 +90,7 @@ class StoreRows(ABC):
 
     @abstractmethod
     def _unseal(self) -> apsw.Connection:
-        """Return a connection, for the first time that one is needed."""
+        """Return a connection, when one is needed for the first time."""
 
     @functools.cached_property
     def _connection(self) -> apsw.Connection:
@@ -98,8 +98,8 @@ class StoreRows(ABC):
 
     @functools.cached_property
     def _cursor(self) -> apsw.Cursor:
-        # One cursor for every statement that is run to its end at once: `get` and `fetchall` are,
-        # and a statement that is not would hold up the checkpoint.
+        # One cursor for every statement that is run to its end at once, as `get` and `fetchall` do.
+        # An unfinished statement would hold up the checkpoint.
         return self._connection.cursor()
 
     @functools.cached_property
@@ -112,8 +112,7 @@ class StoreRows(ABC):
 
     @property
     def has_archived(self) -> bool:
-        """Messages of it were archived: where a row should have a value it may have an
-        ArchivedMessage."""
+        """True if messages of it were archived: their rows have an ArchivedMessage as value."""
         return self._archived.exists
 
     # A stream
@@ -121,8 +120,8 @@ class StoreRows(ABC):
     def message(self, seq: int) -> Row | None:
         """Return `(seq, revision, time, value, headers)` with headers packed, or None.
 
-        Here and in all that returns rows the value is an ArchivedMessage of a message that was
-        archived, and `[upload_id, size_bytes, sha256, crc32]` of one that is large.
+        In all returned rows, the value of an archived message is an ArchivedMessage, and that of a
+        large one is `[upload_id, size_bytes, sha256, crc32]`.
         """
         found: Row | None = self._execute(schema.SELECT_MESSAGE, (seq,)).get
         if found is None and self._archived.exists:
@@ -132,7 +131,7 @@ class StoreRows(ABC):
 
     @raises_ours
     def message_bytes(self, seq: int) -> int | None:
-        """Return the size of a message, None if there is none."""
+        """Return the size of a message; None if it does not exist."""
         found: int | None = self._execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
         if found is None and self._archived.exists:
             archived = self._archived.find(seq)
@@ -141,7 +140,7 @@ class StoreRows(ABC):
 
     @raises_ours
     def sum_messages(self, start_seq: int, end_seq: int) -> tuple[int, int]:
-        """Return how many messages lie in a range, and their bytes."""
+        """Return the number of messages in a range, and their bytes."""
         count, size_bytes = self._execute(schema.SUM_MESSAGES, (start_seq, end_seq)).get
         if self._archived.exists:
             archived_count, archived_bytes = self._archived.sum(start_seq, end_seq)
@@ -165,10 +164,13 @@ class StoreRows(ABC):
         max_bytes: int,
         row_bytes: int = 0,
     ) -> RowPage:
-        """Return the messages from `start_seq` on that fit in one page, at least one if there is
-        any. Each counts `row_bytes` beside its value and packed headers."""
+        """Return the messages from `start_seq` on that fit in one
+        page, at least one if there is any.
+
+        Each counts `row_bytes` beside its value and packed headers.
+        """
         end = LARGEST_SEQ if end_seq is None else end_seq
-        # One row more, to see whether there is one.
+        # One row more, to see whether more follow.
         rows = self._rows(schema.SELECT_MESSAGES, (start_seq, end, max_rows + 1))
         if self._archived_from(start_seq):
             merged = self._with_archived(chain.from_iterable(rows), start_seq, end)
@@ -177,7 +179,7 @@ class StoreRows(ABC):
 
     @raises_ours
     def first_seq(self) -> int:
-        """Return the seq of the first message; last_seq + 1 when there is none."""
+        """Return the seq of the first message; last_seq + 1 if there is none."""
         found: int | None = self._execute(schema.SELECT_FIRST_SEQ).get
         if self._archived.exists and (archived := self._archived.first()) is not None:
             return archived.seq if found is None else min(found, archived.seq)
@@ -195,16 +197,16 @@ class StoreRows(ABC):
 
     @raises_ours
     def consumers(self) -> list[ConsumerRow]:
-        """Return the consumers of the stream, in order of their names."""
+        """Return the consumers of the stream, in order of name."""
         return read_consumers(self._execute)
 
     @raises_ours
     def seq_from_end(self, count: int, end_seq: int | None = None) -> int:
-        """Return the seq from which on there are `count` messages up to `end_seq`, or up to the end
-        (1 if there are fewer).
+        """Return the seq from which on there are `count` messages up
+        to `end_seq`, or up to the end.
 
-        Without a look at the messages where none between the first and the last is missing; else it
-        steps over them, from the nearer end.
+        Returns 1 if there are fewer. If no message between the first and the last is missing, this
+        reads no messages. Otherwise it steps over them from the nearer end.
         """
         if count > self.meta.count:
             return 1
@@ -226,7 +228,7 @@ class StoreRows(ABC):
         """Return the seq of the first message appended at or after `start_time`.
 
         A binary search: the owner never lets the time of appended messages go back. Messages that
-        were replaced carry the time of their replacement and are passed over by the probes.
+        were replaced have the time of their replacement; the probes skip them.
         """
         earlier, first_archived = 0, None
         if self._archived.exists:
@@ -236,8 +238,11 @@ class StoreRows(ABC):
 
     @raises_ours
     def seq_at_revision(self, revision: int) -> int:
-        """Return a seq up to which everything was appended at or before `revision`: the last one,
-        or lower where messages around it were replaced. A binary search, as by time."""
+        """Return a seq up to which everything was appended at or before `revision`.
+
+        It is the last such seq, or lower if messages around it were
+        replaced. A binary search, as by time.
+        """
         earlier, first_archived = 0, None
         if self._archived.exists:
             first_archived = next(self._archived.after_revision(revision), None)
@@ -246,15 +251,15 @@ class StoreRows(ABC):
         return (found if first_archived is None else min(found, first_archived.seq)) - 1
 
     def _first_appended(self, column: int, least: int, low: int) -> int:
-        """Return the first seq from `low` on whose row, as the probe selects it, has `least` or
-        more."""
+        """Return the first seq from `low` on whose row has at least
+        `least` in `column` of the probe."""
         high = self.meta.last_seq + 1
         while low < high:
             middle = (low + high) // 2
             probe = self._execute(schema.SELECT_APPENDED_FROM, (middle,)).get
             if probe is None or probe[0] >= high:
-                # Nothing was only appended in [middle, high): look further down, and if the
-                # boundary lies here the reader starts a little early rather than late.
+                # No message in [middle, high) is unreplaced: look further down. If the boundary is
+                # in there, the reader starts a little early rather than late.
                 high = middle
             elif probe[column] >= least:
                 high = middle
@@ -272,13 +277,14 @@ class StoreRows(ABC):
     def archivable(
         self, table: str, *, revision: int, time: int, max_blocks: int
     ) -> list[ArchiveDraft]:
-        """Return what may be archived in `table` of the messages up to a revision and a time."""
+        """Return the blocks that may be archived in `table`, of messages
+        up to a revision and a time."""
         place = ArchivePlace(table, self.store.tenant, self.store.name)
         return self._archived.drafts(place, revision=revision, time=time, max_blocks=max_blocks)
 
     @raises_ours
     def oldest_time(self) -> int | None:
-        """Return the time of the first message that may be archived, None without one."""
+        """Return the time of the first message that may be archived; None if there is none."""
         start_seq = self._archived.last_seq() + 1 if self._archived.exists else 1
         found = self._execute(schema.SELECT_ARCHIVABLE, (start_seq, LARGEST_SEQ, 1)).get
         return None if found is None else int(found[2])
@@ -300,7 +306,8 @@ class StoreRows(ABC):
         self, prefix: str, after_key: str | None, limit: int, *, with_values: bool
     ) -> Iterator[Row]:
         """Yield rows as `entry` does, in key order, of the keys with `prefix` after `after_key`."""
-        # In the order of UTF-8 bytes nothing lies between a key and the same key with a NUL added.
+        # In the order of UTF-8 bytes, nothing is between a key and
+        # the same key with a NUL appended.
         start = prefix if after_key is None else max(prefix, after_key + "\x00")
         statement = schema.SELECT_ENTRIES if with_values else schema.SELECT_KEYS
         return self._large_in(self._rows(statement, (start, _prefix_end(prefix), limit)))
@@ -310,13 +317,14 @@ class StoreRows(ABC):
     def changes_after(
         self, revision: int, seq: int, *, deletes_after: int, max_rows: int, max_bytes: int
     ) -> tuple[list[tuple[int, int, frames.WireChange]], bool]:
-        """Return the next changes `(revision, time, change)` after a cursor, and if that is all.
+        """Return the next changes `(revision, time, change)` after a
+        cursor, and whether these are all.
 
-        What was overwritten or deleted since is left out: applying the result to the state at
+        Overwritten and deleted values are left out: applying the result to the state at
         `(revision, seq)` gives the present state. `seq` is the last seq appended at the cursor.
-        Deletes and trims up to `deletes_after` are left out: who builds a state from nothing has
-        no use for them. Not more than `max_rows`, and not much more than `max_bytes` of values,
-        of each kind.
+        Deletes and trims up to `deletes_after` are left out, since a reader that builds the
+        state from nothing does not need them. At most `max_rows`, and not much more than
+        `max_bytes` of values, of each kind.
         """
         if self.store.kind == StoreKind.STREAM:
             sources = [
@@ -328,7 +336,8 @@ class StoreRows(ABC):
             sources = [(schema.SELECT_ENTRIES_AFTER_REVISION, revision)]
             number = CHANGE_SET_ENTRY
         found: list[tuple[int, int, frames.WireChange]] = []
-        # A source that was cut short may hold more: what lies past its last row waits for it.
+        # A source that was cut short may have more rows: changes beyond
+        # its last row must wait for them.
         complete_up_to: list[int] = []
         for statement, after in sources:
             rows = self._rows(statement, (after, max_rows + 1))
@@ -357,18 +366,20 @@ class StoreRows(ABC):
 
     @raises_ours
     def body(self, upload_id: bytes) -> Body | None:
-        """Return what there is of an upload, also when it has become a value."""
+        """Return the state of an upload, even if it has become a value."""
         return self._bodies.find(upload_id)
 
     @raises_ours
     def staged_bodies(self) -> list[tuple[bytes, int]]:
-        """Return the uploads that are not finished, each with the time of its last chunk."""
+        """Return the unfinished uploads, each with the time of its last chunk."""
         return self._bodies.staged()
 
     @raises_ours
     def read_body(self, upload_id: bytes, offset: int) -> bytes | None:
-        """Return bytes of a large value from `offset` on, up to the end of a chunk: none at the end
-        of the value. None if there is no such value."""
+        """Return bytes of a large value from `offset` to the end of its chunk; none at its end.
+
+        None if there is no such value.
+        """
         return self._bodies.read(upload_id, offset)
 
     @raises_ours
@@ -379,13 +390,13 @@ class StoreRows(ABC):
 
     @raises_ours
     def outcome_totals(self) -> tuple[int, int]:
-        """Return how many writers there are outcomes of, and the bytes of these."""
+        """Return the number of writers with outcomes, and the bytes of the outcomes."""
         found: tuple[int, int] = self._execute(schema.SELECT_OUTCOME_TOTALS).get
         return found
 
     @raises_ours
     def all_outcomes(self) -> list[WriterOutcome]:
-        """Return what retries of any writer would be answered."""
+        """Return the answers to retries of all writers."""
         return [
             WriterOutcome(writer, counter, 0, time, outcome)
             for writer, counter, time, outcome in self._execute(schema.SELECT_ALL_OUTCOMES)
@@ -393,14 +404,15 @@ class StoreRows(ABC):
 
     @raises_ours
     def limits(self) -> tuple[dict[str, Any], bool]:
-        """Return the store's configuration, by name what is not the default, and if a row ever had
-        a ttl."""
+        """Return the store's configuration without defaults, and whether a row ever had a ttl."""
         config, has_ttl = self._execute(schema.SELECT_LIMITS).get
         return {} if config is None else json.loads(config), bool(has_ttl)
 
     def going(self, order: GoingOrder) -> Generator[GoingRow, None, None]:
-        """Yield rows in an order in which they may have to go. Close the iterator when done: until
-        then it holds up checkpoints."""
+        """Yield rows in an order in which they may have to be removed.
+
+        Close the iterator when done: until then it holds up checkpoints.
+        """
         statement = _GOING.get((StoreKind(self.store.kind), order))
         if statement is None or (order is GoingOrder.EXPIRES and not self.limits()[1]):
             return
@@ -420,7 +432,7 @@ class StoreRows(ABC):
     # Inside
     @raises_ours
     def _resolved(self, row: Row) -> Row:
-        """Return a row with what stands for its value, if that is a large one."""
+        """Return a row with a large value in its wire form."""
         return self._bodies.resolve(row)
 
     @raises_ours
@@ -432,7 +444,7 @@ class StoreRows(ABC):
         return map(self._resolved, rows) if self._has_bodies() else rows
 
     def _with_large(self, page: RowPage) -> RowPage:
-        """Return a page with what stands for the large values in it."""
+        """Return a page with large values in their wire form."""
         if all(map(value_of, page.rows)) or not self._has_bodies():
             return page
         return page._replace(rows=list(map(self._resolved, page.rows)))
@@ -446,7 +458,8 @@ class StoreRows(ABC):
         return merge(rows, archived, key=_seq_of)
 
     def _archived_from_end(self, count: int, upto: int) -> int:
-        """`seq_from_end` that reaches archived messages: block by block, with what lies between."""
+        """`seq_from_end` that reaches archived messages: block by block,
+        with the messages in between."""
         for start_seq, end_seq, archived_count in self._archived.counts_from_end():
             if start_seq > upto:
                 continue
@@ -468,7 +481,7 @@ class StoreRows(ABC):
         return 1 if found is None else int(found)
 
     def _rows(self, statement: str, bindings: tuple[Any, ...]) -> Iterator[list[Row]]:
-        """Yield what a statement finds, some rows at a time."""
+        """Yield the rows of a statement, some at a time."""
         try:
             # A cursor of its own: the caller may read something else before it is done.
             found = self._connection.execute(statement, bindings)
