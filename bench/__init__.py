@@ -1,1 +1,1 @@
-"""Benchmarks: holdfast measured beside what users would pick instead, and by itself."""
+"""Benchmarks: holdfast compared with its alternatives, and measured alone."""

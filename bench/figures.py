@@ -1,8 +1,8 @@
-"""Figures for people: one row for each figure of each side, in the unit that its name ends with.
-Pure.
+"""Tables of figures: one row for each figure of each side, in the unit that its name ends
+with. Pure.
 
-For the benchmarks of holdfast by itself, whose works have little in common; the comparison with its
-peers has a table of its own.
+Used by the benchmarks of holdfast alone, whose works have little in common. The comparison with its
+peers has its own table.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _VERDICTS: Final = {True: "yes", False: "no", None: "?"}
 
 
 def figures_table(report: Report, shown_figures: Sequence[str]) -> Table:
-    """Return the figures among `shown_figures` and those that have a target, as they were measured.
+    """Return the measured figures that have a target or match one of `shown_figures`.
 
-    In those `*` stands for any text.
+    In `shown_figures`, `*` matches any text.
     """
     rows = []
     for work in report.works:
@@ -42,7 +42,7 @@ def figures_table(report: Report, shown_figures: Sequence[str]) -> Table:
 
 
 def shown(figure: str, value: float) -> str:
-    """Return a value with its unit: that with which `figure` ends."""
+    """Return a value with the unit that the name of `figure` ends with."""
     if figure.endswith("bytes_per_second"):
         return f"{_size(value)}/s"
     if figure.endswith("per_second"):
@@ -61,7 +61,7 @@ def shown(figure: str, value: float) -> str:
 
 
 def _size(value: float) -> str:
-    """In powers of ten, as targets are given."""
+    """Format a size in powers of ten, like the targets."""
     if abs(value) < 1000:
         return f"{value:,.1f} B"
     return f"{value / 1e3:,.1f} kB" if abs(value) < 1e6 else f"{value / 1e6:,.1f} MB"

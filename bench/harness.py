@@ -1,12 +1,12 @@
-"""What a benchmark measures and how that is told: figures of rounds, medians and spread, targets,
-and one JSON document. Pure.
+"""The results of a benchmark: figures of rounds, medians and spread, targets, and one JSON
+document. Pure.
 
 A *work* is done by several *sides* (holdfast and its peers, or holdfast in several sizes), each in
-several rounds. A round yields named figures, units last. What is said of a side is the median of
-its rounds, with the lowest and highest beside it; what is said of two sides is the ratio of their
-medians. A target holds such a value against a bound.
+several rounds. A round yields named figures, units last. The result of a side is the median of its
+rounds, with the lowest and highest. Two sides are compared by the ratio of their medians. A target
+compares such a value with a bound.
 
-It does not run anything, and knows no clock: `turns` gives the order in which to run.
+It runs nothing and knows no clock. `turns` yields the order in which to run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-#: Of the JSON document; a reader refuses others. Fields are added without a new number.
+#: The format of the JSON document. A reader refuses others. Adding fields does not change it.
 FORMAT: Final = 1
 
-#: What one round measured, by name; times are in the unit that the name ends with.
+#: The values that one round measured, by name. The name ends with the unit.
 Figures = Mapping[str, float]
 
 
@@ -44,8 +44,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def timed(operations: int, seconds: float, latencies_seconds: Sequence[float] = ()) -> Figures:
-    """Return the figures of a round of `operations` that took `seconds` in all, and each its
-    latency, in any order; without latencies there are no percentiles."""
+    """Return the figures of a round of `operations` that took `seconds` in total. The latencies are
+    in any order; without them there are no percentiles."""
     figures = {
         "operations": float(operations),
         "seconds": seconds,
@@ -61,16 +61,16 @@ def timed(operations: int, seconds: float, latencies_seconds: Sequence[float] = 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The rounds of one side, warm-up not among them. Each round has the same figures."""
+    """The rounds of one side, without the warm-up. Each round has the same figures."""
 
     rounds: tuple[Figures, ...]
-    #: The way of doing the work that was kept, if there was more than one, and what the warm-up
-    #: said of each of them (the higher the better).
+    #: The variant that was used, if there was more than one, and the result of each variant in the
+    #: warm-up (higher is better).
     variant: str = ""
     tried: Mapping[str, float] = field(default_factory=dict)
 
     def spread(self, figure: str) -> Spread:
-        """Raises KeyError if it was not measured."""
+        """Return the spread of a figure. Raises KeyError if it was not measured."""
         return spread([one[figure] for one in self.rounds])
 
     def median(self, figure: str) -> float:
@@ -97,20 +97,20 @@ class Goal:
     side: str
     figure: str
     bound: float
-    #: False: at most.
+    #: If False, the bound is an upper one.
     at_least: bool = True
-    #: The other side; empty: the figure itself is held against the bound.
+    #: The other side, or empty to compare the figure itself with the bound.
     than: str = ""
 
     def measured(self, sides: Mapping[str, Measurement]) -> float | None:
-        """Return the value that counts; None if a side was not measured."""
+        """Return the value to compare with the bound, or None if a side was not measured."""
         if self.side not in sides or (self.than and self.than not in sides):
             return None
         value = sides[self.side].median(self.figure)
         return ratio(value, sides[self.than].median(self.figure)) if self.than else value
 
     def reached(self, sides: Mapping[str, Measurement]) -> bool | None:
-        """Return if the target is met; None if nothing tells."""
+        """Return whether the target is met, or None if it was not measured."""
         value = self.measured(sides)
         if value is None:
             return None
@@ -129,7 +129,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing that was measured, on one or more sides."""
+    """The measurements of one work, on one or more sides."""
 
     name: str
     title: str
@@ -150,9 +150,9 @@ class Report:
     """One run of one benchmark."""
 
     benchmark: str
-    #: Facts of the machine and versions of what ran (`machine.py`).
+    #: Facts of the machine and versions (`machine.py`).
     machine: Mapping[str, Any]
-    #: What the run was asked for: rounds, sizes, whether it was quick or profiled.
+    #: The options of the run: rounds, sizes, whether it was quick or profiled.
     options: Mapping[str, Any]
     works: tuple[Work, ...]
 
@@ -167,7 +167,7 @@ class Report:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The names of works with a target that was measured and not reached."""
+        """The names of works with a target that was measured but not reached."""
         return tuple(
             work.name
             for work in self.works
@@ -184,15 +184,15 @@ class Table(NamedTuple):
 
 
 def ratio(value: float, other: float) -> float:
-    """Return value / other; infinite where other is zero."""
+    """Return value / other, or infinity if other is zero."""
     return value / other if other else math.inf
 
 
 def turns(sides: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
     """Yield (round, side) in the order to run them. Round 0 warms up and does not count.
 
-    All sides take their turn in each round, so that whatever the machine is going through meets
-    them all; who begins changes, so that nobody always follows the same one.
+    All sides take their turn in each round, so that disturbances of the machine affect all of them.
+    The first side changes from round to round, so that no side always follows the same one.
     """
     for number in range(rounds + 1):
         shift = number % len(sides)

@@ -1,8 +1,8 @@
-"""Load from one client process: callers that wait for each answer, a window that is kept full, and
-messages at a fixed rate.
+"""Load from one client process: callers that wait for each answer, a window that is kept full, or a
+fixed rate.
 
-Operations are numbered from 0, and the number decides what each writes and where, so that all sides
-do the same work and what is read back can be checked. A failed operation fails the load.
+Operations are numbered from 0. The number decides the value and the place of each write, so that
+all sides do the same work and the result can be checked. A failed operation fails the load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 VALUE_BYTES: Final = 128
 _NUMBER_BYTES: Final = 16
 _FILLER: Final = b"0123456789abcdef" * ((VALUE_BYTES - _NUMBER_BYTES) // 16)
-#: Messages of a fixed rate that may be under way; beyond it the rate is not kept.
+#: How many messages of a fixed rate may be unanswered. With more, the rate is not kept.
 MAX_OUTSTANDING: Final = 5000
 _PACE_SECONDS: Final = 0.001
 
@@ -28,7 +28,7 @@ def value_of(number: int) -> bytes:
 
 
 class UnderWay(Protocol):
-    """An operation under way, as an asyncio.Future is one."""
+    """A pending operation, such as an asyncio.Future."""
 
     def done(self) -> bool: ...
 
@@ -36,8 +36,8 @@ class UnderWay(Protocol):
 
 
 class Limit(NamedTuple):
-    """When a load ends: after `seconds`, or `operations`, whichever is first. One operation is done
-    in any case."""
+    """The end of a load: after `seconds` or `operations`, whichever comes first. At least one
+    operation is done."""
 
     seconds: float | None = None
     operations: int | None = None
@@ -45,10 +45,10 @@ class Limit(NamedTuple):
 
 @dataclass(slots=True)
 class LoadReport:
-    """What a load did. Answers and latencies are in the order of completion."""
+    """The result of a load. Answers and latencies are in the order of completion."""
 
     first_number: int = 0
-    #: By time.perf_counter, as all times here.
+    #: By time.perf_counter, like all times here.
     began_at: float = 0.0
     seconds: float = 0.0
     #: (number of the operation, what it returned).
@@ -66,8 +66,8 @@ async def closed_loop(
     limit: Limit,
     first_number: int = 0,
 ) -> LoadReport:
-    """Run `concurrency` callers, each of which has the next operation done once its last is
-    answered."""
+    """Run `concurrency` callers, each of which starts its next operation once the
+    last is answered."""
     clock = time.perf_counter
     began_at = clock()
     load = LoadReport(first_number, began_at)
@@ -102,18 +102,17 @@ async def windowed(
     first_number: int = 0,
     take: Callable[[int, Any], None] | None = None,
 ) -> LoadReport:
-    """Run one producer that keeps `window` operations under way. Answers are taken in the order in
-    which the operations were started: one waits for those before it.
+    """Run one producer that keeps `window` operations pending. It takes answers in the order in
+    which the operations were started.
 
-    `take` is given the number and the answer of each instead of the load, which then keeps none:
-    what is kept is what the garbage collector goes through again and again.
+    If `take` is given, it gets the number and the answer of each operation, and the load keeps no
+    answers, because the garbage collector would traverse them again and again.
     """
     clock = time.perf_counter
     began_at = clock()
     load = LoadReport(first_number, began_at)
     latencies = load.latencies_seconds
-    #: (when it was started, itself, when its answer was seen), looked at when the load is over: the
-    #: client's processor is to be the client's.
+    #: (start, operation, time of the answer), evaluated after the load, which needs the processor.
     answered: list[tuple[float, UnderWay, float]] = []
     end_at = began_at + limit.seconds if limit.seconds is not None else float("inf")
     number = first_number
@@ -121,7 +120,7 @@ async def windowed(
     under_way: deque[tuple[int, float, UnderWay]] = deque()
 
     async def take_answered() -> None:
-        """Wait for the oldest, and take all that are answered by then."""
+        """Wait for the oldest operation, and take all that are answered by then."""
         await under_way[0][2]
         now = clock()
         while under_way and under_way[0][2].done():
@@ -155,11 +154,11 @@ async def paced(
     limit: Limit,
     first_number: int = 0,
 ) -> LoadReport:
-    """Start operations at a fixed rate, whether or not earlier ones are answered, up to
+    """Start operations at a fixed rate, even if earlier ones are not answered, up to
     MAX_OUTSTANDING.
 
-    Latencies count from the moment when an operation was due (`due_at`), so a stall is felt by all
-    that it held up.
+    Latencies count from the moment when an operation was due (`due_at`), so a stall counts for all
+    operations that it delays.
     """
     assert limit.seconds is not None
     clock = time.perf_counter

@@ -1,5 +1,4 @@
-"""The facts of the machine that a run's numbers belong to: cores, kernel, versions, cost of a
-sync."""
+"""Facts about the machine of a run: cores, kernel, versions, the cost of a sync."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _PACKAGES: Final = ("nats-py", "apsw", "uvloop")
 
 
 def machine_facts(directory: Path, nats_server: Path) -> dict[str, Any]:
-    """Return what there is to know, as JSON. Measures syncs in `directory` for a moment."""
+    """Return the facts as JSON. This measures some syncs in `directory`."""
     return {
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
@@ -43,8 +42,8 @@ def machine_facts(directory: Path, nats_server: Path) -> dict[str, Any]:
 
 
 def sync_p50_ms(directory: Path, count: int = _SYNCS) -> float:
-    """Return how long it takes to append a block to a file and sync it: the least any synced write
-    can take."""
+    """Return how long it takes to append a block to a file and sync it. No synced write can
+    be faster."""
     taken = []
     block = bytes(_BLOCK_BYTES)
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:

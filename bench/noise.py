@@ -3,7 +3,7 @@
     writer   1,000 appends at once to one stream, for ever
     reader   reads a large stream from its beginning again and again, by four readers at once
 
-It ends when it is killed. The stream is made by whoever starts it (`fairness.py`).
+It runs until it is killed. Its starter makes the stream (`fairness.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def _write(url: str, tenant: str) -> None:
         async def append(number: int) -> None:
             await stream.append(value_of(number))
 
-        # Answers are kept by the load, so it goes in pieces.
+        # In pieces, because a load keeps its answers.
         while True:
             await closed_loop(append, _WRITERS, Limit(seconds=1.0))
 

@@ -1,5 +1,5 @@
-"""What every benchmark is told: where its files may lie, how often to measure, which programs to
-run."""
+"""The options of every benchmark: where to put files, how often to measure, which
+programs to run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any, Final
 from holdfast.shared_fs.disk.file_system import mount_of
 
 DEFAULT_ROUNDS: Final = 5
-#: A sync of these costs nothing, so nothing measured there says anything.
+#: File systems whose syncs cost nothing, so measurements there mean nothing.
 _MEMORY_FILE_SYSTEMS: Final = frozenset(["tmpfs", "ramfs", "devtmpfs"])
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Given to each benchmark. `say` takes lines on how far it is."""
+    """The options of a benchmark. `say` is called with lines about its progress."""
 
     nats_server: Path
-    #: Folders are made in here and removed in the end; on a real disk.
+    #: Temporary folders are made here; it should be on a real disk.
     directory: Path
     rounds: int = DEFAULT_ROUNDS
     #: A run of seconds, to see that everything works; its numbers mean nothing.
     quick: bool = False
-    #: The names of the works to do; empty: all.
+    #: The names of the works to do, or empty for all.
     only: tuple[str, ...] = ()
-    #: Where profiles of holdfast's servers go; None: they run without a profiler.
+    #: The folder for profiles of holdfast's servers. None runs them without a profiler.
     profile: Path | None = None
-    #: Returns the command that runs another one and ends with this process.
+    #: Returns a command that runs the given one and ends with this process.
     tethered: Callable[[Sequence[str]], list[str]] = field(default=list)
     say: Callable[[str], None] = field(default=lambda line: None)
 

@@ -1,13 +1,13 @@
-"""The processes that a benchmark measures: nats-server with or without JetStream, and a cluster of
-holdfast's own. Started here on free ports of loopback, ended here by their handles.
+"""The processes that a benchmark measures: nats-server with or without JetStream, and clusters of
+holdfast. They are started on free ports of loopback, and ended by their handles.
 
 with running_nats(options, folder, jetstream=JetStreamSync.ALWAYS) as nats:
     ... nats.url ... nats.usage() ...
 with running_cluster(options, folder, servers=2) as cluster:
     ... cluster.url ... cluster.usage() ... cluster.stop("s1"); cluster.start_persist("s1") ...
 
-A process that was started says where it stands in a log file in its folder. Nothing is restarted by
-itself: one that dies fails the benchmark at the next `check`.
+Each process has a log file in its folder. Nothing is restarted automatically: a process that dies
+fails the benchmark at the next `check`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.bench.options import BenchOptions
 from holdfast.protocol.errors import HoldfastError
 
 _START_SECONDS: Final = 60.0
-#: A server with very many stores takes its time.
+#: Long, because a server with very many stores stops slowly.
 _STOP_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.005
 _LOG_TAIL_CHARACTERS: Final = 500
@@ -44,7 +44,7 @@ class BenchProcessError(HoldfastError):
 
 
 class JetStreamSync(StrEnum):
-    """When JetStream syncs what it has acknowledged."""
+    """When JetStream syncs."""
 
     #: Every two minutes.
     DEFAULT = "default"
@@ -53,7 +53,7 @@ class JetStreamSync(StrEnum):
 
 
 class ProcessUsage(NamedTuple):
-    """What a process has taken since its start, and holds now."""
+    """The resources of a process: CPU time since its start, and memory now."""
 
     cpu_seconds: float
     rss_bytes: int
@@ -68,7 +68,7 @@ class BenchProcess:
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as log:
-            # A session of its own: Ctrl-C reaches the benchmark alone, which then ends its
+            # A session of its own: Ctrl-C reaches only the benchmark, which then ends its
             # processes.
             self._popen = subprocess.Popen(
                 command,
@@ -87,13 +87,13 @@ class BenchProcess:
         return self._popen.poll() is None
 
     def check(self) -> None:
-        """Raises BenchProcessError if it has ended."""
+        """Raise BenchProcessError if the process has ended."""
         if not self.running:
             raise self.failure(f"exit code {self._popen.returncode}")
 
     def awaited(self, look: Callable[[], T | None], timeout_seconds: float = _START_SECONDS) -> T:
-        """Return what `look` finds, once there is something: the sign that the process has started.
-        Raises BenchProcessError if it has ended, or takes too long."""
+        """Call `look` until it returns something: the sign that the process has started. Raises
+        BenchProcessError if the process has ended, or takes too long."""
         give_up_at = time.monotonic() + timeout_seconds
         while (found := look()) is None:
             self.check()
@@ -122,14 +122,14 @@ class BenchProcess:
         self._popen.wait()
 
     def failure(self, reason: str) -> BenchProcessError:
-        """Return the error that says `reason` and what the process said last."""
+        """Return an error with `reason` and the last output of the process."""
         said = self._log_file.read_text(errors="replace").strip()[-_LOG_TAIL_CHARACTERS:]
         return BenchProcessError(process=self.name, reason=f"{reason}: {said}")
 
 
 def usage_of(pid: int) -> ProcessUsage:
     """Return what a process uses, from /proc. Raises OSError if there is no such process."""
-    # The second field is the program's name in parentheses and may hold anything.
+    # The second field is the program's name in parentheses, with any content.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     status = dict(
@@ -143,8 +143,8 @@ def usage_of(pid: int) -> ProcessUsage:
 
 
 class NatsServer:
-    """A nats-server. Made by `running_nats`. Keeps its port and its files from one start to the
-    next."""
+    """A nats-server. Made by `running_nats`. It keeps its port and its files when it is
+    started again."""
 
     def __init__(
         self, options: BenchOptions, folder: Path, jetstream: JetStreamSync | None
@@ -161,7 +161,7 @@ class NatsServer:
 
     @property
     def store_folder(self) -> Path:
-        """Where JetStream's files are."""
+        """The folder of JetStream's files."""
         return self._folder / "jetstream"
 
     @property
@@ -170,7 +170,7 @@ class NatsServer:
         return self._process
 
     def start(self, timeout_seconds: float = _START_SECONDS) -> None:
-        """Start it; return once it takes connections. Raises BenchProcessError."""
+        """Start it. Return once it accepts connections. Raises BenchProcessError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         configuration = self._folder / "nats.conf"
         configuration.write_text(self._configuration())
@@ -180,7 +180,7 @@ class NatsServer:
         self.port = self._process.awaited(self._listening_port, timeout_seconds)
 
     def stop(self) -> None:
-        """End it, if it was started; it may be started again."""
+        """End it, if it was started. It can be started again."""
         if self._process is not None:
             self._process.stop()
 
@@ -200,7 +200,7 @@ class NatsServer:
         return "\n".join([*lines, ""])
 
     def _listening_port(self) -> int | None:
-        """Return the port that takes connections; None if none does yet."""
+        """Return the port that accepts connections, or None if none does yet."""
         port = self.port
         if not port:
             ports_file = self._folder / f"nats-server_{self.process.pid}.ports"
@@ -220,7 +220,7 @@ class NatsServer:
 def running_nats(
     options: BenchOptions, folder: Path, jetstream: JetStreamSync | None = None
 ) -> Iterator[NatsServer]:
-    """Run a nats-server around the body, all its files in `folder`."""
+    """Run a nats-server around the body, with all its files in `folder`."""
     server = NatsServer(options, folder, jetstream)
     try:
         server.start()
@@ -239,7 +239,7 @@ class BenchCluster:
         self.nats = nats
         #: The shared file system.
         self.data = folder / "shared"
-        #: By name: `coordinator`, `s1`, `s2`, ... All of them run.
+        #: The running processes by name: `coordinator`, `s1`, `s2`, ...
         self.processes: dict[str, BenchProcess] = {}
         self._options = options
         self._folder = folder
@@ -258,16 +258,16 @@ class BenchCluster:
         return self._start(name, "holdfast.persist", ["--name", name, *arguments])
 
     def restart_persist(self, name: str) -> BenchProcess:
-        """End a persist server cleanly and start it again, as it was started."""
+        """End a persist server cleanly, and start it again with the same arguments."""
         self.stop(name)
         return self.start_persist(name, *self._persist_arguments[name])
 
     def stop(self, name: str) -> None:
-        """End a process cleanly; it may be started again."""
+        """End a process cleanly. It can be started again."""
         self.processes.pop(name).stop()
 
     def kill(self, name: str) -> None:
-        """End a process as a crash would; it may be started again."""
+        """End a process as a crash would. It can be started again."""
         self.processes.pop(name).kill()
 
     def stop_all(self) -> None:
@@ -277,12 +277,12 @@ class BenchCluster:
                 last_first.callback(self.stop, name)
 
     def check(self) -> None:
-        """Raises BenchProcessError if one of them has ended."""
+        """Raise BenchProcessError if one of the processes has ended."""
         for process in (self.nats.process, *self.processes.values()):
             process.check()
 
     def usage(self) -> Mapping[str, ProcessUsage]:
-        """Return what each process uses, nats-server among them."""
+        """Return the resources of each process, including nats-server."""
         own = {name: process.usage() for name, process in self.processes.items()}
         return self.nats.usage() | own
 
@@ -305,8 +305,8 @@ class BenchCluster:
 def running_cluster(
     options: BenchOptions, folder: Path, servers: int = 1, persist_arguments: Sequence[str] = ()
 ) -> Iterator[BenchCluster]:
-    """Run a cluster around the body, all its files in `folder`: nats-server, a coordinator and the
-    persist servers `s1`, `s2`, ..."""
+    """Run a cluster around the body, with all its files in `folder`: nats-server, a coordinator and
+    the persist servers `s1`, `s2`, ..."""
     with stopped_cluster(options, folder) as cluster:
         cluster.start_coordinator()
         for number in range(1, servers + 1):
@@ -316,7 +316,8 @@ def running_cluster(
 
 @contextlib.contextmanager
 def stopped_cluster(options: BenchOptions, folder: Path) -> Iterator[BenchCluster]:
-    """Run a nats-server around the body, and end there what the body has started of the cluster."""
+    """Run a nats-server around the body, and end all parts of the cluster that the body
+    has started."""
     with running_nats(options, folder / "nats") as nats:
         cluster = BenchCluster(options, folder, nats)
         try:

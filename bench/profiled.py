@@ -1,10 +1,9 @@
-"""Run a module as a program under cProfile: `python -m holdfast.bench.profiled OUT MODULE
-ARGUMENT...`.
+"""Run a module under cProfile: `python -m holdfast.bench.profiled OUT MODULE ARGUMENT...`.
 
-Writes OUT.prof (for pstats) and OUT.txt (the functions that took the most) when the module's `main`
-returns or exits, so a server has to be stopped by a signal that it heeds. Covers the main thread
-only, where a server's event loop is; what its threads do shows as waiting. Makes it about twice as
-slow. """
+It writes OUT.prof (for pstats) and OUT.txt (the most expensive functions) when the module's `main`
+returns or exits, so a server has to be stopped by a signal that it handles. It covers only the main
+thread, which runs a server's event loop; the work of other threads shows as waiting. The program
+becomes about twice as slow."""
 
 from __future__ import annotations
 

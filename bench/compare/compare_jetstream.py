@@ -1,13 +1,11 @@
-"""holdfast beside JetStream, the same work on each, in one go on one machine: ratios are what
-counts.
+"""Compares holdfast with JetStream: the same works, in one run on one machine. The ratios count.
 
-Three systems run: holdfast with one persist server, which syncs before each ack; JetStream as it
-comes, which acks first and syncs every two minutes; and JetStream with `sync_interval: always`. One
-client process loads them by turns. Before each turn the others come to rest, and what is dirty in
-the page cache is written, so that nobody works off the debt of the one before.
+Three systems run: holdfast with one persist server, which syncs before each ack; JetStream with its
+defaults, which acks first and syncs every two minutes; and JetStream with `sync_interval: always`.
+One client process loads them in turns. Before each turn all systems come to rest and the page cache
+is written back, so that no system pays for the work of another.
 
-Does not judge alone: the report says of each target if it was reached, and a wrong read-back
-raises. """
+The report says for each target whether it was reached. A wrong read-back raises an error."""
 
 from __future__ import annotations
 
@@ -49,17 +47,17 @@ from holdfast.bench.processes import JetStreamSync, running_cluster, running_nat
 from holdfast.client import Durability
 
 HOLDFAST: Final = "holdfast"
-#: The same cluster, its acks before the sync.
+#: The same cluster, with acks before the sync.
 HOLDFAST_APPLIED: Final = "holdfast_applied"
 JETSTREAM: Final = "jetstream"
 JETSTREAM_ALWAYS: Final = "jetstream_always"
 
 _ROUND_SECONDS: Final = 300.0
-#: At rest, all servers together take less than this share of a core, for so long.
+#: At rest, all servers together use less than this part of a core, for this time.
 _REST_RATIO: Final = 0.1
 _REST_SECONDS: Final = 0.25
 _MAX_REST_SECONDS: Final = 15.0
-#: Stores stay open while the other sides have their turns, as under a load that goes on.
+#: Stores stay open during the turns of the other sides, as under a continuous load.
 _IDLE_CLOSE_SECONDS: Final = 3600
 
 
@@ -129,7 +127,8 @@ PLANS: Final = (
     ComparisonPlan("kv_set_1000", "kv set, 1,000 at once", _sets(1000), _times(3.0, 30.0)),
     ComparisonPlan("kv_get_64", "kv get, 64 at once", _gets(64)),
     ComparisonPlan("kv_get_1000", "kv get, 1,000 at once", _gets(1000), _times(5.0)),
-    # Reading syncs nothing, and filling a stream that is synced message by message takes minutes.
+    # Only the default: reading syncs nothing, and filling a stream with a sync per message takes
+    # minutes.
     ComparisonPlan(
         "read",
         "read a stream from the start",
@@ -156,7 +155,7 @@ WORK_NAMES: Final = tuple(plan.name for plan in PLANS)
 
 
 def run(options: BenchOptions) -> Report:
-    """Run the comparison on uvloop. Raises as `compare` does."""
+    """Run the comparison on uvloop. Raises what `compare` raises."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(compare(options))
 
@@ -242,14 +241,14 @@ def _best(tried: Mapping[str, float]) -> str:
 async def _turn(
     options: BenchOptions, work: BenchWork, variant: str, sides: Mapping[str, Side]
 ) -> Figures:
-    """Run one round of one side, and add what it took of the processors."""
+    """Run one round of one side, and add its CPU usage."""
     await _rest(options, sides)
     before, client_before = work.side.usage(), time.process_time()
     with _no_collection():
         figures = dict(await work.load(variant))
     after, client_after = work.side.usage(), time.process_time()
     await _rest(options, sides)
-    # Work that a server puts off until it has time is work for the same operations.
+    # Work that a server does later belongs to these operations too.
     rested = work.side.usage()
     await work.check()
     seconds = figures["seconds"]
@@ -266,8 +265,8 @@ async def _turn(
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector out of the body: this process holds a million answers to check,
-    and walking through them would be a pause in what it measures."""
+    """Turn the garbage collector off in the body. This process holds a million answers to check,
+    and traversing them would pause what it measures."""
     gc.collect()
     gc.disable()
     try:
@@ -277,8 +276,8 @@ def _no_collection() -> Iterator[None]:
 
 
 async def _rest(options: BenchOptions, sides: Mapping[str, Side]) -> None:
-    """Return once no server has anything to do and nothing waits to be written, or after a
-    while."""
+    """Return once all servers are idle and the page cache is written,
+    or after _MAX_REST_SECONDS."""
     if options.quick:
         return
     give_up_at = time.monotonic() + _MAX_REST_SECONDS
@@ -291,8 +290,7 @@ async def _rest(options: BenchOptions, sides: Mapping[str, Side]) -> None:
 
 
 def _cpu_seconds(sides: Mapping[str, Side]) -> float:
-    # The two of holdfast share their processes, which then count double: they are to rest all the
-    # same.
+    # The two sides of holdfast share their processes, which count twice. That does not matter here.
     return sum(usage.cpu_seconds for side in sides.values() for usage in side.usage().values())
 
 

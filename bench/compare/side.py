@@ -1,8 +1,8 @@
-"""A side of a comparison: what holdfast and each peer can do, in the same words.
+"""A side of a comparison: the operations of holdfast and of each peer behind one interface.
 
-The works (`works.py`) are written once against this, so that every side does the same; only how an
-operation is done at its best is the side's own. Where there are several ways, `variants` names
-them. Streams and kvs are made by `open_streams` and `open_kv` outside of what is timed.
+The works (`works.py`) are written once against it, so that every side does the same. Each side does
+an operation in its best way. If there are several ways, `variants` names them. `open_streams` and
+`open_kv` make streams and kvs outside of the measured time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.bench.read_back import ReadBackRow
 
 
 class Kind(StrEnum):
-    """What is done to a side."""
+    """The kind of a work."""
 
     APPEND = "append"
     CREATE = "create"
@@ -30,10 +30,10 @@ class Kind(StrEnum):
     WORK = "work"
 
 
-#: Messages that a worker takes, and acknowledges, at a time.
+#: How many messages a worker takes and acknowledges at a time.
 WORK_BATCH: Final = 100
 
-#: Called with each message that a follower is told of.
+#: Called with each message that a follower receives.
 Delivered = Callable[[ReadBackRow], None]
 
 
@@ -43,29 +43,30 @@ class Side(ABC):
     name: str
 
     def variants(self, kind: Kind) -> Sequence[str]:
-        """Return the names of the ways to do it, one or more."""
+        """Return the names of the ways to do it, at least one."""
         return ("",)
 
     @abstractmethod
     def usage(self) -> Mapping[str, ProcessUsage]:
-        """Return what its processes use, by name."""
+        """Return the resources of its processes, by name."""
 
     @abstractmethod
     async def open_streams(self, names: Sequence[str]) -> None:
         """Make streams ready for messages."""
 
     async def drop_streams(self, names: Sequence[str]) -> None:  # noqa: B027
-        """Remove streams, where idle ones would burden the works that follow."""
+        """Remove streams, if idle ones would burden the following works."""
 
     @abstractmethod
     async def append(
         self, names: Sequence[str], concurrency: int, limit: Limit, first_number: int, variant: str
     ) -> LoadReport:
-        """Append `value_of(number)` to the streams by turns. The answers are seqs."""
+        """Append `value_of(number)` to the streams in turns. The answers are seqs."""
 
     @abstractmethod
     async def create(self, names: Sequence[str], concurrency: int, first_number: int) -> LoadReport:
-        """Append a first message to each of streams that do not exist. The answers are seqs."""
+        """Append a first message to each of these streams, which do not exist. The answers
+        are seqs."""
 
     @abstractmethod
     async def append_paced(
@@ -89,9 +90,8 @@ class Side(ABC):
     async def work(
         self, name: str, consumer: str, workers: int, limit: Limit, variant: str
     ) -> LoadReport:
-        """Let workers share a new consumer of a stream, each of which takes WORK_BATCH messages at
-        a time and acknowledges them. An operation is such a batch; the answers are lists of
-        rows."""
+        """Let workers share a new consumer of a stream. Each takes WORK_BATCH messages at a time
+        and acknowledges them. An operation is one such batch; the answers are lists of rows."""
 
     @abstractmethod
     async def open_kv(self, name: str) -> None:
@@ -107,14 +107,14 @@ class Side(ABC):
         first_number: int,
         variant: str,
     ) -> LoadReport:
-        """Set the keys by turns to `value_of(number)`. The answers are revisions."""
+        """Set the keys in turns to `value_of(number)`. The answers are revisions."""
 
     @abstractmethod
     async def get(
         self, name: str, keys: Sequence[str], concurrency: int, limit: Limit, variant: str
     ) -> LoadReport:
-        """Get the keys by turns. The answers are values."""
+        """Get the keys in turns. The answers are values."""
 
     @abstractmethod
     async def entries(self, name: str, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the values of those of `keys` that are there."""
+        """Return the values of those `keys` that exist."""

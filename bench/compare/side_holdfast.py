@@ -1,7 +1,7 @@
-"""holdfast as a side: its own client, in each of the ways that might be its best.
+"""holdfast as a side: its client, in each of the ways that may be the fastest.
 
-Appends and sets go out either as callers that wait (`append`, `set`), or as one producer that keeps
-a window of `append_async` or `set_async` full.
+Appends and sets are made either by callers that wait (`append`, `set`), or by one producer that
+keeps a window of `append_async` or `set_async` full.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class HoldfastSide(Side):
                 tasks.create_task(self._client.stream(name).head())
 
     async def drop_streams(self, names: Sequence[str]) -> None:
-        # A server that stops closes all of its stores; where a later one was to be opened it would
-        # have to close one of these for it.
+        # A server that stops closes all its stores. Otherwise it would have to close one of these
+        # streams whenever it opens another store.
         for server in [name for name in self._cluster.processes if name != "coordinator"]:
             await asyncio.to_thread(self._cluster.restart_persist, server)
         await _wait_for_servers(self._cluster, self._client)
@@ -75,7 +75,7 @@ class HoldfastSide(Side):
     ) -> LoadReport:
         streams = [self._client.stream(name) for name in names]
         count = len(streams)
-        # Left out where it is the server's default anyway, as applications do.
+        # Applications leave it out if it is the server's default.
         durability = None if self._durability is Durability.SYNCED else self._durability
         if variant == _APPEND_ASYNC:
 

@@ -1,10 +1,10 @@
-"""JetStream as a side: nats-py, in each of the ways that might be its best.
+"""JetStream as a side: nats-py, in each of the ways that may be the fastest.
 
-Streams are files with one replica and the server's own settings. Appends and sets go out either as
-callers that wait (`publish`), or as one producer that keeps a window of `publish_async` full. Gets
-use JetStream's direct get, through the library's kv or as the bare request under it. Reads use a
-pull consumer without acks, in batches of several sizes; workers acknowledge with or without waiting
-for the server to say that it has the ack.
+Streams are files with one replica and the server's own settings. Appends and sets are made either
+by callers that wait (`publish`), or by one producer that keeps a window of `publish_async` full.
+Gets use JetStream's direct get, through the library's kv or as a bare request. Reads use a pull
+consumer without acks, in batches of several sizes. Workers acknowledge with or without waiting for
+the server's confirmation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class JetStreamSide(Side):
         self._server = server
         self._client = client
         self._context = client.jetstream(timeout=_TIMEOUT_SECONDS)
-        #: By window: a context lets so many of its async publishes be under way.
+        #: By window: the limit of a context's pending async publishes.
         self._windows: dict[int, JetStreamContext] = {}
 
     def variants(self, kind: Kind) -> Sequence[str]:
@@ -151,8 +151,8 @@ class JetStreamSide(Side):
         stream = _stream(name)
         config = ConsumerConfig(durable_name=consumer, ack_policy=AckPolicy.EXPLICIT)
         await self._context.add_consumer(stream, config)
-        # One for each: what a fetch asks for comes to the subscription, to whoever reads that
-        # first.
+        # One for each worker: a fetch's messages come to the subscription, and go to any of its
+        # readers.
         subscriptions = [
             await self._context.pull_subscribe_bind(consumer, stream) for _ in range(workers)
         ]
@@ -189,7 +189,7 @@ class JetStreamSide(Side):
         first_number: int,
         variant: str,
     ) -> LoadReport:
-        # What nats-py's `put` does is a publish to the key's subject.
+        # nats-py's `put` is a publish to the key's subject.
         subjects = [f"$KV.{name}.{key}" for key in keys]
         return await self._publish(subjects, concurrency, limit, first_number, variant)
 

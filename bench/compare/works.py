@@ -1,8 +1,8 @@
-"""The works of the comparison: what is done to a side, and how what it stored is read back.
+"""The works of the comparison: what a side does, and how the result is checked.
 
-A work is made for one side. `prepare` once, then for each round `load`, which is what is measured,
-and `check`, which is not. Every answer is accounted for: the messages that were acknowledged are
-counted in the store, and the last CHECKED_MESSAGES of a round are read and compared.
+A work belongs to one side. `prepare` is called once; then in each round `load`, which is measured,
+and `check`, which is not. Every answer is checked: the acknowledged messages are counted in the
+store, and the last CHECKED_MESSAGES of a round are read and compared.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from holdfast.bench.load import Limit, LoadReport, due_at, value_of
 from holdfast.bench.read_back import Checker, ReadBackRow
 
 CHECKED_MESSAGES: Final = 5000
-#: Of many streams so many are read; all are counted.
+#: How many streams are read. All are counted.
 CHECKED_STREAMS: Final = 20
-#: Of new streams so many are opened again; the seqs of all acks are compared.
+#: How many new streams are opened again. The seqs of all acks are compared.
 CHECKED_NEW_STREAMS: Final = 100
 KEY_COUNT: Final = 1000
 _FILL_CONCURRENCY: Final = 1000
@@ -30,15 +30,15 @@ _DELIVERY_SECONDS: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much a round does."""
+    """The size of a round."""
 
     seconds: float
     streams: int
-    #: New streams; fewer where making one is slow, since rates are compared.
+    #: New streams. Peers make fewer, because they are slow and only rates are compared.
     created: int
     created_by_peers: int
     read_messages: int
-    #: Of the live follower.
+    #: The rate of messages for the live follower.
     per_second: float
 
 
@@ -71,20 +71,20 @@ class BenchWork(ABC):
 
     @abstractmethod
     async def load(self, variant: str) -> Figures:
-        """Do the work and return what was measured."""
+        """Do the work. Return the measured figures."""
 
     @abstractmethod
     async def check(self) -> None:
         """Read back what the last load stored. Raises WrongReadBackError."""
 
     def counted(self, load: LoadReport) -> Figures:
-        """Return the figures of a load; the next one goes on after its numbers."""
+        """Return the figures of a load. The next load continues with the following numbers."""
         self.next_number = load.first_number + load.operations
         return timed(load.operations, load.seconds, load.latencies_seconds)
 
 
 class Append(BenchWork):
-    """Append to one stream, or by turns to many."""
+    """Append to one stream, or to many in turns."""
 
     kind = Kind.APPEND
 
@@ -143,7 +143,7 @@ class Create(BenchWork):
         self._last = LoadReport()
 
     async def prepare(self) -> None:
-        """Nothing: that nothing is there is the point."""
+        """Do nothing: the streams must not exist."""
 
     async def load(self, variant: str) -> Figures:
         first = self.next_number
@@ -155,7 +155,7 @@ class Create(BenchWork):
         self.checker.count("what was acknowledged", len(self._streams), self._last.operations)
         for number, seq in self._last.answers:
             self.checker.count(f"the new stream of message {number}", 1, seq)
-        # Opening a store to look into it is far more work than making it: a sample.
+        # Only a sample, because opening a store to check it is far more work than making it.
         step = max(1, len(self._streams) // CHECKED_NEW_STREAMS)
         checked = range(0, len(self._streams), step)
         found = await self.side.counts([self._streams[index] for index in checked])
@@ -190,9 +190,9 @@ class Read(Append):
 
 
 class WorkOff(Read):
-    """Work off a stream from its first message on, with some workers on one consumer, each of which
-    takes and acknowledges a batch at a time. Latencies are of batches. All that was taken is
-    compared: each message once, and none left out."""
+    """Process a stream from its first message on, with several workers on one consumer, each of
+    which takes and acknowledges a batch at a time. Latencies are those of batches. All messages
+    taken are compared: each must come once, and none may be left out."""
 
     kind = Kind.WORK
 
@@ -215,8 +215,8 @@ class WorkOff(Read):
 
 
 class Follow(Append):
-    """Append at a fixed rate, and follow it live over the same connection. Latencies are from the
-    moment when a message was due to its delivery. All that was delivered is compared."""
+    """Append at a fixed rate, and follow live over the same connection. Latencies count from when a
+    message was due to its delivery. All delivered messages are compared."""
 
     kind = Kind.FOLLOW
 
@@ -258,7 +258,7 @@ class Follow(Append):
 
 
 class KvSet(BenchWork):
-    """Set the keys of one kv by turns. All of it is compared."""
+    """Set the keys of one kv in turns. The whole kv is compared."""
 
     kind = Kind.SET
 
@@ -281,7 +281,8 @@ class KvSet(BenchWork):
         return self.counted(self._last)
 
     async def check(self) -> None:
-        # Of two sets of a key that were under way at once, the one with the higher revision holds.
+        # If two sets of a key were pending at the same time, the one with the higher revision
+        # counts.
         self.checker.unique([revision for _, revision in self._last.answers])
         for number, _ in sorted(self._last.answers, key=lambda answer: answer[1]):
             self.values[self.keys[number % KEY_COUNT]] = value_of(number)
@@ -290,7 +291,7 @@ class KvSet(BenchWork):
 
 
 class KvGet(KvSet):
-    """Get the keys of one kv by turns. Every value is compared."""
+    """Get the keys of one kv in turns. Every value is compared."""
 
     kind = Kind.GET
 

@@ -1,1 +1,1 @@
-"""Exports by Spark."""
+"""Benchmarks of exports with Spark."""

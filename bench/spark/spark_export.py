@@ -1,15 +1,17 @@
-"""The export beside what an analyst would write: rows a second, and the size of what comes out.
+"""Compares the export with what an analyst would write: rows per second, and the size of
+the output.
 
     large    one store of five million messages
     small    2,000 stores of fifty messages each
-    traces   editing traces, if a folder of them is given: a store for each, a message for each edit
+        traces   editing traces, if there is a folder of them: a store per trace, a message per edit
 
-    holdfast   the export, from snapshots in a directory: fetched, checksummed, unpacked, committed
-    pandas     plain pandas over sqlite3 in one process, to Parquet; store files as they are on disk
+        holdfast   the export, from snapshots in a directory: fetches, verifies, unpacks, commits
+        pandas     plain pandas over sqlite3 in one process, to Parquet, from store files on disk
     spark      PySpark with a Python function that reads each store file, to Parquet by the JVM
 
-The peers read files that are closed, need no download, and promise nothing about a second run. All
-write zstd. The values of the first two are those of a busy log: some 60 bytes, half of them random.
+The peers read closed files without a download, and promise nothing about a second run. All
+write zstd. The values of the first two works are like those of a busy log: some 60 bytes, half
+of them random.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ _SHOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SparkSettings:
-    """How much is exported. `traces` is a folder of editing traces."""
+    """The sizes of the works. `traces` is a folder of editing traces."""
 
     messages: int = 5_000_000
     stores: int = 2000
@@ -86,7 +88,7 @@ QUICK: Final = SparkSettings(messages=20_000, stores=50)
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What is exported: closed store files, and snapshots of them in a bucket."""
+    """The stores to export: closed store files, and snapshots of them in a bucket."""
 
     files: tuple[tuple[str, Path], ...]
     bucket: str
@@ -95,7 +97,7 @@ class Stores:
 
 
 def run(options: BenchOptions, settings: SparkSettings | None = None) -> Report:
-    """Measure. Raises JavaMissingError, InvalidArgumentError, errors of Spark."""
+    """Run the benchmark. Raises JavaMissingError, InvalidArgumentError, errors of Spark."""
     settings = settings or SparkSettings()
     facts = machine_facts(options.directory, options.nats_server)
     facts["packages"] |= {name: metadata.version(name) for name in _PACKAGES}
@@ -148,7 +150,7 @@ def _work(
 
 
 def made_up(count: int, seed: int = 0) -> Iterator[Sequence[bytes]]:
-    """Yield so many values, some thousand at once."""
+    """Yield `count` values, in lists of some thousand."""
     random_bytes = random.Random(seed).randbytes
     for first in range(1, count + 1, _TICK_MESSAGES):
         seqs = range(first, min(first + _TICK_MESSAGES, count + 1))
@@ -175,8 +177,8 @@ def _traces(folder: Path | None) -> Iterator[tuple[str, Iterator[Sequence[bytes]
 def make_stores(
     folder: Path, contents: Iterable[tuple[str, Iterable[Sequence[bytes]]]]
 ) -> Stores:
-    """Write store files and publish a snapshot of each. `contents` are names, and values tick by
-    tick."""
+    """Write store files and publish a snapshot of each. `contents` has a name and the values tick
+    by tick for each store."""
     bucket_url = f"file://{folder}/bucket"
     files: list[tuple[str, Path]] = []
     message_count = 0
@@ -216,7 +218,7 @@ def make_stores(
 def _measure(
     spark: SparkSession, stores: Stores, folder: Path, options: BenchOptions
 ) -> dict[str, Measurement]:
-    """Let each side do the work in its turn."""
+    """Let the sides do the work in turns."""
     cores = spark.sparkContext.defaultParallelism
     works: dict[str, Callable[[Path], Figures]] = {
         "holdfast": lambda output: _holdfast(spark, stores, output),

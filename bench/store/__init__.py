@@ -1,1 +1,1 @@
-"""The engine alone, idle stores, large values, fairness, threads."""
+"""Benchmarks of the store layer: the engine alone, idle stores, large values, fairness, threads."""

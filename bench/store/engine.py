@@ -1,17 +1,16 @@
-"""The store layer by itself, in one process and without NATS: what SQLite and the disk leave of
-their own speed once they hold a store.
+"""Measures the store layer alone, in one process and without NATS, against the speed of SQLite and
+of the disk.
 
     append     batches of messages, into a store file and through a server's Store
     scan       all messages of a large stream, in pages
-    kv_set     batches of overwrites, likewise
+        kv_set     batches of overwrites, in the same two ways
     log_small  commit log frames of one message, each synced
     log_large  the same with frames of a thousand messages
     life       creating, opening, checking and closing one store file
-    memory     what an open store takes of a process that has many
+        memory     the memory of an open store in a process that has many
 
-Beside each of the first five stands what the machine itself takes: the same rows through
-`executemany` alone (`engine_rows.py`), the same bytes through write and fdatasync
-(`engine_files.py`). """
+The first five are compared with the machine's own speed: the same rows with `executemany` alone
+(`engine_rows.py`), or the same bytes with write and fdatasync (`engine_files.py`)."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ from holdfast.bench.options import BenchOptions
 from holdfast.bench.store import engine_files, engine_rows
 
 _LARGE_FRAME_MESSAGES: Final = 1000
-#: As a server has it (`protocol/serving/process.py`): rows are no garbage to look for.
+#: The same as in a server (`protocol/serving/process.py`), because rows are not garbage.
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
 _SHOWN: Final = ("per_second", "durable_per_second", "p50_ms", "p99_ms", "bytes_per_store")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """How many of what a round does."""
+    """The sizes of a round."""
 
     append_rows: int = 300_000
     scan_rows: int = 1_000_000
@@ -52,16 +51,16 @@ QUICK: Final = EngineSizes(
     append_rows=4096, scan_rows=8192, kv_rows=4096, frames=20, files=10, open_stores=20
 )
 
-#: Does one round, of so many, in an empty folder.
+#: Does one round of this size in an empty folder.
 _Round = Callable[[Path, int], Figures]
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A work, before it is measured."""
+    """The plan of a work."""
 
     title: str
-    #: The field of EngineSizes.
+    #: The name of the field of EngineSizes.
     size: str
     sides: Mapping[str, _Round]
     targets: tuple[Goal, ...] = ()

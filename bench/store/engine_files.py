@@ -1,8 +1,8 @@
-"""Store files and commit logs by themselves: what it takes to create, open, check and close a file,
-to hold it open, and to sync a frame.
+"""Measures store files and commit logs alone: creating, opening, checking, closing and holding
+files, and syncing frames.
 
-Each function that returns Figures does one round in an empty folder, `count` times what it is named
-for. """
+Each function that returns Figures does one round in an empty folder: `count` times what its
+name says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 TIME_MS: Final = 1_700_000_000_000
 #: How many changes a server lets a busy store gather before it applies them.
 BATCH_CHANGES: Final = MAX_PENDING_CHANGES
-#: Of a store whose memory is measured.
+#: The messages of a store whose memory is measured.
 _OPEN_MESSAGES: Final = 100
 _MEMORY_SECONDS: Final = 300.0
 _WRITER: Final = b"writer-12345"
@@ -83,7 +83,7 @@ def open_files(folder: Path, count: int) -> Figures:
 
 
 def open_and_check_files(folder: Path, count: int) -> Figures:
-    """As a server opens a small store: with a check of its structure."""
+    """Open files as a server opens a small store, with a check of the structure."""
     return _open_each(folder, count, StoreFile.quick_check)
 
 
@@ -98,7 +98,7 @@ def close_written_files(folder: Path, count: int) -> Figures:
 
 
 def hold_files_open(folder: Path, count: int) -> Figures:
-    """Return `bytes_per_store` of a process that has so many stores open (`open_stores.py`)."""
+    """Return `bytes_per_store` of a process that has `count` stores open (`open_stores.py`)."""
     _make_files(folder, count, _OPEN_MESSAGES)
     program = [sys.executable, "-P", "-m", "holdfast.bench.store.open_stores"]
     said = subprocess.run(
@@ -183,7 +183,7 @@ def _path(folder: Path, store: StoreId) -> Path:
 
 
 def _each_timed(work: Callable[[int], None], count: int) -> Figures:
-    """Do it with the numbers 1 to `count`, one after the other."""
+    """Call `work` with the numbers 1 to `count`, one after the other, and time each call."""
     latencies = []
     began_at = last_at = time.perf_counter()
     for number in range(1, count + 1):

@@ -1,9 +1,9 @@
-"""Rows into and out of one store file, beside SQLite's own rate at the same.
+"""Measures rows into and out of one store file, compared with SQLite's own rate.
 
-Each function does one round in an empty folder and returns its figures; what it wrote is read back.
-Rows go in as a server puts them in: in transactions of as many changes as it lets a busy store
-gather, not synced one by one, because the log has made them durable before; `durable_per_second`
-counts the checkpoint in. The yardsticks have the same page size, checksums and pragmas.
+Each function does one round in an empty folder, reads back what it wrote, and returns its figures.
+Rows are written as a server writes them: in transactions of as many changes as it lets a busy store
+gather, without a sync for each, because the log has made them durable before. `durable_per_second`
+includes the checkpoint. The comparisons with SQLite have the same page size, checksums and pragmas.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KV: Final = StoreId("bench", StoreKind.KV, "engine.kv")
 _KEYS: Final = 16 * BATCH_CHANGES
 
 
-# Appending.
+# Appending
 
 
 def append_to_file(folder: Path, count: int) -> Figures:
@@ -75,7 +75,8 @@ def append_to_sqlite(folder: Path, count: int) -> Figures:
 
 
 def _written(file: StoreFile, count: int, began_at: float) -> Figures:
-    """Return the figures of `count` messages written since, made durable and read back."""
+    """Make `count` messages that were written since `began_at` durable, read them back, and return
+    the figures."""
     seconds = time.perf_counter() - began_at
     file.checkpoint()
     durable_seconds = time.perf_counter() - began_at
@@ -86,7 +87,7 @@ def _written(file: StoreFile, count: int, began_at: float) -> Figures:
     return {**timed(count, seconds), "durable_per_second": count / durable_seconds}
 
 
-# Scanning.
+# Scanning
 
 
 def scan_file(folder: Path, count: int) -> Figures:
@@ -117,7 +118,7 @@ def scan_sqlite(folder: Path, count: int) -> Figures:
     return timed(count, seconds)
 
 
-# Overwriting keys.
+# Overwriting keys
 
 
 def set_in_file(folder: Path, count: int) -> Figures:
@@ -163,11 +164,11 @@ def _overwritten(file: StoreFile, count: int, began_at: float) -> Figures:
     return {**timed(count, seconds), "durable_per_second": count / durable_seconds}
 
 
-# What all of them are made of.
+# Shared parts
 
 
 def _key(number: int) -> str:
-    # Neighbours in time are none in the index.
+    # Keys that are set one after the other are far apart in the index.
     return f"key-{number * 7919 % _KEYS:06}"
 
 
@@ -188,7 +189,7 @@ def _pages(file: StoreFile) -> Iterator[tuple[Any, ...]]:
 
 
 def _new_database(folder: Path, tables: str) -> apsw.Connection:
-    """Return a database as a store file is, by SQLite alone."""
+    """Return a database with the settings of a store file, made by SQLite alone."""
     connection = apsw.Connection(str(folder / "yardstick.db"), vfs=checksum_vfs())
     connection.pragma("locking_mode", "exclusive")
     connection.pragma("synchronous", "off")

@@ -1,11 +1,11 @@
-"""Fairness: what quiet users feel of a noisy neighbour on the same persist server.
+"""Fairness: how a noisy neighbour on the same persist server affects quiet users.
 
-One hundred users append to a stream of their own each, at a fixed rate that leaves the server
-nearly idle. Their latencies are taken alone, beside a process that writes to one stream as fast as
-it can, and beside one that reads a large stream again and again (`noise.py`). Latencies count from
-when an append was due. The noise also takes processors: of two cores the quiet users' client, the
-noise, nats-server and the server all want one, so part of what is measured is the machine's own
-scheduling. """
+Each of one hundred users appends to a stream of its own, at a fixed rate that leaves the server
+nearly idle. Their latencies are measured alone, beside a process that writes to one stream as fast
+as it can, and beside one that reads a large stream again and again (`noise.py`). Latencies count
+from when an append was due. The noise also takes processor time: on two cores, the quiet users'
+client, the noise, nats-server and the server all compete, so the measurement includes the machine's
+own scheduling."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _TENANT: Final = "bench"
 _ALONE: Final = "alone"
 _SHOWN: Final = ("p50_ms", "p99_ms", "max_ms")
 _TIMEOUT_SECONDS: Final = 60.0
-#: Until the noise is at its loudest.
+#: The time until the noise has reached its full rate.
 _NOISE_SECONDS: Final = 1.0
 WORK_NAMES: Final = ("fairness",)
 
 
 @dataclass(frozen=True, slots=True)
 class FairnessSettings:
-    """How many quiet users, how much they write, and how large the stream is that is read."""
+    """The number of quiet users, their rate, and the size of the stream that the noise reads."""
 
     users: int = 100
     per_second: float = 500.0
@@ -53,7 +53,7 @@ QUICK: Final = FairnessSettings(users=10, per_second=50.0, seconds=0.5, noisy_me
 
 
 def run(options: BenchOptions, settings: FairnessSettings | None = None) -> Report:
-    """Measure. Raises WrongReadBackError, BenchProcessError."""
+    """Run the benchmark. Raises WrongReadBackError, BenchProcessError."""
     settings = settings or (QUICK if options.quick else FairnessSettings())
     with tempfile.TemporaryDirectory(prefix="holdfast-fairness-", dir=options.directory) as folder:
         machine = machine_facts(Path(folder), options.nats_server)
@@ -92,7 +92,7 @@ async def _measure(options: BenchOptions, settings: FairnessSettings, folder: Pa
 async def _noise(
     side: str, cluster: BenchCluster, options: BenchOptions, folder: Path
 ) -> AsyncIterator[None]:
-    """Run the noise, if this side has any, around the body."""
+    """Run the noise of this side, if it has any, around the body."""
     if side == _ALONE:
         yield
         return
@@ -127,7 +127,7 @@ async def _append_quietly(
 
 
 async def _verify(streams: list[Stream], written: int) -> None:
-    """Every append of a quiet user is there, in its own stream."""
+    """Check that every append of a quiet user is in its stream."""
     for index, stream in enumerate(streams):
         wanted = [value_of(number) for number in range(index, written, len(streams))]
         found = [message.value async for message in stream.get_all()]

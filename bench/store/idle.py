@@ -1,19 +1,19 @@
-"""Stores that exist and that nobody uses: what they cost, and how fast a cluster with very many of
-them is there again.
+"""Measures the cost of unused stores, and how fast a cluster with very many of them starts.
 
-A cluster is started over a shared file system with so many idle stores, 2,000 of them made through
-the client and the others by `idle_stores.py`. In each round, from a clean stop:
+A cluster is started on a shared file system with very many idle stores; 2,000 of them are made
+through the client and the others by `idle_stores.py`. In each round, from a clean stop:
 
     first_ack_ms              from starting coordinator and server to the first ack, of an append to
                               one of the idle stores, for a client that waits
-    *_rss_bytes, idle_cpu     what the processes hold then, and take of a processor while idle
-    *_bytes_per_store         how much more that is, for each store, than with the sample alone
+        *_rss_bytes, idle_cpu     memory of the processes after that, and their CPU usage while idle
+        *_bytes_per_store         how much more memory that is, per store, than with the
+        sample alone
     open_p50_ms               reading a message of a store that is closed and not in the page cache
-    first_ack_after_kill_ms   the same as the first, after both were killed
+        first_ack_after_kill_ms   like first_ack_ms, after both were killed
 
-JetStream stands beside it with streams of one message each, which it holds in memory from its
-start. The time to first ack contains what it takes Python to start, which is most of it in a small
-cluster. """
+It is compared with JetStream, with streams of one message each, which JetStream holds in memory
+from its start. The time to the first ack includes the start of Python, which is most of it in a
+small cluster."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _CREATING: Final = 256
 _CREATING_STREAMS: Final = 64
 _TIMEOUT_SECONDS: Final = 120.0
 _RETRY_SECONDS: Final = 0.005
-#: It reads every stream before it takes connections; on a busy disk that is minutes.
+#: JetStream reads every stream before it accepts connections, which takes minutes on a busy disk.
 _JETSTREAM_START_SECONDS: Final = 600.0
 _SHOWN: Final = (
     "first_ack_ms",
@@ -78,15 +78,15 @@ _SHOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class IdleSettings:
-    """How many there are."""
+    """The numbers of stores."""
 
     stores: tuple[int, ...] = (100_000, 1_000_000)
-    #: Of these, the ones with a file; also the size of the cluster that the others are held
-    #: against.
+    #: How many of these have a file. It is also the size of the cluster that the others are
+    #: compared with.
     files: int = 2_000
-    #: Cold stores that are opened in each round.
+    #: How many closed stores are opened in each round.
     opened: int = 100
-    #: Streams of JetStream; 0 leaves it out.
+    #: Streams of JetStream; 0 skips it.
     peer_streams: int = 10_000
     idle_seconds: float = 3.0
 
@@ -131,7 +131,8 @@ def run(options: BenchOptions, settings: IdleSettings | None = None) -> Report:
     most = f"{max(settings.stores):,} stores"
     targets = (
         Goal(most, "first_ack_ms", 2000.0, at_least=False),
-        # Memory comes in pages: what is no more than a byte for each store is not held for stores.
+        # Memory comes in pages: less than one byte per store means that nothing is held for each
+        # store.
         Goal(most, "server_bytes_per_store", 1.0, at_least=False),
     )
     work = Work("idle", "idle stores", sides, targets)
@@ -150,7 +151,8 @@ async def _measure_cluster(
     folder: Path,
     sample: Mapping[str, float],
 ) -> list[Figures]:
-    """`sample` is what the cluster with the fewest stores took; empty for that one."""
+    """`sample` has the figures of the cluster with the fewest stores. It is empty
+    for that cluster."""
     with running_cluster(options, folder / f"idle-{stores}") as cluster:
         async with connect(cluster.url, tenant=TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
 
@@ -223,7 +225,7 @@ async def _first_ack_ms(cluster: BenchCluster, client: Client, number: int) -> f
 
 
 async def _stop(cluster: BenchCluster) -> None:
-    # In a thread: the client has its connection to look after.
+    # In a thread, because the client must keep its connection alive.
     for name in (_SERVER, "coordinator"):
         await asyncio.to_thread(cluster.stop, name)
 
@@ -248,7 +250,7 @@ async def _measure_jetstream(
         await _with_jetstream(server, create)
         await asyncio.to_thread(server.stop)
         per_store = {"file_bytes_per_store": disk_bytes(folder) / settings.peer_streams}
-        # An empty nats-server takes little beside this, so all of it counts.
+        # All of it counts, because an empty nats-server needs little memory in comparison.
         rounds: list[Figures] = []
         for number in range(options.rounds):
             figures = await _jetstream_round(server, settings, number * settings.opened)

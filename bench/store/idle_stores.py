@@ -1,10 +1,10 @@
-"""Idle stores by the hundred thousand, made fast: recorded as the coordinator records them.
+"""Makes hundreds of thousands of idle stores fast, by recording them like the coordinator.
 
-Writing a million stores through the client takes most of an hour, and what their servers leave of
-them is a row in the coordinator's state file and a file that nobody opens. So a sample goes the
-whole way, and those beyond it are given their rows alone, by the coordinator's own state file: as
-stores that a server of an earlier life created, made durable and released. Nothing may ever ask for
-one of these: that they have no file would be damage, and reported so.
+Writing a million stores through the client takes most of an hour, and all that remains of each is a
+row in the coordinator's state file and a file that nobody opens. So only a sample is written
+through the client. The other stores only get their rows, written with the coordinator's own code:
+as stores that an earlier server created, made durable and released. Nobody may ever ask for one of
+them, because a missing file would be reported as damage.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def record_stores(
     *,
     cold_revision: int | None = None,
 ) -> None:
-    """Record the stores `first` to `last` under `root`, where no coordinator runs; as cold ones if
-    they are at a `cold_revision`.
+    """Record the stores `first` to `last` under `root`, where no coordinator runs. With a
+    `cold_revision` they are cold.
 
-    Raises AlreadyRunningError if one does, StorageError.
+    Raises AlreadyRunningError if a coordinator runs, StorageError.
     """
     disk, layout = Disk(), Layout(root)
     lock = disk.lock(layout.coordinator / "lock", "a coordinator")
@@ -72,13 +72,13 @@ def record_stores(
 
 
 def state_bytes(root: Path) -> int:
-    """Return the size of the coordinator's state file, its log among it."""
+    """Return the size of the coordinator's state file with its WAL."""
     folder = Layout(root).coordinator
     return sum(path.stat().st_size for path in folder.glob("state.db*"))
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return what the files under `folder` take on the disk, folders left out."""
+    """Return the disk space of the files under `folder`, without folders."""
     total_bytes = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -87,7 +87,8 @@ def disk_bytes(folder: Path) -> int:
 
 
 def drop_from_cache(path: Path) -> None:
-    """Let the next read of a file that nobody writes come from the disk; a request, on Linux."""
+    """Ask Linux to drop a file that nobody writes from the page cache, so that it is read
+    from disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

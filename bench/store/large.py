@@ -1,10 +1,10 @@
-"""Large values: how fast one goes there and back, and what memory that takes.
+"""Large values: how fast one is written and read, and how much memory that needs.
 
-A file of random bytes is put into a stream and got back into another file, each time in a new
-cluster of one server. Then the store is snapshotted to a bucket, and restored from it as another
-store. Memory is the peak of a process while that goes on, less what it took right before. The
-sha256 of what came back is compared. Beside it, the same file is copied to the same disk in one go,
-and synced. """
+A file of random bytes is put into a stream and read back into another file, each time in a new
+cluster of one server. Then the store is snapshotted to a bucket, and restored from it as
+another store. Memory is the peak of a process during the operation, minus its memory right
+before. The sha256 of the result is compared. For comparison, the same file is copied on the
+same disk, and synced."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _STORE: Final = "large"
 _COPY: Final = "copy"
 _SHOWN: Final = ("*_per_second", "*_bytes", "*_ratio")
 _TIMEOUT_SECONDS: Final = 60.0
-#: Of one command of an operator.
+#: The timeout of an operator's command.
 _COMMAND_SECONDS: Final = 600.0
 _MEMORY_BYTES: Final = 64e6
-#: In `/proc/<pid>/clear_refs`: let the peak of its memory begin anew; proc(5).
+#: Written to `/proc/<pid>/clear_refs`, this resets the peak of the memory; see proc(5).
 _RESET_PEAK: Final = "5"
 WORK_NAMES: Final = ("large",)
 
 
 @dataclass(frozen=True, slots=True)
 class LargeSettings:
-    """How large the value is."""
+    """The size of the value."""
 
     size_bytes: int = 1024 * MIB
 
@@ -57,7 +57,7 @@ QUICK: Final = LargeSettings(size_bytes=8 * MIB)
 
 
 def run(options: BenchOptions, settings: LargeSettings | None = None) -> Report:
-    """Measure. Raises WrongReadBackError, BenchProcessError."""
+    """Run the benchmark. Raises WrongReadBackError, BenchProcessError."""
     settings = settings or (QUICK if options.quick else LargeSettings())
     rounds: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-large-", dir=options.directory) as folder:
@@ -143,14 +143,14 @@ async def _get(stream: Stream, ack: Ack, target: Path) -> None:
 
 
 def _check(target: Path, sha256: str) -> None:
-    """Raises WrongReadBackError unless that is what the file holds."""
+    """Raise WrongReadBackError if the file has another sha256."""
     with target.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             raise WrongReadBackError(reason="what was got is not what was put")
 
 
 def _copy_seconds(source: Path, target: Path) -> float:
-    """Write what is in a file to another one, synced; return how long the writing took."""
+    """Copy a file and sync the copy. Return how long the writing took."""
     seconds = 0.0
     with source.open("rb") as given, target.open("wb") as file:
         while piece := given.read(MIB):
@@ -166,7 +166,7 @@ def _copy_seconds(source: Path, target: Path) -> float:
 
 
 def _operate(url: str, *command: str) -> None:
-    """Run a command of an operator, and wait until it is done. Raises BenchProcessError."""
+    """Run an operator's command, and wait until it is done. Raises BenchProcessError."""
     program = [sys.executable, "-P", "-m", "holdfast.cli", "--nats", url, "--tenant", _TENANT]
     done = subprocess.run(
         [*program, *command], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
@@ -181,7 +181,7 @@ def _forget_peak(pid: int) -> int:
 
 
 def _write_random(path: Path, size_bytes: int) -> str:
-    """Write a file that does not compress; return its sha256."""
+    """Write a file that cannot be compressed. Return its sha256."""
     digest, source = hashlib.sha256(), random.Random(size_bytes)
     with path.open("wb") as file:
         for start in range(0, size_bytes, MIB):

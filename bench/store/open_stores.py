@@ -1,8 +1,8 @@
-"""What open stores take of a process: `python -m holdfast.bench.store.open_stores FOLDER COUNT`.
+"""Measures the memory of open stores: `python -m holdfast.bench.store.open_stores FOLDER COUNT`.
 
-A process of its own, since one that has done other work gives new stores the memory that is free in
-it. Opens COUNT store files of FOLDER as a server does, reads and writes each, and prints one JSON
-object. """
+It is a process of its own, because a process that has done other work would reuse its free memory
+for new stores. It opens COUNT store files of FOLDER as a server does, reads and writes each, and
+prints one JSON object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 def main(arguments: Sequence[str]) -> int:
     folder, count = Path(arguments[0]), int(arguments[1])
-    # The first one brings what all share: the extension's code, the statements' parser.
+    # The first one loads what all share: the extension's code, the statements' parser.
     files = open_made_files(folder, count)
     stores = [_used(next(files))]
     gc.collect()
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _used(file: StoreFile) -> Store:
-    """Return an open store that was written and read as a user would."""
+    """Return an open store that was written and read as by a user."""
     file.take(1, "s1", "bench")
     store = Store(file.store, 1, file, lambda: file)
     store.begin()

@@ -1,9 +1,9 @@
-"""Threads: what the blocking API gives to threads that each wait for their appends, beside the same
-client with as many tasks.
+"""Threads: the blocking API with threads that wait for their appends, compared with the same client
+and as many tasks.
 
-One client process, one stream, one server at work: `append` of 128 bytes by 1, 16 and 64 callers,
-and one caller that keeps a thousand under way by `append_async`. Both sides run on the same kind of
-event loop. What is written is read back and compared.
+One client process uses one stream of one server: `append` of 128 bytes by 1, 16 and 64 callers, and
+one caller that keeps a window of a thousand with `append_async`. Both sides run on the same kind of
+event loop. All messages are read back and compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WINDOW: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class ThreadsSettings:
-    """How long a round is."""
+    """The length of a round."""
 
     seconds: float = 1.5
 
@@ -48,7 +48,7 @@ QUICK: Final = ThreadsSettings(seconds=0.1)
 
 
 def run(options: BenchOptions, settings: ThreadsSettings | None = None) -> Report:
-    """Measure. Raises WrongReadBackError, BenchProcessError."""
+    """Run the benchmark. Raises WrongReadBackError, BenchProcessError."""
     settings = settings or (QUICK if options.quick else ThreadsSettings())
     with tempfile.TemporaryDirectory(prefix="holdfast-threads-", dir=options.directory) as folder:
         machine = machine_facts(Path(folder), options.nats_server)
@@ -141,7 +141,7 @@ def _by_threads(
 
 
 def _together(call: Callable[[], None], callers: int) -> None:
-    """Have so many threads call, and return when all have; raises what the first of them met."""
+    """Call `call` in `callers` threads, and return when all have ended. Raises the first error."""
     errors: list[Exception] = []
 
     def caller() -> None:
@@ -165,7 +165,7 @@ def _with_processor(figures: Figures, processor_seconds: float) -> Figures:
 
 
 async def _verify(streams: list[Stream], written: int) -> None:
-    """Every append is there, once."""
+    """Check that every append is stored once."""
     found = [message.value for stream in streams for message in [m async for m in stream.get_all()]]
     if sorted(found) != [value_of(number) for number in range(written)]:
         reason = f"{len(found)} messages for the {written} written"

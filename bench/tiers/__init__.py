@@ -1,1 +1,1 @@
-"""Snapshots, cold stores and the durability `stored`."""
+"""Benchmarks of snapshots, cold stores and the durability `stored`."""

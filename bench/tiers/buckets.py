@@ -1,13 +1,13 @@
-"""The buckets that are measured: a directory, and S3 as moto plays it, as it is or slowed down.
+"""The buckets that are measured: a directory, and S3 as emulated by moto, perhaps slowed down.
 
 with running_moto(options, folder) as moto:
     url = moto.make_bucket("first")                     s3://first?endpoint=http://127.0.0.1:...
     with slowed(options, moto, 25, folder) as slow:
         ... slow.make_bucket("second") ... slow.counted() ...
 
-moto is a development dependency. Where it is missing, `moto_is_missing` says so, and what would
-need it is left out. It holds everything in memory and answers from one Python process, so its own
-speed says little of S3's: what it shows is how many requests something takes, one after the other.
+moto is a development dependency. If it is missing, `moto_is_missing` says so, and works that need
+it are skipped. It holds everything in memory and answers from one Python process, so its speed says
+little about S3. It shows how many requests something takes, one after the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast.bench.tiers.slow_bucket import COUNTS_PATH
 
 _REGION: Final = "us-east-1"
 _ANSWER_SECONDS: Final = 30.0
-#: moto takes any, but boto3 wants some.
+#: moto accepts any credentials, but boto3 needs some.
 _CREDENTIALS: Final = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
 _CREDENTIALS_ELSEWHERE: Final = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL")
 _LISTENS: Final = re.compile(r"Running on http://127\.0\.0\.1:(\d+)")
@@ -43,15 +43,15 @@ _GETS: Final = frozenset(["GET", "HEAD"])
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What came to a bucket, by `<method> <first part of the key>`."""
+    """The requests to a bucket, by `<method> <first part of the key>`."""
 
     requests: Mapping[str, int] = field(default_factory=dict)
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
-    #: Until each was answered, in all.
+    #: The total time until the answers.
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __sub__(self, earlier: Counted) -> Counted:
-        """Return what came after `earlier`."""
+        """Return the requests after `earlier`."""
         return Counted(
             {what: n - earlier.requests.get(what, 0) for what, n in self.requests.items()},
             {what: n - earlier.sent_bytes.get(what, 0) for what, n in self.sent_bytes.items()},
@@ -59,7 +59,7 @@ class Counted:
         )
 
     def of(self, *prefixes: str) -> Requests:
-        """Return the requests below some prefixes, or all."""
+        """Return the requests below some prefixes, or all requests."""
         found = Requests()
         for what, count in self.requests.items():
             method, _, prefix = what.partition(" ")
@@ -74,7 +74,7 @@ class Counted:
         return found
 
     def put_bytes(self, *prefixes: str) -> int:
-        """Return the bytes that were put below some prefixes, or in all."""
+        """Return the bytes that were put below some prefixes, or all bytes."""
         return sum(
             count
             for what, count in self.sent_bytes.items()
@@ -101,10 +101,10 @@ class Endpoint:
 
 
 class SlowEndpoint(Endpoint):
-    """One that is slowed down, and counts."""
+    """An endpoint that is slowed down, and counts requests."""
 
     def counted(self) -> Counted:
-        """Return what came so far. Raises OSError."""
+        """Return the requests so far. Raises OSError."""
         with urllib.request.urlopen(self.address + COUNTS_PATH, timeout=_ANSWER_SECONDS) as answer:
             told = json.load(answer)
         return Counted(
@@ -115,7 +115,7 @@ class SlowEndpoint(Endpoint):
 
 
 def moto_is_missing() -> str:
-    """Return why there can be no S3; empty if there can."""
+    """Return why there can be no S3, or an empty text if there can."""
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
         return "moto is not installed: it comes with the extra dev"
     return ""
@@ -123,7 +123,7 @@ def moto_is_missing() -> str:
 
 @contextlib.contextmanager
 def running_moto(options: BenchOptions, folder: Path) -> Iterator[Endpoint]:
-    """Run moto around the body, with credentials for it in the environment of what is started."""
+    """Run moto around the body, with credentials for it in the environment of new processes."""
     log_file = folder / "moto.log"
     command = [sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
     with _credentials():
@@ -138,7 +138,7 @@ def running_moto(options: BenchOptions, folder: Path) -> Iterator[Endpoint]:
 def slowed(
     options: BenchOptions, endpoint: Endpoint, latency_ms: float, folder: Path
 ) -> Iterator[SlowEndpoint]:
-    """Run a proxy before an endpoint around the body."""
+    """Run a slow proxy in front of an endpoint around the body."""
     folder.mkdir(parents=True)
     program = [sys.executable, "-P", "-m", "holdfast.bench.tiers.slow_bucket"]
     command = [*program, str(endpoint.port), str(latency_ms), str(folder)]

@@ -1,11 +1,12 @@
-"""Cold stores of a real cluster: how fast one is there again, and what a million of them cost.
+"""Cold stores of a real cluster: how fast one can be used again, and what a million of them cost.
 
-`open_cold`: a server has made stores cold by itself, their files are gone. Each is then read or
-written to once, by a client that waits: the coordinator's answer, the manifest, the snapshot,
-sha256, quick_check, and of a write the file on the disk and the coordinator's record of it.
+`open_cold`: a server has made stores cold, so their files are gone. A client that waits then
+reads or writes each store once. That includes the coordinator's answer, the manifest, the
+snapshot, sha256 and quick_check, and for a write also the file on the disk and the coordinator's
+record of it.
 
-`many_cold`: a cluster over stores made by `cold_stores.py`: listed through the coordinator by a
-client, listed from the manifests as operators' commands do, and some of them opened.
+`many_cold`: a cluster with stores made by `cold_stores.py`. They are listed through the coordinator
+by a client, and from the manifests as operators' commands do, and some of them are opened.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from holdfast.shared_fs.snapshots.manifest import MANIFEST_PREFIX
 
 _SERVER: Final = "s1"
 _TIMEOUT_SECONDS: Final = 60.0
-#: Until all that was written is in the bucket only.
+#: How long it may take until all stores are only in the bucket.
 _COLD_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.2
 _CREATING: Final = 64
 _LISTING_SECONDS: Final = 600.0
-#: Closed, snapshotted and made cold as soon as can be; but not while it is being made.
+#: Close, snapshot and cool stores as early as possible, but not while they are written.
 _SOON_COLD: Final = (
     *("--idle-close-seconds", "1"),
     *("--snapshot-seconds", "1"),
@@ -50,7 +51,7 @@ _SOON_COLD: Final = (
 async def measure_opening(
     options: BenchOptions, folder: Path, url: str, rounds: int, opened: int
 ) -> list[Figures]:
-    """Have a server make stores cold, and open so many in each round, half by reading."""
+    """Let a server make stores cold. In each round, open some of them, half by reading."""
     count = rounds * 2 * opened
     with stopped_cluster(options, folder) as cluster:
         cluster.start_coordinator("--bucket", url)
@@ -64,11 +65,11 @@ async def measure_opening(
             await closed_loop(create, _CREATING, Limit(operations=count))
             await _all_cold(cluster, client, count)
             options.say(f"  {count} stores are cold")
-            # Now without that haste, which would take from what is measured.
+            # Restart with the defaults, because the early passes would disturb the measurement.
             await asyncio.to_thread(cluster.stop, _SERVER)
             cluster.start_persist(_SERVER, "--bucket", url)
             unused = iter(range(count))
-            # What a server does once, at its first cold store.
+            # This includes what a server does only once, at its first cold store.
             await _read(client, store_named(next(unused)).name)
             found: list[Figures] = []
             for _ in range(rounds):
@@ -83,7 +84,7 @@ async def measure_opening(
 async def measure_many(
     options: BenchOptions, folder: Path, sample: int, count: int, opened: int
 ) -> list[Figures]:
-    """Start a cluster over `count` cold stores, list them and open some, in each round."""
+    """In each round, start a cluster with `count` cold stores, list them and open some."""
     bucket_folder = folder / "bucket"
     bucket_folder.mkdir(parents=True)
     url = bucket_folder.as_uri()
@@ -150,7 +151,7 @@ def _listed_from_manifests(url: str) -> dict[str, float]:
 
 
 async def _all_cold(cluster: BenchCluster, client: Client, count: int) -> None:
-    """Wait until every store is cold and no file of one is left."""
+    """Wait until every store is cold and no file is left."""
     give_up_at = time.monotonic() + _COLD_SECONDS
     while True:
         cluster.check()
@@ -171,7 +172,7 @@ async def _each_timed(
     client: Client,
     use: Callable[[Client, str], Awaitable[None]],
 ) -> Figures:
-    """Use so many stores for the first time, one after the other."""
+    """Use `count` stores for the first time, one after the other."""
     latencies = []
     for _ in range(count):
         name = store_named(next(unused)).name

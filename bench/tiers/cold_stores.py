@@ -1,12 +1,11 @@
-"""Cold stores by the hundred thousand, made fast: in the manifests, and recorded as the coordinator
-records them.
+"""Makes hundreds of thousands of cold stores fast: entries in the manifests, and records like
+the coordinator's.
 
-Taking a million snapshots through servers takes hours, and what they leave of a store is an entry
-in a manifest, a few kilobytes in a pack and a row in the coordinator's state file. So a sample goes
-the whole way through `snapshot.py` and `pack.py`, and those beyond it are given entry and row
-alone. Each has values of its own, as long as real ones, so that manifests have the size that they
-would have. Nothing may ever ask for one of these: there are no packs behind them, which would be
-damage, and reported so. """
+Taking a million snapshots through servers takes hours, and all that remains of a store is an entry
+in a manifest, a few kilobytes in a pack and a row in the coordinator's state file. So only a sample
+is made with `snapshot.py` and `pack.py`. The other stores only get an entry and a row, with values
+of their own that are as long as real ones, so that manifests have a realistic size. Nobody may ever
+ask for one of them, because a missing pack would be reported as damage."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from holdfast.shared_fs.snapshots.manifest import (
     shard_of,
 )
 
-#: Of each.
+#: The messages of each store.
 MESSAGES: Final = 100
 _PACK_STORES: Final = 1024
 _SAY_SHARDS: Final = 64
@@ -40,7 +39,7 @@ _SAY_SHARDS: Final = 64
 def make_cold_stores(
     root: Path, bucket: Bucket, server: str, sample: int, count: int, say: Callable[[str], None]
 ) -> None:
-    """Make the stores 0 to `count` - 1 of a cluster that does not run yet, all cold, of which the
+    """Make the stores 0 to `count` - 1 of a cluster that does not run yet. All are cold, and the
     first `sample` can be opened. Raises BucketError, StorageError."""
     manifests = open_manifests(bucket)
     with tempfile.TemporaryDirectory(dir=root.parent) as name:
@@ -67,7 +66,7 @@ def make_cold_stores(
 
 
 def _like(model: SnapshotVersion, number: int) -> SnapshotVersion:
-    """Return a version of the kind of `model`, as different as if it were another store's."""
+    """Return a version like `model`, with other values, as if it belonged to another store."""
     pack, place = divmod(number, _PACK_STORES)
     pack_nonce = hashlib.blake2b(f"pack {pack}".encode(), digest_size=16).hexdigest()
     return replace(

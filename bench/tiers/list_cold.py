@@ -1,7 +1,7 @@
 """Read every manifest of a bucket: `python -m holdfast.bench.tiers.list_cold URL`.
 
-What `backup --all`, `verify`, `collect` and `rebuild` begin with, in a process of its own, so that
-its memory can be told. Prints one JSON object.
+`backup --all`, `verify`, `collect` and `rebuild` begin with this. It is a process of its own, so
+that its memory can be measured. It prints one JSON object.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""A network and a store that take their time: passes HTTP requests on to an S3 endpoint, each so
-many milliseconds later, and counts them.
+"""A slow proxy: passes HTTP requests on to an S3 endpoint, each after a fixed latency, and
+counts them.
 
     python -m holdfast.bench.tiers.slow_bucket PORT LATENCY_MS FOLDER
 
-PORT is the endpoint's, on loopback. Once it listens its own port is in FOLDER/port. `GET /-/counts`
-returns what came through, as JSON: {"<method> <prefix>": [requests, bytes of bodies sent,
-seconds]}, where <prefix> is the first part of the object's key, and the seconds are from each
-request to the end of its answer. So a server under measurement is what it always is, and
-what it asks of the bucket is counted where it would be charged.
+PORT is the endpoint's port on loopback. Once the proxy listens, its own port is in FOLDER/port.
+`GET /-/counts` returns the requests so far as JSON: {"<method> <prefix>": [requests, bytes of
+bodies sent, seconds]}, where <prefix> is the first part of the object's key, and the seconds are
+the total time from a request to the end of its answer. So the server under measurement is
+unchanged, and its requests are counted where they would be charged.
 
-Only what boto3 and moto say to each other is understood: bodies with a length, answers with a
-length or in chunks. Requests on one connection follow one another, as with any HTTP/1.1.
+It understands only what boto3 and moto use: bodies with a length, and answers with a length or in
+chunks. Requests on one connection follow one another, as usual in HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class SlowBucket:
             while await self._pass_on(reader, writer, answers, upstream):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
-            # The other end went away between two requests, or within one: it makes a new
-            # connection.
+            # The other end has closed the connection, and will make a new one.
             pass
         finally:
             for each in (writer, upstream):
@@ -67,7 +66,7 @@ class SlowBucket:
         answers: asyncio.StreamReader,
         upstream: asyncio.StreamWriter,
     ) -> bool:
-        """Pass on one request and its answer; tell if the connections are good for another."""
+        """Pass on one request and its answer. Return whether the connections can be used again."""
         head = await reader.readuntil(b"\r\n\r\n")
         began_at = time.monotonic()
         headers = _headers(head)
@@ -139,7 +138,8 @@ def _headers(head: bytes) -> Mapping[bytes, bytes]:
 
 
 def _what(method: str, target: str) -> str:
-    """Return how a request is counted. Objects are asked for as /BUCKET/KEY."""
+    """Return the name under which a request is counted. Requests for objects have the
+    path /BUCKET/KEY."""
     parts = urlsplit(target)
     key = parts.path.removeprefix("/").partition("/")[2]
     if not key:

@@ -1,9 +1,9 @@
-"""Snapshots to the bucket and back, in one process and one thread: what a server's passes can do.
+"""Measures snapshots to the bucket and back, in one process and one thread, like a server's passes.
 
-A round makes snapshots of closed stores as a server does (opened, image, quick_check, zstd, packs
-for the tiny ones, looked at, published) and restores all of them into an empty folder (got, sha256,
-quick_check, synced, in place). What was restored is opened and compared. Values are hexadecimal
-noise, so zstd halves them; a store of an application may shrink more.
+A round makes snapshots of closed stores as a server does (open, image, quick_check, zstd, packs for
+the tiny ones, check, publish) and restores all of them into an empty folder (get, sha256,
+quick_check, sync, rename). The restored stores are opened and compared. Values are hexadecimal
+noise, so zstd halves them; an application's store may shrink more.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _DISK: Final = Disk()
 
 
 def noise(number: int) -> bytes:
-    """Return the value of message `number`: 128 bytes that zstd makes 64 of."""
+    """Return the value of message `number`: 128 bytes, which zstd compresses to 64."""
     return hashlib.blake2b(number.to_bytes(8, "big")).hexdigest().encode()
 
 
 def make_stores(folder: Path, stores: Sequence[StoreId], messages: int) -> None:
-    """Make files of so many messages each, closed as a server leaves them."""
+    """Make files with this many messages each, and close them like a server."""
     folder.mkdir(parents=True, exist_ok=True)
     changes = [(CHANGE_SET_MESSAGE, seq, noise(seq)) for seq in range(1, messages + 1)]
     for store in stores:
@@ -64,7 +64,7 @@ def snapshot_of(folder: Path, store: StoreId) -> Snapshot:
 
 
 def put_all(bucket: Bucket, snapshots: Iterator[Snapshot]) -> list[tuple[StoreId, SnapshotVersion]]:
-    """Put them, the tiny ones in packs, and return their versions."""
+    """Put snapshots, the tiny ones in packs. Return their versions."""
     versions: list[tuple[StoreId, SnapshotVersion]] = []
     tiny: list[Snapshot] = []
     for snapshot in snapshots:
@@ -78,7 +78,7 @@ def put_all(bucket: Bucket, snapshots: Iterator[Snapshot]) -> list[tuple[StoreId
 
 
 def measure(folder: Path, bucket: Bucket, stores: Sequence[StoreId], messages: int) -> Figures:
-    """Snapshot and restore the stores that `make_stores` has made in `folder`."""
+    """Snapshot and restore the stores that `make_stores` made in `folder`."""
     manifests = Manifests(bucket)
     before = bucket.usage.total()
     began_at = time.perf_counter()

@@ -1,19 +1,19 @@
-"""Writes of level `stored`: how many a second, how long until they are acknowledged, and what they
-cost.
+"""Writes of level `stored`: their rate, their latency and their cost.
 
-`stored`: a thousand writers, each with a stream of its own and a window of appends under way, at
-several latencies of the bucket. A writer that waited for each ack could do no more than one append
-for each object of the log, so without a window it is the interval that would be measured.
+`stored`: a thousand writers, each with a stream of its own and a window of pending appends, at
+several latencies of the bucket. A writer that waits for each ack makes only one append for each
+object of the log, so without a window this would measure the interval between objects.
 
-Both also in a cluster without a shared file system, where every server has a disk of its own and
-`stored` is the only level.
+Both are also measured in a cluster without a shared file system, where every server has a disk of
+its own and `stored` is the only level.
 
-`cost`: so many appends a second, evenly over so many streams, and what that asks of the bucket, by
-what it asked for: `log` objects, and snapshots with their manifests. A month costs what the
-measured seconds cost; values take what zstd leaves of them (half) and are counted for a month.
+`cost`: appends at a fixed rate, spread evenly over the streams, and the requests that they cause,
+separately for `log` objects and for snapshots with their manifests. The cost of a month is
+extrapolated from the measured seconds. Values count with their size after zstd (half), stored for
+a month.
 
-Requests are counted on their way to the bucket (`slow_bucket.py`). What moto itself takes for one
-comes on top of the latency that is named: `log_put_ms` is both.
+Requests are counted on their way to the bucket (`slow_bucket.py`). moto's own time comes on top of
+the configured latency: `log_put_ms` includes both.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from holdfast.client import Ack, Client, Stream, connect
 TENANT: Final = "bench"
 _SERVER: Final = "s1"
 _TIMEOUT_SECONDS: Final = 60.0
-#: Until connections, caches and the first objects are there.
+#: The time to set up connections, caches and the first objects.
 _WARM_UP_SECONDS: Final = 2.0
 _CHECKED_STREAMS: Final = 50
-#: Of each writer, so that no two messages are alike: zstd would find them.
+#: The numbers of each writer, so that no two messages are equal: zstd would find them.
 _NUMBERS: Final = 1 << 32
 _LOCAL: Final = ", own disks"
-#: What snapshots ask for.
+#: The prefixes of the requests for snapshots.
 _SNAPSHOT_PREFIXES: Final = ("snapshots", "packs", "manifests")
 
 
@@ -59,7 +59,7 @@ class Writers:
     """A load of `stored` appends."""
 
     latency_ms: float
-    #: Appends that each writer keeps under way.
+    #: How many pending appends each writer keeps.
     window: int
     writers: int = 1000
     seconds: float = 8.0
@@ -72,8 +72,8 @@ class Writers:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`stored` appends at a fixed rate, one stream after the other. `warm_up_seconds` are not
-    counted."""
+    """`stored` appends at a fixed rate, to the streams in turns. `warm_up_seconds`
+    are not counted."""
 
     per_second: float
     streams: int
@@ -127,7 +127,7 @@ async def _rounds(
 async def measure_cost(
     options: BenchOptions, endpoint: Endpoint, latency_ms: float, rate: Rate, folder: Path
 ) -> Figures:
-    """Return what appends at a fixed rate ask of the bucket."""
+    """Return the requests to the bucket that appends at a fixed rate cause."""
     bucket_cluster = _cluster(options, endpoint, latency_ms, rate.local, folder)
     async with bucket_cluster as (cluster, bucket, client):
         streams = [client.stream(f"writer.{number}") for number in range(rate.streams)]
@@ -167,7 +167,7 @@ async def _cluster(
         for name in ("coordinator", _SERVER):
             arguments = ["--bucket", url]
             if local:
-                # The last --data counts: a disk of its own.
+                # The last --data counts; it is a disk of its own.
                 arguments += ["--disk", "local", "--data", str(folder / f"disk-{name}")]
             if name == "coordinator":
                 cluster.start_coordinator(*arguments)
@@ -179,9 +179,9 @@ async def _cluster(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let the garbage collector look seldom, and not at what is there: as in the servers
-    (`protocol/serving/process.py`). It took a quarter of the client's processor time otherwise, all
-    of it between the answers from one object and the writes for the next."""
+    """Let the garbage collector run rarely, and ignore existing objects, as in the servers
+    (`protocol/serving/process.py`). Otherwise it takes a quarter of the client's processor time,
+    between the answers of one object and the writes for the next."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -227,12 +227,12 @@ def _load_figures(loads: Sequence[LoadReport], seconds: float) -> dict[str, floa
 
 
 def _requests(counted: Counted, seconds: float) -> dict[str, float]:
-    """Return what one server asked for."""
+    """Return the figures of one server's requests."""
     log, snapshots = counted.of("log"), counted.of(*_SNAPSHOT_PREFIXES)
     return {
         "puts_per_second": counted.of().puts / seconds,
-        # The pace of these is told, so it is intervals that count: a second holds five quarters'
-        # ends.
+        # These come at a fixed pace, so count the intervals: one second contains five ends of
+        # quarters.
         "log_puts_per_second": max(0.0, log.puts - 1) / seconds,
         "snapshot_puts_per_second": snapshots.puts / seconds,
         "gets_per_second": counted.of().gets / seconds,
@@ -242,7 +242,7 @@ def _requests(counted: Counted, seconds: float) -> dict[str, float]:
 
 
 async def _verify(streams: Sequence[Stream], seqs: Sequence[dict[int, int]]) -> None:
-    """Every acknowledged message of some of the streams is there, once, at its seq."""
+    """Check that every acknowledged message of some of the streams is stored once, at its seq."""
     checker = Checker("holdfast", "stored")
     step = max(1, len(streams) // _CHECKED_STREAMS)
     for stream, noted in list(zip(streams, seqs, strict=True))[::step]:

@@ -1,13 +1,13 @@
-"""The tiers: what the bucket does, costs and gives back.
+"""The tiers: snapshots, cold stores and `stored` writes, with their cost.
 
-    snapshot   snapshots of tiny stores and of a large one, and their restoring, in one process
-    open_cold  the first read of, or append to, a store that is in the bucket only; real servers
-    stored     appends that are acknowledged once they are in the bucket, at several latencies of it
+        snapshot   taking and restoring snapshots of tiny stores and of a large one, in one process
+        open_cold  the first read of, or append to, a store that is only in the bucket; real servers
+        stored     appends that are acknowledged once they are in the bucket, at several latencies
     cost       requests of `stored` appends at fixed rates, and what a month of them costs
     many_cold  a million cold stores: listed, and some of them opened
 
-Against a directory, and S3 as moto plays it, whose own 5 to 20 ms for a request come on top of
-every latency (`buckets.py`). What needs moto is left out where it is not installed.
+The buckets are a directory and S3 as emulated by moto, whose own 5 to 20 ms for a request come on
+top of every latency (`buckets.py`). Works that need moto are skipped if it is not installed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from holdfast.shared_fs.bucket.bucket import open_bucket
 WORK_NAMES: Final = ("snapshot", "open_cold", "stored", "cost", "many_cold")
 _DIRECTORY: Final = "directory"
 _S3: Final = "moto S3"
-#: What is added to the bucket's latency, at the most, until a `stored` append is acknowledged.
+#: The most that may be added to the bucket's latency until a `stored` append is acknowledged.
 _ACK_MS: Final = 300.0
 _MAX_PUTS_PER_SECOND: Final = 4.0
-#: Where the rate has a target, and what costs are told of.
+#: The latency at which the rate has a target, and costs are measured.
 _LATENCY_MS: Final = 25.0
 _SHOWN: Final = (
     "*_stores_per_second",
@@ -61,21 +61,21 @@ _SHOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TiersSettings:
-    """How much of each."""
+    """The sizes of the works."""
 
-    #: Of 100 messages each.
+    #: Tiny stores of 100 messages each.
     tiny_stores: int = 1000
-    #: Messages of the large one: beyond what is done in memory.
+    #: Messages of the large store, which is too large to be handled in memory.
     large_messages: int = 400_000
-    #: Cold stores read, and as many written to, in each round.
+    #: How many cold stores are read in each round, and as many are written.
     opened: int = 100
     writers: tuple[Writers, ...] = (
-        # With ten each the answers to one object are the writes of the next.
+        # With ten each, the answers to one object trigger the writes of the next.
         *(Writers(5.0, 10), Writers(25.0, 10), Writers(100.0, 10), Writers(25.0, 16)),
         Writers(25.0, 10, local=True),
     )
-    #: Of what the cost is told. In the last, each store is written to once a minute, closed and
-    #: snapshotted, with all others of that minute; so it takes minutes.
+    #: The loads whose cost is measured. In the last one each store is written once a minute, then
+    #: closed and snapshotted with all others of that minute, so it takes minutes.
     rates: tuple[Rate, ...] = (
         Rate(1000.0, 100, 20.0),
         Rate(1000.0, 100, 20.0, local=True),
@@ -83,7 +83,7 @@ class TiersSettings:
         Rate(10_000 / 60, 10_000, 120.0, warm_up_seconds=90.0),
     )
     cold_stores: int = 1_000_000
-    #: Of these, such as can be opened.
+    #: How many of these can be opened.
     cold_sample: int = 2000
 
     def to_json(self) -> dict[str, object]:
@@ -147,16 +147,16 @@ def table(report: Report) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """What the measuring of one work is given."""
+    """The parameters for measuring one work."""
 
     options: BenchOptions
     settings: TiersSettings
     folder: Path
-    #: None: there is no S3.
+    #: None if there is no S3.
     endpoint: Endpoint | None
 
     def buckets(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield (what it is, URL) of an empty bucket of each kind."""
+        """Yield the kind and URL of an empty bucket of each kind."""
         folder = self.folder / name
         folder.mkdir()
         yield _DIRECTORY, folder.as_uri()

@@ -1,16 +1,16 @@
 """One client process of the users benchmark: `python -m holdfast.bench.users.client TASK`.
 
-TASK is a JSON object (`ClientTask`). The process and the one that started it meet at files in a
-folder: `<phase>.<client>` says that this client is through with a phase, `<phase>` that all are.
+TASK is a JSON object (`ClientTask`). The process and its parent communicate through files in a
+folder: `<phase>.<client>` says that this client has finished a phase, `<phase>` that all have.
 The phases:
 
-    joined    every user has written to stream and kv once and follows the room
-    (begin)   holds the moment, by the machine's monotonic clock, at which all clients begin
-    sent      the time is over, and all that was sent has been answered
-    checked   followers have everything, and what was stored is read back; with `ClientResult`
+        joined    every user has written to its stream and kv once, and follows the room
+        (begin)   contains the monotonic time at which all clients begin
+        sent      the time is over, and all operations are answered
+        checked   followers have everything, and the stores were checked; with `ClientResult`
 
-Offers its share of the load at a fixed rate, whether or not earlier operations are answered, up to
-MAX_OUTSTANDING; latencies count from the moment when an operation was due.
+It offers its share of the load at a fixed rate, even if earlier operations are not answered, up to
+MAX_OUTSTANDING. Latencies count from the moment when an operation was due.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import Change, ChangeKind
 
 TENANT: Final = "users"
-#: Operations of one process that may be under way; beyond it the rate is not kept.
+#: How many operations of one process may be unanswered. With more, the rate is not kept.
 MAX_OUTSTANDING: Final = 5000
-#: No user gives up before this.
+#: The timeout of every operation.
 _TIMEOUT_SECONDS: Final = 60.0
-#: Users of one process that join at once, and whose stores are read back at once.
+#: How many users of one process join, and how many are checked, at the same time.
 _JOINING: Final = 100
 _CHECKING: Final = 16
 _PACE_SECONDS: Final = 0.002
@@ -67,7 +67,7 @@ _GC_THRESHOLDS: Final = (50_000, 20, 100)
 
 @dataclass(frozen=True, slots=True)
 class ClientTask:
-    """What a client process is told."""
+    """The task of a client process."""
 
     url: str
     folder: str
@@ -82,7 +82,7 @@ class ClientTask:
 
 @dataclass(slots=True)
 class ClientResult:
-    """What it found. Histograms as JSON."""
+    """The result of a client process, with histograms as JSON."""
 
     offered: int = 0
     sent: int = 0
@@ -92,12 +92,12 @@ class ClientResult:
     join_seconds: float = 0.0
     ack: list[tuple[int, int]] = field(default_factory=list)
     delivery: list[tuple[int, int]] = field(default_factory=list)
-    #: What was not as it must be, at most so many.
+    #: The first differences, at most _MAX_PROBLEMS.
     problems: list[str] = field(default_factory=list)
 
 
 class FollowingUser:
-    """A user's eye on the room: each message once, in order, and how late."""
+    """Follows a room for one user: each message must come once, in order. Records the latencies."""
 
     def __init__(self, user: int, room: int, latencies: Histogram) -> None:
         self.user = user
@@ -109,7 +109,7 @@ class FollowingUser:
         self._latencies = latencies
 
     async def follow(self, changes: AsyncIterator[Change]) -> None:
-        """Follow until they end, or one is not what must come next: then `problem` says so."""
+        """Follow until the changes end, or until one is wrong: then set `problem`."""
         async for change in changes:
             if change.kind is not ChangeKind.SET or change.message is None:
                 self.problem = f"user {self.user} was told {change.kind} in room {self.room}"
@@ -127,7 +127,7 @@ class FollowingUser:
 
 
 async def run_client(task: ClientTask) -> None:
-    """Join, act, check, and say what was found. Raises what its client does while joining."""
+    """Join, act, check, and write the result. Raises what the client raises while joining."""
     edits = read_edits(None if task.traces is None else Path(task.traces))
     async with connect(
         task.url, tenant=TENANT, timeout_seconds=_TIMEOUT_SECONDS, name=f"users-{task.client}"
@@ -146,7 +146,7 @@ class _UsersClient:
         self._rooms = {n: client.stream(room_name(n)) for n in self._crowd.rooms}
         self._acks, self._deliveries = Histogram(), Histogram()
         self._followers: list[FollowingUser] = []
-        #: What was acknowledged in each room: the checksum of each value, by seq.
+        #: The acknowledged messages of each room: the checksum of each value, by seq.
         self._said: dict[int, dict[int, int]] = {room: {} for room in self._rooms}
         self._actions = 0
         self._in_time = 0
@@ -175,7 +175,7 @@ class _UsersClient:
         result.problems = self._problems[:_MAX_PROBLEMS]
         self._write("checked", json.dumps(dataclasses.asdict(result)))
 
-    # Before and after.
+    # Before and after the load
 
     async def _join(
         self, followers: asyncio.TaskGroup, stack: AsyncExitStack
@@ -196,7 +196,7 @@ class _UsersClient:
         return tasks
 
     async def _check_followers(self) -> None:
-        """Every follower saw exactly what its room holds, in order."""
+        """Check that every follower saw exactly what its room holds, in order."""
         content: dict[int, tuple[int, int]] = {}
 
         async def read(room: int) -> None:
@@ -227,7 +227,8 @@ class _UsersClient:
                 )
 
     async def _check_stores(self) -> None:
-        """Every stream holds what was acknowledged, in order; every kv the last of it."""
+        """Check that every stream holds all acknowledged messages, in order, and every kv the
+        last value."""
 
         async def check(user: int) -> None:
             mine = [Action(user, -1, Deed.TYPE)]
@@ -245,15 +246,16 @@ class _UsersClient:
         await _each(self._crowd.members, check, _CHECKING)
 
     def _turns(self, user: int) -> int:
-        """Return how many actions of a user were sent; all of them were answered."""
+        """Return how many actions of a user were sent. All of them were answered."""
         members = self._crowd.members
         turns, place = divmod(self._actions, len(members))
         return turns + (members.index(user) < place)
 
-    # The load.
+    # The load
 
     async def _act(self, begin_at: float) -> int:
-        """Offer the load from `begin_at` on; return how much was due. Ends with all answered."""
+        """Offer the load from `begin_at` on until all is answered. Return how many operations
+        were due."""
         clock, seconds = time.monotonic, self._task.seconds
         interval_seconds = 1 / self._task.per_second
         due = int(seconds * self._task.per_second)
@@ -301,7 +303,7 @@ class _UsersClient:
     def _problem(self, text: str) -> None:
         self._problems.append(text)
 
-    # Meeting the others.
+    # Communication with the parent
 
     async def _meet(self, phase: str) -> None:
         self._write(phase, "")
@@ -309,7 +311,7 @@ class _UsersClient:
 
     def _write(self, phase: str, text: str) -> None:
         path = Path(self._task.folder) / f"{phase}.{self._task.client}"
-        # Whoever waits for the name finds the whole content.
+        # Renamed, so that a reader of this name finds the whole content.
         draft = path.with_name(f"{path.name}.new")
         draft.write_text(text)
         draft.rename(path)
@@ -317,7 +319,7 @@ class _UsersClient:
     async def _await_phase(self, phase: str) -> str:
         path = Path(self._task.folder) / phase
         async with asyncio.timeout(_PHASE_SECONDS):
-            # The only ones who know are other processes.
+            # Only other processes know, so it polls.
             while not path.exists():  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
         return path.read_text()
@@ -340,7 +342,7 @@ async def _each(
 
 def main(arguments: Sequence[str]) -> int:
     fields: dict[str, Any] = json.loads(arguments[0])
-    # As a server has it: what is remembered of a million operations is no garbage to look for.
+    # The same as in a server: the records of a million operations are not garbage.
     gc.set_threshold(*_GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_client(ClientTask(**fields)))

@@ -1,8 +1,8 @@
-"""Latencies by the million, from several processes: counted in classes that grow by a fixed ratio.
-Pure.
+"""A histogram for millions of latencies from several processes, with classes that grow by a fixed
+ratio. Pure.
 
-Any quantile is at most 1 % above the true one, a class is one integer, and the histograms of
-several processes add up to that of all, which their quantiles would not.
+A quantile is at most 1 % above the true one, and a class is one integer. Unlike quantiles, the
+histograms of several processes can be added.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-#: Each class ends at this times the end of the one before.
+#: The end of a class divided by the end of the class before.
 _RATIO: Final = 1.01
 _SCALE: Final = 1 / math.log(_RATIO)
-#: The end of class 0; what is shorter, or negative by the clocks' grain, counts in it.
+#: The end of class 0, which also counts durations that are negative because of the clock's
+#: resolution.
 _FIRST_SECONDS: Final = 1e-6
 
 
@@ -49,7 +50,7 @@ class Histogram:
         return 0.0
 
     def figures(self, name: str) -> dict[str, float]:
-        """Return what is said of it: `<name>_p50_ms` and so on."""
+        """Return its figures: `<name>_p50_ms` and so on."""
         shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
         return {
             f"{name}_{word}_ms": self.quantile_seconds(share) * 1000

@@ -1,9 +1,9 @@
-"""What users do: which one acts when, on what, and what is written. Pure but for reading the
-traces.
+"""What users do: who acts when, on which store, and what is written. Pure, except for reading
+the traces.
 
-Each user has a stream (a document that is typed into), a kv (where the cursor is) and a follower on
-a stream that is shared with others (a room). Everything follows from the user and the number of the
-action, so that what is read back can be checked without remembering what was sent.
+Each user has a stream (the document), a kv (the cursor) and a follower on a stream that is shared
+with others (a room). The user and the number of the action determine everything, so the result can
+be checked without remembering what was sent.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.frames import pack
 
 CURSOR_KEY: Final = "cursor"
-#: Of so many actions of a user one goes to the room, whose followers are many, and some to the kv.
+#: One in this many actions of a user goes to the room, which has many followers, and some go to the
+#: kv.
 _ROOM_EVERY: Final = 100
 _CURSOR_EVERY: Final = 10
 _CURSOR_TURN: Final = 5
-#: Edits in memory, from all traces: users begin at different places and go round.
+#: How many edits of all traces are in memory. Users begin at different places and start over at the
+#: end.
 MAX_EDITS: Final = 100_000
 _EDIT_STRIDE: Final = 7919
 _SENT_AT: Final = struct.Struct(">q")
@@ -34,7 +36,7 @@ _SYNTHETIC_SEED: Final = 42
 
 
 class Deed(Enum):
-    """What an action is."""
+    """The kind of an action."""
 
     TYPE = "type"
     MOVE_CURSOR = "move_cursor"
@@ -42,7 +44,7 @@ class Deed(Enum):
 
 
 class Action(NamedTuple):
-    """One action of one user: the `turn`-th of that user, from 0."""
+    """One action of one user. `turn` counts that user's actions from 0."""
 
     user: int
     turn: int
@@ -51,7 +53,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """The users of one client process: every `clients`-th of all, from `client` on."""
+    """The users of one client process: every `clients`-th user, from `client` on."""
 
     users: int
     room_users: int
@@ -71,7 +73,7 @@ class Crowd:
         return user // self.room_users
 
     def action(self, number: int) -> Action:
-        """Return the `number`-th action of this process: the members take turns."""
+        """Return the `number`-th action of this process. The members take turns."""
         members = self.members
         turn, place = divmod(number, len(members))
         user = members[place]
@@ -79,7 +81,7 @@ class Crowd:
 
 
 def deed_of(user: int, turn: int) -> Deed:
-    """Return what a user does in a turn. Users are out of step, so each moment has all deeds."""
+    """Return what a user does in a turn. Users are out of step, so all deeds happen at any time."""
     number = user + turn
     if number % _ROOM_EVERY == 0:
         return Deed.SAY_IN_ROOM
@@ -106,18 +108,18 @@ def edit_of(edits: Sequence[bytes], action: Action) -> bytes:
 
 
 def said(sent_at_ns: int, edit: bytes) -> bytes:
-    """Return what goes to a room: when it was due, by the machine's monotonic clock, and an
-    edit."""
+    """Return a message for a room: the monotonic time at which it was due, and an edit."""
     return _SENT_AT.pack(sent_at_ns) + edit
 
 
 def said_at_ns(value: bytes) -> int:
-    """Return when it was due."""
+    """Return when a message for a room was due."""
     return int(_SENT_AT.unpack_from(value)[0])
 
 
 def read_edits(folder: Path | None) -> list[bytes]:
-    """Return the edits of the traces in `folder`, packed, at most MAX_EDITS; made up ones without.
+    """Return the edits of the traces in `folder`, packed, at most MAX_EDITS. Without a folder,
+    return synthetic ones.
 
     A trace is `<name>.json.gz` with `txns: [{patches: [[position, deleted, inserted], ...]}, ...]`
     (github.com/josephg/editing-traces). Each gives its share, the smallest file first. Raises
@@ -133,13 +135,13 @@ def read_edits(folder: Path | None) -> list[bytes]:
         with gzip.open(path) as file:
             transactions: list[dict[str, Any]] = json.load(file)["txns"]
         share = (MAX_EDITS - len(edits)) // (len(paths) - number)
-        # The first sets the document up and is as large as a file.
+        # The first transaction creates the document and is as large as a file.
         edits += [pack(one["patches"]) for one in transactions[1 : share + 1]]
     return edits
 
 
 def synthetic_edits(count: int) -> list[bytes]:
-    """Return edits of the sizes that real ones have: keystrokes, and one paste in a hundred."""
+    """Return edits of realistic sizes: keystrokes, and one paste in a hundred."""
     chance = random.Random(_SYNTHETIC_SEED)
     edits = []
     for position in range(count):

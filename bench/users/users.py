@@ -1,15 +1,14 @@
-"""Many users at once: each types into a stream of its own, keeps its cursor in a kv of its own and
-follows a room that it shares with others (`users_plan.py`), from a few client processes.
+"""Many users at once: each types into a stream of its own, keeps its cursor in a kv of its own, and
+follows a room that it shares with others (`plan.py`). They run in a few client processes.
 
-Measured for clusters of several sizes, at a fixed offered load: what was answered in time, how long
-acks took and how long a message to a room took to reach its followers, both from when it was due,
-and what each process took of processor and memory. Afterwards every stream, kv and room is read
-back, and every follower has seen its room in order and whole, or the benchmark fails. Joining,
-which creates all the stores, is not part of the measured time; `join_seconds` says how long it
-took.
+For clusters of several sizes and a fixed offered load, it measures how much was answered in time,
+the latency of acks, the latency from a message to a room to its followers, both from when it was
+due, and the CPU and memory of each process. Afterwards it reads back every stream, kv and room. If
+one is wrong, or a follower has not seen its whole room in order, the benchmark fails. Joining
+creates all the stores and is not part of the measured time; `join_seconds` is its duration.
 
-All of it shares the machine, so the clients' own work bounds what a small machine can show: the
-processor time of each process tells who was the bottleneck.
+Everything shares the machine, so the clients' own work limits what a small machine can show. The
+processor time of each process shows the bottleneck.
 """
 
 from __future__ import annotations
@@ -36,10 +35,11 @@ from holdfast.bench.users.histogram import Histogram
 WORK_NAMES: Final = ("users",)
 _PHASE_SECONDS: Final = 600.0
 _POLL_SECONDS: Final = 0.02
-#: From the word to begin to the beginning: longer than a client takes to hear it.
+#: The time between the announcement and the beginning: longer than a client takes to read it.
 _BEGIN_SECONDS: Final = 0.5
 _TARGET_SIDE: Final = "2 servers"
-#: Of the offered load: whatever is due in the last moment is answered after the end.
+#: The part of the offered load to reach: operations due in the last moment are answered after the
+#: end.
 _KEPT_RATIO: Final = 0.98
 _SHOWN: Final = (
     "per_second",
@@ -56,8 +56,8 @@ _SHOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class UsersSettings:
-    """The crowd. One round for each number of servers: it is long, and its figures are of a million
-    operations."""
+    """The crowd and the load. There is only one round for each number of servers, because it is
+    long and has a million operations."""
 
     users: int = 10_000
     #: Users that share a room.
@@ -68,9 +68,9 @@ class UsersSettings:
     servers: tuple[int, ...] = (1, 2, 4)
     #: Client processes.
     clients: int = 2
-    #: A folder of editing traces; without one the edits are made up.
+    #: A folder of editing traces. Without one the edits are synthetic.
     traces: Path | None = None
-    #: Of each server; None: its default.
+    #: The option of each server, or None for its default.
     max_open_stores: int | None = None
 
     def to_json(self) -> dict[str, object]:
@@ -120,7 +120,7 @@ def _measure(options: BenchOptions, settings: UsersSettings, servers: int, folde
 
 
 class _Meeting:
-    """The client processes of one round, and the files at which they are met."""
+    """The client processes of one round, and the files for communication with them."""
 
     def __init__(
         self, options: BenchOptions, settings: UsersSettings, cluster: BenchCluster, folder: Path
@@ -193,7 +193,7 @@ class _Meeting:
         draft.rename(self._folder / phase)
 
     def _await_all(self, phase: str) -> Sequence[str]:
-        """Return what each client said when it was through with `phase`."""
+        """Wait until all clients have finished `phase`. Return the contents of their files."""
         give_up_at = time.monotonic() + _PHASE_SECONDS
         paths = [self._folder / f"{phase}.{number}" for number in range(len(self._clients))]
         while not all(path.exists() for path in paths):
