@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from support.raw_nats import Arrived, RawConnection, RawConnectionError, publication
 from torture.worker import listen, say
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError
 from hostile import attacks
 from hostile.attacks import STREAM, Volley, filling
-from hostile.raw_nats import Arrived, RawConnection, RawConnectionError, publication
 from hostile.templates import KVS, LARGE_STREAM, STREAMS, World
 
 _CONNECTIONS: Final = 4

@@ -23,9 +23,10 @@ from typing import Any, Final
 
 from support.checking.history import Final as FinalState
 from support.checking.history import History, Store
+from support.raw_nats import RawConnection, publication
+from support.supervised_cluster import ClientProcess, Parts, running
 from torture import worker
 from torture.measure import Pause, pauses
-from torture.processes import ClientProcess, Parts, running
 from torture.recording import Recorder, load
 from torture.recording import judge as judge_history
 from torture.run import heard, mark, read_back
@@ -35,7 +36,6 @@ from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.names import StoreKind
 from hostile import attacker
 from hostile.cluster import HOSTILE, SERVERS, VICTIM, attacked_parts, url_of
-from hostile.raw_nats import RawConnection, publication
 from hostile.verdict import judge
 from hostile.watch import Evidence, Watch
 
@@ -231,18 +231,17 @@ class HostileRun:
                     self._wrong.append(f"the attacker's own {store}: {error.code}: {error}")
 
     def _client_process(self, parts: Parts, role: str, name: str) -> ClientProcess[worker.Task]:
-        return ClientProcess(
-            worker.Task(
-                role=role,
-                name=name,
-                seed=self._seed * 1000 + len(role),
-                nats=url_of(parts, VICTIM),
-                file=str(self._histories / f"w-{role}.jsonl"),
-                seconds=self._seconds,
-                operations_per_second=_OPERATIONS_PER_SECOND,
-                tenant=VICTIM,
-            )
+        task = worker.Task(
+            role=role,
+            name=name,
+            seed=self._seed * 1000 + len(role),
+            nats=url_of(parts, VICTIM),
+            file=str(self._histories / f"w-{role}.jsonl"),
+            seconds=self._seconds,
+            operations_per_second=_OPERATIONS_PER_SECOND,
+            tenant=VICTIM,
         )
+        return ClientProcess(task, "torture.worker")
 
     def _attacker_task(self, parts: Parts) -> attacker.Task:
         return attacker.Task(

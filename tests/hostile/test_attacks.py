@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from support.raw_nats import Arrived, publication, published
 
 from holdfast.coordinator.answering import parsing
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MIN_PAYLOAD_BYTES
 from hostile import mutation, templates
 from hostile.attacks import attacks
-from hostile.raw_nats import Arrived, publication, published
 from hostile.templates import World
 
 

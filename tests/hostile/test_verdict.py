@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.raw_nats import Arrived
 from torture.measure import Pause
 
 from holdfast.protocol import frames
-from hostile.raw_nats import Arrived
 from hostile.verdict import LONGEST_PAUSE_SECONDS, judge
 from hostile.watch import Evidence, is_of_the_cluster
 

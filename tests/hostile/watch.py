@@ -9,13 +9,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torture.processes import Parts
+from support.raw_nats import Arrived, RawConnection
+from support.supervised_cluster import Parts
 
 from holdfast.client import Client
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, UnavailableError
 from hostile.cluster import HOSTILE, SERVERS, VICTIM
-from hostile.raw_nats import Arrived, RawConnection
 
 _LOOK_SECONDS: Final = 0.25
 _BEAT_SECONDS: Final = 0.05

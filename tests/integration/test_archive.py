@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from typing import Any
 import duckdb
 import pytest
 from deltalake import DeltaTable
-from support.archive_world import EAGER_SERVER, compacted, exported
+from support.archive_world import compacted, exported
 from support.persist_processes import (
     DEADLINE_SECONDS,
     SUBJECTS,
@@ -27,6 +24,7 @@ from support.persist_processes import (
     running_processes,
     until,
 )
+from support.process import Process
 
 from holdfast.client import Stream, connect
 from holdfast.protocol.bus.bus_nats import connect_nats
@@ -45,32 +43,22 @@ Rows = dict[int, tuple[bytes, dict[str, str]]]
 
 
 class World:
-    def __init__(self, processes: Processes, folder: Path) -> None:
+    def __init__(
+        self, processes: Processes, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.processes = processes
         self.url = f"file://{folder / 'bucket'}"
         self.table = default_table(self.url)
         self.manifests = Manifests(open_bucket(self.url))
         self.folder = folder
-        self._servers: list[subprocess.Popen[bytes]] = []
+        self._monkeypatch = monkeypatch
 
-    def start(self, name: str, kill_at: int = 0) -> subprocess.Popen[bytes]:
-        arguments = ["--data", str(self.processes.data), "--nats", self.processes.nats.url]
-        arguments += ["--name", name, "--bucket", self.url]
-        arguments += ["--snapshot-seconds", "0.1", "--idle-close-seconds", "3600"]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            server = subprocess.Popen(
-                [sys.executable, "-P", "-c", EAGER_SERVER, *arguments],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "KILL_AT": str(kill_at)},
-            )
-        self._servers.append(server)
-        return server
-
-    def end(self) -> None:
-        for server in self._servers:
-            server.kill()
-            server.wait()
+    def start(self, name: str, kill_at: int = 0) -> Process:
+        self._monkeypatch.setenv("KILL_AT", str(kill_at))
+        options = ["--snapshot-seconds", "0.1", "--idle-close-seconds", "3600"]
+        return self.processes.start_persist(
+            name, "--bucket", self.url, *options, module="support.eager_server"
+        )
 
     def archived_count(self) -> int:
         """Return how many messages the servers say they have moved."""
@@ -95,13 +83,9 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with running_processes(tmp_path) as processes:
-        made = World(processes, tmp_path)
-        try:
-            yield made
-        finally:
-            made.end()
+        yield World(processes, tmp_path, monkeypatch)
 
 
 def run(world: World, body: Callable[[Stream], Awaitable[None]]) -> None:
@@ -229,7 +213,7 @@ def test_what_left_the_hot_file_is_read_back_in_order_once_until_the_table_has_l
         assert await followed(stream, 120) == list(expected)
         await fill(stream, 1, expected)
         second.terminate()
-        assert await asyncio.to_thread(second.wait, DEADLINE_SECONDS) == 0
+        assert await asyncio.to_thread(second.wait) == 0
         assert world.hot_seqs() == [7, 20, 121]
 
         for path in TableLocation(world.table).folder.rglob("*.parquet"):
@@ -254,7 +238,7 @@ def test_a_server_that_is_killed_while_it_archives_has_lost_nothing_and_doubled_
         await export_all(world, "s1", stream, monkeypatch)
         with contextlib.suppress(OperationTimeoutError):
             await stream.configure(archive_after_seconds=0.05)
-        assert await asyncio.to_thread(first.wait, DEADLINE_SECONDS) == -signal.SIGKILL
+        assert await asyncio.to_thread(first.wait) == -signal.SIGKILL
         second = world.start("s2")
         assert await rows_of(stream) == expected
         # Sixty messages, the configuration, four blocks: of the log, or of the next owner.
@@ -262,7 +246,7 @@ def test_a_server_that_is_killed_while_it_archives_has_lost_nothing_and_doubled_
             await asyncio.sleep(0.05)
         assert await rows_of(stream) == expected
         second.terminate()
-        assert await asyncio.to_thread(second.wait, DEADLINE_SECONDS) == 0
+        assert await asyncio.to_thread(second.wait) == 0
         assert world.hot_seqs() == []
 
     run(world, body)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 from support.coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
-from support.forked_process import ForkedProcess
 from support.nats_server import NatsServer
+from support.process import Process
 
 from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
@@ -25,57 +22,23 @@ from holdfast.shared_fs.disk.layout import Layout, open_layout
 _numbers = itertools.count(1)
 
 
-class CoordinatorProcess:
-    """A coordinator's process, ended with the body."""
-
-    part = "coordinator"
-
-    def __init__(self, nats: NatsServer, layout: Layout, *options: str) -> None:
-        self._log = layout.root.with_name(f"{self.part}-{next(_numbers)}.log")
-        self._log.touch()
-        arguments = ["--data", str(layout.root), "--nats", nats.url, *options]
-        self.process = ForkedProcess(f"holdfast.{self.part}.__main__", arguments, self._log)
-
-    def wait_for_log(self, event: str) -> None:
-        give_up_at = time.monotonic() + DEADLINE_SECONDS
-        while event not in (log := self._log.read_text()):
-            assert self.process.poll() is None, f"ended without {event}: {log}"
-            assert time.monotonic() < give_up_at, log
-            time.sleep(0.01)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
-
-    def wait(self) -> tuple[int, str]:
-        """Return the exit code and what was written, once it has ended."""
-        return self.process.wait(DEADLINE_SECONDS), self._log.read_text()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.wait()
-
-
-class PersistProcess(CoordinatorProcess):
-    """A persist server's process."""
-
-    part = "persist"
+def started(nats: NatsServer, layout: Layout, *options: str, part: str = "coordinator") -> Process:
+    """Start a part, to be ended with the body."""
+    arguments = ["--data", str(layout.root), "--nats", nats.url, *options]
+    log_file = layout.root.with_name(f"{part}-{next(_numbers)}.log")
+    return Process(f"holdfast.{part}.__main__", arguments, log_file)
 
 
 def test_a_server_and_a_coordinator_with_another_data_folder_end_with_a_clear_error(
     nats: NatsServer, layout: Layout, tmp_path: Path
 ) -> None:
     stray = open_layout(tmp_path / "stray", Disk())
-    with CoordinatorProcess(nats, layout) as coordinator:
+    with started(nats, layout) as coordinator:
         coordinator.wait_for_log("coordinator.started")
-        for part, *options in ((PersistProcess, "--name", "s1"), (CoordinatorProcess,)):
-            with part(nats, stray, *options) as process:
-                code, errors = process.wait()
-                assert code == 1
-                assert "belongs to cluster" in errors and "--prefix" in errors
+        for part, *options in (("persist", "--name", "s1"), ("coordinator",)):
+            with started(nats, stray, *options, part=part) as process:
+                assert process.wait() == 1
+                assert "belongs to cluster" in process.log and "--prefix" in process.log
     # One life, not one after the other.
     assert len([each for each in stray.server("s1").iterdir() if each.is_dir()]) == 1
 
@@ -83,39 +46,38 @@ def test_a_server_and_a_coordinator_with_another_data_folder_end_with_a_clear_er
 def test_a_server_that_waits_for_a_coordinator_ends_at_once_when_it_is_asked_to(
     nats: NatsServer, layout: Layout
 ) -> None:
-    with PersistProcess(nats, layout, "--name", "s1") as server:
+    with started(nats, layout, "--name", "s1", part="persist") as server:
         server.wait_for_log("server.waiting")
-        server.send_signal(signal.SIGTERM)
-        assert server.wait()[0] == 0
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
 
 
 def test_a_second_coordinator_is_refused_in_one_line(nats: NatsServer, layout: Layout) -> None:
-    with CoordinatorProcess(nats, layout) as first:
+    with started(nats, layout) as first:
         first.wait_for_log("coordinator.started")
-        with CoordinatorProcess(nats, layout, "--log-level", "error") as second:
-            code, errors = second.wait()
-        assert code == 1
-        assert errors.count("\n") == 1
-        assert "already running" in errors
-        first.send_signal(signal.SIGTERM)
-        assert first.wait()[0] == 0
+        with started(nats, layout, "--log-level", "error") as second:
+            assert second.wait() == 1
+        assert second.log.count("\n") == 1
+        assert "already running" in second.log
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 0
     assert not (layout.coordinator / "state.db-wal").exists()
 
 
 @contextlib.contextmanager
 def coordinator_and_standby(
     nats: NatsServer, layout: Layout
-) -> Iterator[tuple[CoordinatorProcess, CoordinatorProcess]]:
-    with CoordinatorProcess(nats, layout) as first:
+) -> Iterator[tuple[Process, Process]]:
+    with started(nats, layout) as first:
         first.wait_for_log("coordinator.started")
-        with CoordinatorProcess(nats, layout, "--standby") as standby:
+        with started(nats, layout, "--standby") as standby:
             standby.wait_for_log("coordinator.standing_by")
             yield first, standby
 
 
-async def successor_of(first: CoordinatorProcess, client: Asker) -> None:
+async def successor_of(first: Process, client: Asker) -> None:
     """Kill `first`; return once another answers."""
-    first.process.kill()
+    first.kill()
 
     async def answers() -> bool:
         try:
@@ -129,7 +91,7 @@ async def successor_of(first: CoordinatorProcess, client: Asker) -> None:
 def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
     nats: NatsServer, layout: Layout
 ) -> None:
-    async def scenario(first: CoordinatorProcess) -> None:
+    async def scenario(first: Process) -> None:
         async with Cluster(nats, layout) as cluster:
             server, client = await cluster.server("a"), await cluster.client()
             assert await client.settled_owner("one") == ["a", "1", 1]
@@ -139,14 +101,14 @@ def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
 
     with coordinator_and_standby(nats, layout) as (first, standby):
         asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
-        standby.send_signal(signal.SIGINT)
-        assert standby.wait()[0] == 0
+        standby.signal(signal.SIGINT)
+        assert standby.wait() == 0
 
 
 def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standby_at_once(
     nats: NatsServer, layout: Layout
 ) -> None:
-    async def scenario(first: CoordinatorProcess) -> None:
+    async def scenario(first: Process) -> None:
         async with Cluster(nats, layout) as cluster:
             server, client = await cluster.server("a"), await cluster.client()
             assert await client.settled_owner("one") == ["a", "1", 1]
@@ -166,8 +128,9 @@ def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standb
 
     with coordinator_and_standby(nats, layout) as (first, standby):
         asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
-        standby.send_signal(signal.SIGTERM)
-        _, log = standby.wait()
+        standby.signal(signal.SIGTERM)
+        standby.wait()
+        log = standby.log
         assert "reason=nobody listens on its subject" in log
         assert "reason=silent" not in log
 
@@ -179,17 +142,16 @@ def test_a_deposed_coordinator_ends_and_fences_nobody(nats: NatsServer, layout: 
             # As when the network file system had given its lock to another, which then died.
             TermFile(Disk(), layout.coordinator / "term").begin()
             server.mute = True
-            while deposed.process.poll() is None:
+            while deposed.running:
                 await asyncio.sleep(0.02)
             assert server.fence_is_open
 
-    with CoordinatorProcess(nats, layout) as deposed:
+    with started(nats, layout) as deposed:
         deposed.wait_for_log("coordinator.started")
         asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
-        code, errors = deposed.wait()
-        assert code == 1
-        assert "a coordinator of term 2 has replaced the coordinator of term 1" in errors
-        assert "Traceback" not in errors
+        assert deposed.wait() == 1
+        assert "a coordinator of term 2 has replaced the coordinator of term 1" in deposed.log
+        assert "Traceback" not in deposed.log
 
 
 def test_a_coordinator_that_a_server_knows_to_be_deposed_ends(
@@ -202,33 +164,31 @@ def test_a_coordinator_that_a_server_knows_to_be_deposed_ends(
             client = await cluster.client()
             with contextlib.suppress(NoRespondersError, BusTimeoutError):
                 await client.suspect(server)
-            while deposed.process.poll() is None:
+            while deposed.running:
                 await asyncio.sleep(0.02)
             assert server.fence_is_open
 
-    with CoordinatorProcess(nats, layout) as deposed:
+    with started(nats, layout) as deposed:
         deposed.wait_for_log("coordinator.started")
         asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
-        code, errors = deposed.wait()
-        assert code == 1
-        assert "a coordinator of term 5 has replaced" in errors
+        assert deposed.wait() == 1
+        assert "a coordinator of term 5 has replaced" in deposed.log
 
 
 def test_a_standby_stops_when_asked(nats: NatsServer, layout: Layout) -> None:
-    with CoordinatorProcess(nats, layout) as first:
+    with started(nats, layout) as first:
         first.wait_for_log("coordinator.started")
-        with CoordinatorProcess(nats, layout, "--standby") as standby:
+        with started(nats, layout, "--standby") as standby:
             standby.wait_for_log("coordinator.standing_by")
-            standby.send_signal(signal.SIGTERM)
-            assert standby.wait()[0] == 0
+            standby.signal(signal.SIGTERM)
+            assert standby.wait() == 0
 
 
 def test_what_cannot_run_says_why_in_one_line(nats: NatsServer, layout: Layout) -> None:
     nats.kill()
-    with CoordinatorProcess(nats, layout, "--log-level", "error") as unreachable:
-        code, errors = unreachable.wait()
-    assert code == 1
-    assert "cannot reach NATS" in errors.splitlines()[-1]
-    assert "Traceback" not in errors
-    with CoordinatorProcess(nats, layout, "--prefix", "a b") as wrong:
-        assert wrong.wait()[0] == 2
+    with started(nats, layout, "--log-level", "error") as unreachable:
+        assert unreachable.wait() == 1
+    assert "cannot reach NATS" in unreachable.log.splitlines()[-1]
+    assert "Traceback" not in unreachable.log
+    with started(nats, layout, "--prefix", "a b") as wrong:
+        assert wrong.wait() == 2

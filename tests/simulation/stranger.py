@@ -10,8 +10,8 @@ import random
 from typing import Final
 
 from hostile import attacks
-from hostile.raw_nats import published
 from hostile.templates import KVS, STREAMS, World
+from support.raw_nats import published
 
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import NoRespondersError

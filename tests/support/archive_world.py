@@ -11,25 +11,6 @@ import pytest
 
 from holdfast.spark.export import compaction, export
 
-#: Runs a persist server that looks for what may be archived all the time, and kills itself within
-#: the transaction of its KILL_AT-th block.
-EAGER_SERVER = """
-import os, signal, sys
-from holdfast.protocol import limits
-limits.ARCHIVE_LOOK_SECONDS = 0.05
-from holdfast.shared_fs.store_file import archived_blocks
-archived_blocks.ARCHIVE_BLOCK_ROWS = 16
-archive, left = archived_blocks.ArchivedBlocks.archive, [int(os.environ.get("KILL_AT", "0"))]
-def archive_and_die(self, *arguments):
-    archive(self, *arguments)
-    left[0] -= 1
-    if left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-archived_blocks.ArchivedBlocks.archive = archive_and_die
-from holdfast.persist.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 def run_here(
     spark: Any,

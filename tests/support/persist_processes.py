@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.forked_process import ForkedProcess
 from support.nats_server import NatsServer, running_nats_server
+from support.process import DEADLINE_SECONDS, Process
 
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
@@ -29,47 +29,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.layout import Layout
 
-DEADLINE_SECONDS = 30.0
 TENANT = "acme"
 SUBJECTS = Subjects()
-
-
-class Process:
-    """One server process and what it wrote to stderr."""
-
-    def __init__(self, part: str, log_file: Path, arguments: list[str]) -> None:
-        self.log_file = log_file
-        log_file.touch()
-        self._process = ForkedProcess(f"holdfast.{part}.__main__", arguments, log_file)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        return self.log_file.read_text()
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def wait(self) -> int:
-        """Return the exit code, once it has ended."""
-        return self._process.wait(DEADLINE_SECONDS)
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self._process.terminate()
-
-    def stop(self) -> int:
-        """Ask it to end and return the exit code."""
-        self.terminate()
-        return self.wait()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self.wait()
 
 
 class Processes:
@@ -83,18 +44,23 @@ class Processes:
         self._started: list[Process] = []
         self.coordinator = self.start("coordinator", "coordinator")
 
-    def start(self, part: str, name: str, *arguments: str, data: Path | None = None) -> Process:
-        number = len(self._started) if hasattr(self, "_started") else 0
+    def start(
+        self, part: str, name: str, *arguments: str, data: Path | None = None, module: str = ""
+    ) -> Process:
+        """Start a part, or instead of it what another module runs."""
+        number = len(self._started)
         process = Process(
-            part,
-            self.directory / f"{name}-{number}.log",
+            module or f"holdfast.{part}.__main__",
             ["--data", str(data or self.data), "--nats", self.nats.url, *arguments],
+            self.directory / f"{name}-{number}.log",
         )
         self._started.append(process)
         return process
 
-    def start_persist(self, name: str, *arguments: str, data: Path | None = None) -> Process:
-        return self.start("persist", name, "--name", name, *arguments, data=data)
+    def start_persist(
+        self, name: str, *arguments: str, data: Path | None = None, module: str = ""
+    ) -> Process:
+        return self.start("persist", name, "--name", name, *arguments, data=data, module=module)
 
     def living(self, name: str) -> list[Process]:
         """What was started under a name and still runs."""
@@ -111,8 +77,7 @@ class Processes:
 
     def end(self) -> None:
         for process in self._started:
-            if process.running:
-                process.kill()
+            process.kill()
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from typing import Any, Final
 from support.checking.calls import read_final
 from support.checking.history import Final as FinalState
 from support.checking.history import History, Operation, Store
+from support.supervised_cluster import SERVERS, ClientProcess, Parts, running
 
 from holdfast.client import Client, connect
 from torture import editing_trace
 from torture.editing_trace import EditingTrace, Typed
 from torture.faults import Fault
-from torture.processes import SERVERS, ClientProcess, Parts, running
 from torture.recording import Recorder, judge, load, name_of
 from torture.tormentor import Tormentor
 from torture.worker import Task
@@ -165,18 +165,17 @@ class Torture:
         self, parts: Parts, role: str, name: str, trace: str = ""
     ) -> ClientProcess[Task]:
         suffix = "json" if role == "typist" else "jsonl"
-        return ClientProcess(
-            Task(
-                role=role,
-                name=name,
-                seed=self._seed * 1000 + sum(name.encode()),
-                nats=parts.nats_url,
-                file=str(self._histories / f"{name}.{suffix}"),
-                seconds=self._seconds,
-                operations_per_second=OPERATIONS_PER_SECOND / WRITER_COUNT,
-                trace=trace,
-            )
+        task = Task(
+            role=role,
+            name=name,
+            seed=self._seed * 1000 + sum(name.encode()),
+            nats=parts.nats_url,
+            file=str(self._histories / f"{name}.{suffix}"),
+            seconds=self._seconds,
+            operations_per_second=OPERATIONS_PER_SECOND / WRITER_COUNT,
+            trace=trace,
         )
+        return ClientProcess(task, "torture.worker")
 
 
 async def _wait_until_well(tormentor: Tormentor) -> None:

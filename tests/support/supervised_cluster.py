@@ -1,4 +1,4 @@
-"""The processes of a torture: the cluster's parts, supervised, and the clients.
+"""A supervised cluster of real processes, to be harmed, and its clients.
 
 Each part is started by the command that an operator would type, and started again when it dies.
 There are two coordinators, both as standbys: whichever gets the lock is the active one. No process
@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +18,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from holdfast.cli.cluster.cluster import _free_port, _wait_for_nats
 from holdfast.cli.cluster.die_with_parent import tethered
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.cluster.part import Part
@@ -27,14 +26,9 @@ from holdfast.cli.cluster.part import Part
 SERVERS: Final = ("s1", "s2", "s3")
 _COORDINATORS: Final = ("c1", "c2")
 _ADDRESS: Final = "127.0.0.1"
-#: Below the ports that systems give to outgoing connections: while nats-server is away, a client
-#: that connects could be given its port.
-_PORTS: Final = range(10_000, 32_768)
-#: Where the package `torture` lies.
+#: Where the packages of the tests lie.
 _PYTHON_PATH: Final = Path(__file__).resolve().parents[1]
 _LINE_BYTES: Final = 1024 * 1024
-_NATS_SECONDS: Final = 15.0
-_POLL_SECONDS: Final = 0.05
 
 
 class Parts:
@@ -52,7 +46,7 @@ class Parts:
         self.data = data
         #: The coordinator that has the lock, as far as its log has told.
         self.active_coordinator: str | None = None
-        port = free_port()
+        port = _free_port()
         #: As the parts have it, and where others find it.
         self.nats_url = f"nats://{user}{_ADDRESS}:{port}"
         self.nats_address = f"{_ADDRESS}:{port}"
@@ -83,17 +77,8 @@ class Parts:
         return [self.nats, *self.coordinators.values(), *self.servers.values()]
 
     async def wait_for_nats(self) -> None:
-        """Return once nats-server takes connections. Raises TimeoutError."""
-        port = int(self.nats_url.rpartition(":")[2])
-        async with asyncio.timeout(_NATS_SECONDS):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection(_ADDRESS, port)
-                except OSError:
-                    await asyncio.sleep(_POLL_SECONDS)
-                else:
-                    writer.close()
-                    return
+        """Return once nats-server takes connections. Raises StartTimeoutError."""
+        await _wait_for_nats(int(self.nats_url.rpartition(":")[2]))
 
     async def stop(self) -> None:
         """End all parts, servers first."""
@@ -145,9 +130,10 @@ _Task = TypeVar("_Task", bound=AnyTask)
 
 
 class ClientProcess(Generic[_Task]):
-    """A client process (`worker.py`), seen from outside."""
+    """A client process, seen from outside: it runs a module with a task as JSON. It says how far it
+    is on stdout, as JSON lines, and is told words on stdin."""
 
-    def __init__(self, task: _Task, module: str = "torture.worker") -> None:
+    def __init__(self, task: _Task, module: str) -> None:
         self.task = task
         self._module = module
         self.said: dict[str, Any] = {}
@@ -199,16 +185,3 @@ class ClientProcess(Generic[_Task]):
         while word not in self.said:
             self._news.clear()
             await self._news.wait()
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
-    for port in random.sample(_PORTS, 200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((_ADDRESS, port))
-            except OSError:
-                continue
-        return port
-    raise RuntimeError("no free port was found")
