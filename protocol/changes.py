@@ -154,7 +154,7 @@ class ConsumerAcked(NamedTuple):
 def message_set(change: WireChange) -> MessageSet:
     """Return the fields of a set of a message."""
     if len(change) == PLAIN_SET_ELEMENTS:
-        # The same tuple in half the time, for the most frequent form.
+        # See `frames._new`: this is the most frequent form.
         return _new(MessageSet, (change[1], change[2], None, None, None))
     if len(change) == _VALUE_AND_HEADERS:
         return _new(MessageSet, (change[1], change[2], change[3], None, None))

@@ -32,9 +32,9 @@ class ConsumerSettings(TypedDict, total=False):
 class ConsumerConfig:
     """The configuration of one consumer."""
 
-    #: A message that is not acknowledged so long after its delivery is delivered again.
+    #: A message that is not acknowledged this long after its delivery is delivered again.
     ack_wait_seconds: float = 30.0
-    #: A message that was delivered so often is given up. None: never.
+    #: A message that was delivered this often is given up. None: never.
     max_deliveries: int | None = None
     #: The most messages that may be delivered and not acknowledged at a time.
     max_ack_pending: int = 1000
@@ -53,7 +53,7 @@ class ConsumerConfig:
         return {name: value for name, value in values if value != _DEFAULTS[name]}
 
     def changed(self, settings: Mapping[str, Any]) -> Self:
-        """Return it with `settings`, each checked. Raises InvalidArgumentError."""
+        """Return the configuration with `settings`, each checked. Raises InvalidArgumentError."""
         checked: dict[str, Any] = {}
         for name, value in settings.items():
             check = _CHECKS.get(name)

@@ -368,7 +368,7 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
                 for operation in operations
                 if operation[0] == BATCH and len(operation) > 1 and type(operation[1]) is list
             )
-        # As `Group._make` does, but in half the time; runs for each group of each frame.
+        # See `_new`: there may be many groups.
         checked.append(tuple.__new__(Group, fields))
     if operation_count > MAX_FRAME_OPERATIONS:
         raise MalformedFrameError(

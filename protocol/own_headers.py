@@ -1,9 +1,9 @@
 """Headers that holdfast's clients add to those of applications, and sizes counted without them.
 
 They are stored with the other headers and count as space: in `max_bytes`, rates and `HEAD`. The
-size limit of one message counts what the application gave, and so does the limit of headers: these
-headers do not count there, and what compression saved does. Only short texts are left out of the
-count, since an application may use such a name as well.
+size limits of one message and of its headers apply to what the application gave: there these
+headers do not count, and the value counts with its size before compression. Only short texts are
+left out of the count, since an application may use such a name as well.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class StoreConfig:
     max_messages: int | None = None
     #: Bytes of values, packed headers and, in a kv, keys, as `Head.bytes` counts them.
     max_bytes: int | None = None
-    #: A message or key is removed so long after it was set.
+    #: A message or key is removed this long after it was set.
     max_age_seconds: float | None = None
     #: Bytes of one message or entry before compression, without the headers that holdfast adds.
     max_message_bytes: int | None = None

@@ -257,7 +257,7 @@ class _S3File(io.RawIOBase):
 def _s3_client(endpoint: str | None, region: str | None) -> Any:
     """Return the S3 client that all tasks of this process share: making
     one takes a quarter of a second."""
-    # Imported here, because boto3 takes 0.2 s to import and a table in a folder does not need it.
+    # Imported here, as in `open_bucket`: a table in a folder does not need it.
     import boto3
     from botocore.config import Config
 

@@ -97,7 +97,7 @@ class CommitLog:
     `prepare_sync` may run in another thread."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
-        """Start an empty log in the new folder `directory`. Raises StorageFailedError."""
+        """Start an empty log in `directory`, created if missing. Raises StorageFailedError."""
         self._disk = disk
         self._directory = directory
         self._sizes: dict[int, int] = {}

@@ -1,8 +1,8 @@
 """Turns changes into rows of a store file, inside a transaction that the caller has begun.
 
 Runs of plain appends are by far the most common changes. They reach SQLite as one array in one
-statement, whether they came in one tick or one by one; without Python's work per row, a row costs
-half. All other changes are applied row by row. The resulting counters are returned, not written.
+statement (`schema.APPEND_MESSAGES`), whether they came in one tick or one by one. All other changes
+are applied row by row. The resulting counters are returned, not written.
 """
 
 from __future__ import annotations

@@ -258,8 +258,8 @@ class StoreRows(ABC):
             middle = (low + high) // 2
             probe = self._execute(schema.SELECT_APPENDED_FROM, (middle,)).get
             if probe is None or probe[0] >= high:
-                # No message in [middle, high) is unreplaced: look further down. If the boundary is
-                # in there, the reader starts a little early rather than late.
+                # Every message in [middle, high) was replaced or removed: look further down. If the
+                # boundary is in there, the reader starts a little early rather than late.
                 high = middle
             elif probe[column] >= least:
                 high = middle
