@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.bench.compare.compare_jetstream import PLANS, table
 from holdfast.bench.harness import (
     FORMAT,
     Goal,
@@ -146,18 +145,3 @@ def test_the_document_has_its_format_and_is_json() -> None:
             }
         ],
     }
-
-
-def test_the_table_of_the_comparison_has_a_row_for_each_work_and_for_applied_writes() -> None:
-    sides = {name: measured(1) for plan in PLANS for name in plan.sides}
-    sides = {
-        name: Measurement(({"per_second": 1.0, "p50_ms": 1.0, "p99_ms": 1.0},)) for name in sides
-    }
-    works = tuple(
-        Work(plan.name, plan.title, {name: sides[name] for name in plan.sides}, plan.targets)
-        for plan in PLANS
-    )
-    shown = table(Report("compare_jetstream", {}, {}, works))
-    assert len(shown.rows) == len(PLANS) + 1
-    assert all(len(row) == len(shown.columns) for row in shown.rows)
-    assert all(row[4] == "1.00x" for row in shown.rows)

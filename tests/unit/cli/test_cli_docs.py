@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import click
 import pytest
+from support import documents
+from support.documents import ROOT, documented_json, fenced, read
 
 from holdfast.cli.command import holdfast
 from holdfast.cli.commands.backup import delete_report, restore_report, version_row
@@ -54,13 +55,10 @@ from holdfast.spark.export.compaction import CompactionReport
 from holdfast.spark.export.export import ExportReport
 from holdfast.spark.replay import ImportReport
 
-ROOT = Path(__file__).parents[3]
-DOCUMENT = (ROOT / "docs" / "cli.md").read_text()
+DOCUMENT = read("cli.md")
 SECTION = re.compile(r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(SECTION.findall(DOCUMENT))
-CONSUMER = ConsumerInfo(
-    "workers", 3, ConsumerConfig(ack_wait_seconds=60), 8, 6, 1, 0, 7, 0, 6, 0
-)
+CONSUMER = ConsumerInfo("workers", 3, ConsumerConfig(ack_wait_seconds=60), 8, 6, 1, 0, 7, 0, 6, 0)
 MESSAGE = Message(7, b"hello", {"user": "ada"}, 1795230214000, 7)
 STORE = StoreId("default", StoreKind.STREAM, "notes")
 VERSION = dict.fromkeys(
@@ -135,18 +133,12 @@ def test_the_defaults_of_the_document_are_those_of_the_commands() -> None:
                 assert re.search(row, SECTIONS[usage(path, command)]), (path, parameter.name)
 
 
-def shape(value: Any) -> Any:
-    """The keys of an object, all the way down; of a list, those of its first element."""
-    if isinstance(value, dict):
-        return {key: shape(one) for key, one in value.items() if key not in ("headers", "skipped")}
-    if isinstance(value, list):
-        return [shape(one) for one in value[:1]]
-    return None
+#: Of objects whose keys are not of ours.
+shape = partial(documents.shape, leave_out=("headers", "skipped"))
 
 
 def documented(path: str) -> Any:
-    [example] = re.findall(r"^```json\n(.*)\n```$", SECTIONS[path], re.MULTILINE)
-    return shape(json.loads(example))
+    return shape(documented_json(SECTIONS[path]))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +216,7 @@ def commands_shown() -> Iterator[str]:
     """Yield each `holdfast ...` of the console blocks of the README and the documents."""
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = path.read_text()
-        for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for block in fenced(text, "console"):
             for line in re.findall(r"^\$ (.*(?:\\\n.*)*)$", block, re.MULTILINE):
                 shown = line.replace("\\\n", " ")
                 for command in re.findall(r"(?:^|[|;&] )(holdfast [^|;&#>]+)", shown):

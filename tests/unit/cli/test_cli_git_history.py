@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from support import small_repository
 
 from holdfast.cli.demo.git_history import (
     BlobReader,
-    FileVersion,
     GitError,
     blob_sizes,
     read_versions,
@@ -19,9 +20,7 @@ from holdfast.cli.demo.git_history import (
 )
 
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_SYSTEM": os.devnull,
+    **small_repository.ENVIRONMENT,
     "GIT_AUTHOR_NAME": "Ada Lövelace",
     "GIT_AUTHOR_EMAIL": "ada@example.org",
     "GIT_AUTHOR_DATE": "2026-01-02T03:04:05+01:00",
@@ -41,9 +40,12 @@ def git(repository: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def commit(repository: Path, message: str = "change") -> str:
+def commit(repository: Path, **files: str) -> str:
+    """Write files and commit whatever has changed; return the commit."""
+    for name, content in files.items():
+        (repository / name).write_text(content)
     git(repository, "add", "--all")
-    git(repository, "commit", "--quiet", "--allow-empty", "--message", message)
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "change")
     return git(repository, "rev-parse", "HEAD")
 
 
@@ -59,43 +61,40 @@ def changes(repository: Path) -> list[tuple[str, bytes]]:
     return [(one.status, one.path) for one in read_versions(repository)]
 
 
-def contents(repository: Path, versions: list[FileVersion]) -> list[bytes]:
+def contents(repository: Path, blobs: Iterable[str]) -> list[bytes]:
+    """Return the contents of blobs, which are read at once."""
+
     async def read() -> list[bytes]:
-        async with BlobReader(repository) as blobs:
-            return [await blobs.read(one.blob) for one in versions]
+        async with BlobReader(repository) as reader:
+            return await asyncio.gather(*map(reader.read, blobs))
 
     return asyncio.run(read())
 
 
 def test_each_commit_gives_the_files_it_changed_oldest_first(repository: Path) -> None:
-    (repository / "a").write_text("1")
-    first = commit(repository)
-    (repository / "a").write_text("2")
-    (repository / "b").write_text("3")
-    second = commit(repository)
+    first = commit(repository, a="1")
+    second = commit(repository, a="2", b="3")
     versions = list(read_versions(repository))
     assert [(one.commit.id, one.status, one.path) for one in versions] == [
         (first, "A", b"a"),
         (second, "M", b"a"),
         (second, "A", b"b"),
     ]
-    assert contents(repository, versions) == [b"1", b"2", b"3"]
+    assert contents(repository, [one.blob for one in versions]) == [b"1", b"2", b"3"]
     assert versions[0].commit.author == "Ada Lövelace"
     assert versions[0].commit.time == "2026-01-02T03:04:05+01:00"
     assert versions[0].mode == "100644"
 
 
 def test_a_deletion_has_no_content(repository: Path) -> None:
-    (repository / "a").write_text("1")
-    commit(repository)
+    commit(repository, a="1")
     (repository / "a").unlink()
     commit(repository)
     assert list(read_versions(repository))[-1][1:] == (b"a", "D", "", "")
 
 
 def test_a_rename_is_a_deletion_and_an_addition(repository: Path) -> None:
-    (repository / "a").write_text("the same content" * 20)
-    commit(repository)
+    commit(repository, a="the same content" * 20)
     (repository / "a").rename(repository / "b")
     commit(repository)
     assert sorted(changes(repository)[1:]) == [("A", b"b"), ("D", b"a")]
@@ -116,8 +115,7 @@ def test_a_rename_is_a_deletion_and_an_addition(repository: Path) -> None:
     ],
 )
 def test_odd_file_names_come_through(repository: Path, name: str) -> None:
-    (repository / name).write_text(name)
-    commit(repository)
+    commit(repository, **{name: name})
     assert changes(repository) == [("A", name.encode())]
 
 
@@ -136,7 +134,7 @@ def test_binary_and_empty_contents_come_through(repository: Path) -> None:
         (repository / str(number)).write_bytes(value)
     commit(repository)
     versions = list(read_versions(repository))
-    assert contents(repository, versions) == values
+    assert contents(repository, [one.blob for one in versions]) == values
     sizes = blob_sizes(repository, [one.blob for one in versions])
     assert [sizes[one.blob] for one in versions] == [len(value) for value in values]
 
@@ -146,39 +144,32 @@ def test_a_symlink_is_its_target(repository: Path) -> None:
     commit(repository)
     [version] = read_versions(repository)
     assert version.mode == "120000"
-    assert contents(repository, [version]) == [b"somewhere"]
+    assert contents(repository, [version.blob]) == [b"somewhere"]
 
 
 def test_a_commit_that_changes_nothing_gives_nothing(repository: Path) -> None:
-    (repository / "a").write_text("1")
+    commit(repository, a="1")
     commit(repository)
-    commit(repository, "empty")
-    commit(repository, "empty again")
-    (repository / "b").write_text("2")
     commit(repository)
+    commit(repository, b="2")
     assert changes(repository) == [("A", b"a"), ("A", b"b")]
 
 
 def test_a_merge_counts_as_one_commit_of_the_first_parent(repository: Path) -> None:
-    (repository / "a").write_text("1")
-    commit(repository)
+    commit(repository, a="1")
     git(repository, "checkout", "--quiet", "-b", "side")
     for number in range(3):
-        (repository / "side").write_text(str(number))
-        commit(repository)
+        commit(repository, side=str(number))
     git(repository, "checkout", "--quiet", "main")
-    (repository / "b").write_text("2")
-    commit(repository)
+    commit(repository, b="2")
     git(repository, "merge", "--quiet", "--no-ff", "-m", "merge", "side")
     versions = list(read_versions(repository))
     assert [one.path for one in versions] == [b"a", b"b", b"side"]
-    assert contents(repository, versions[-1:]) == [b"2"]
+    assert contents(repository, [versions[-1].blob]) == [b"2"]
 
 
 def test_a_submodule_is_left_out_and_deletes_the_file_it_replaces(repository: Path) -> None:
-    (repository / "a").write_text("1")
-    (repository / "file").write_text("2")
-    first = commit(repository)
+    first = commit(repository, a="1", file="2")
     git(repository, "update-index", "--add", "--cacheinfo", f"160000,{first},module")
     git(repository, "update-index", "--cacheinfo", f"160000,{first},file")
     git(repository, "commit", "--quiet", "--message", "modules")
@@ -189,16 +180,14 @@ def test_the_oldest_commit_of_a_shallow_clone_adds_all_its_files(
     repository: Path, tmp_path: Path
 ) -> None:
     for number in range(4):
-        (repository / f"file{number}").write_text(str(number))
-        commit(repository)
+        commit(repository, **{f"file{number}": str(number)})
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", "--depth", "2", repository.as_uri(), str(clone))
     assert changes(clone) == [("A", b"file0"), ("A", b"file1"), ("A", b"file2"), ("A", b"file3")]
 
 
 def test_a_user_s_configuration_changes_nothing(repository: Path) -> None:
-    (repository / "ä").write_text("1" * 100)
-    commit(repository)
+    commit(repository, ä="1" * 100)
     (repository / "ä").rename(repository / "b")
     commit(repository)
     plain = list(read_versions(repository))
@@ -239,8 +228,7 @@ def test_a_repository_without_commits_has_no_versions(repository: Path) -> None:
 
 
 def test_a_bare_repository_is_read_like_any_other(repository: Path, tmp_path: Path) -> None:
-    (repository / "a").write_text("1")
-    commit(repository)
+    commit(repository, a="1")
     bare = tmp_path / "bare.git"
     git(tmp_path, "clone", "--quiet", "--bare", str(repository), str(bare))
     assert repository_root(bare) == bare
@@ -248,36 +236,24 @@ def test_a_bare_repository_is_read_like_any_other(repository: Path, tmp_path: Pa
 
 
 def test_a_blob_that_the_clone_lacks_has_no_size_and_cannot_be_read(repository: Path) -> None:
-    (repository / "a").write_text("1")
-    commit(repository)
+    commit(repository, a="1")
     absent = "1" * 40
     assert blob_sizes(repository, [absent]) == {}
-
-    async def read() -> bytes:
-        async with BlobReader(repository) as blobs:
-            return await blobs.read(absent)
-
     with pytest.raises(GitError, match=absent):
-        asyncio.run(read())
+        contents(repository, [absent])
 
 
 def test_many_readers_at_once_get_their_own_blobs(repository: Path) -> None:
     for number in range(20):
         (repository / f"{number:02}").write_text(str(number) * (number * 1000))
     commit(repository)
-    versions = list(read_versions(repository))
-
-    async def read() -> list[bytes]:
-        async with BlobReader(repository) as blobs:
-            return await asyncio.gather(*(blobs.read(one.blob) for one in versions))
-
-    assert asyncio.run(read()) == [(str(n) * (n * 1000)).encode() for n in range(20)]
+    blobs = [one.blob for one in read_versions(repository)]
+    assert contents(repository, blobs) == [(str(n) * (n * 1000)).encode() for n in range(20)]
 
 
 def test_variables_of_a_surrounding_git_hook_do_not_lead_astray(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (repository / "a").write_text("1")
-    commit(repository)
+    commit(repository, a="1")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     assert changes(repository) == [("A", b"a")]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -26,9 +28,6 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectMissingError,
 )
 
-#: A port on which nothing listens: connecting to it is refused at once.
-NOWHERE = "nats://127.0.0.1:1"
-
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(holdfast, list(arguments), input=stdin, prog_name="holdfast")
@@ -46,31 +45,19 @@ def test_the_version_is_the_package_s() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "line",
     [
-        ["nonsense"],
-        ["stream"],
-        ["stream", "nonsense"],
-        ["stream", "get", "notes"],
-        ["stream", "get", "notes", "zero"],
-        ["stream", "get", "notes", "0"],
-        ["stream", "read", "notes", "--last", "1", "--start", "2"],
-        ["stream", "append", "notes", "value", "--lines"],
-        ["stream", "append", "notes", "--lines", "--msg-id", "1"],
-        ["stream", "append", "notes", "value", "--header", "no equals sign"],
-        ["stream", "append", "notes", "value", "--durability", "perhaps"],
-        ["kv", "set", "settings"],
-        ["stores", "--kind", "queue"],
-        ["up", "--servers", "0"],
-        ["up", "--port", "70000"],
-        ["persist", "--data", "somewhere"],
-        ["coordinator"],
-        ["demo", "--repo", "/nonexistent/folder"],
-        ["--timeout", "0", "servers"],
+        *("nonsense", "stream", "stream nonsense", "stream get notes", "stream get notes zero"),
+        *("stream get notes 0", "stream read notes --last 1 --start 2", "kv set settings"),
+        *("stream append notes value --lines", "stream append notes --lines --msg-id 1"),
+        "stream append notes value --header 'no equals sign'",
+        *("stream append notes value --durability perhaps", "stores --kind queue"),
+        *("up --servers 0", "up --port 70000", "persist --data somewhere", "coordinator"),
+        *("demo --repo /nonexistent/folder", "--timeout 0 servers"),
     ],
 )
-def test_wrong_usage_ends_with_2_and_what_to_try(arguments: list[str]) -> None:
-    result = run(*arguments)
+def test_wrong_usage_ends_with_2_and_what_to_try(line: str) -> None:
+    result = run(*shlex.split(line))
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "--help" in result.stderr or "Commands:" in result.stderr
@@ -141,47 +128,43 @@ def test_an_option_after_the_command_counts_more_than_before_it_and_that_more_th
 
 
 def test_all_shared_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {
-        "NATS": "nats://elsewhere:4222",
-        "TENANT": "acme",
-        "PREFIX": "hf2",
-        "TIMEOUT": "1.5",
-        "JSON": "1",
-    }.items():
+    values = {"NATS": "nats://elsewhere:4222", "TENANT": "acme", "PREFIX": "hf2"}
+    for name, value in {**values, "TIMEOUT": "1.5", "JSON": "1"}.items():
         monkeypatch.setenv(f"HOLDFAST_{name}", value)
     expected = Settings("nats://elsewhere:4222", "acme", "hf2", 1.5, True)
     assert _settings_of(monkeypatch, "probe") == expected
 
 
-def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    @click.command("probe")
-    def probe() -> None:
-        raise RuntimeError("a bug")
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], Result]:
+    """Runs a command that raises what it is given."""
 
-    monkeypatch.setitem(holdfast.commands, "probe", probe)
-    assert isinstance(run("probe").exception, RuntimeError)
+    def failing(error: BaseException) -> Result:
+        @click.command("probe")
+        def probe() -> None:
+            raise error
+
+        monkeypatch.setitem(holdfast.commands, "probe", probe)
+        return run("probe")
+
+    return failing
+
+
+def test_a_bug_shows_its_traceback(failing: Callable[[BaseException], Result]) -> None:
+    assert isinstance(failing(RuntimeError("a bug")).exception, RuntimeError)
 
 
 def test_a_failure_inside_a_task_group_is_told_like_any_other(
-    monkeypatch: pytest.MonkeyPatch,
+    failing: Callable[[BaseException], Result],
 ) -> None:
-    @click.command("probe")
-    def probe() -> None:
-        raise ExceptionGroup("", [ExceptionGroup("", [HoldfastError(reason="deep inside")])])
-
-    monkeypatch.setitem(holdfast.commands, "probe", probe)
-    result = run("probe")
+    deep = ExceptionGroup("", [HoldfastError(reason="deep inside")])
+    result = failing(ExceptionGroup("", [deep]))
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: deep inside. Try: ")
 
 
-def test_ctrl_c_is_130_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    @click.command("probe")
-    def probe() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(holdfast.commands, "probe", probe)
-    result = run("probe")
+def test_ctrl_c_is_130_and_says_nothing(failing: Callable[[BaseException], Result]) -> None:
+    result = failing(KeyboardInterrupt())
     assert (result.exit_code, result.output) == (130, "")
 
 
@@ -210,13 +193,8 @@ def test_the_nats_server_on_path_comes_first(
 
 def test_without_click_the_entry_says_what_to_install() -> None:
     program = "import sys; sys.modules['click'] = None\nfrom holdfast.cli.main import run\nrun()\n"
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-P", "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1
     [line] = result.stderr.splitlines()
     assert "pip install '.[cli]' in a clone" in line

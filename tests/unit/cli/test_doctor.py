@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
+from support.documents import documented_json, read, shape
 
 from holdfast.cli.commands.doctor import shared_folder
 from holdfast.cli.doctor import checks
@@ -33,6 +32,7 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
 DISK = Disk()
+DOCUMENT = read("cli.md")
 #: Where the tests run is not for them to judge.
 OF_THE_MACHINE = {checks.FILE_SYSTEM.code, checks.ROOM.code}
 
@@ -89,9 +89,7 @@ def make_log(
         fence.fence(DISK, folder / "fence")
     log = CommitLog(DISK, folder / "log")
     for tick, (previous, revision) in enumerate(revisions, start=1):
-        changes = [
-            [CHANGE_SET_MESSAGE, one, b"x"] for one in range(previous + 1, revision + 1)
-        ]
+        changes = [[CHANGE_SET_MESSAGE, one, b"x"] for one in range(previous + 1, revision + 1)]
         payload = frames.encode_changes(2, previous, 5, changes)
         log.append(tick, [LogRecord(store, 2, previous, revision, [payload], [])])
         log.prepare_sync()()
@@ -114,8 +112,14 @@ def outcomes(findings: Findings) -> dict[str, str]:
     }
 
 
-def only(check: Check, outcome: str) -> dict[str, str]:
-    return {check.code: outcome}
+def finds(
+    layout: Layout, outcome: str, *checks: Check, what: str = "", deep: bool = False
+) -> Findings:
+    """Look: these checks are not ok, and no others; the first of them says `what`."""
+    findings = look(layout, deep=deep)
+    assert outcomes(findings) == {check.code: outcome for check in checks}
+    assert not checks or what in text_of(findings, checks[0])
+    return findings
 
 
 def text_of(findings: Findings, check: Check) -> str:
@@ -151,10 +155,9 @@ def test_a_folder_without_format_is_reported_and_looked_at_if_it_was_holdfast_s(
     layout: Layout, tmp_path: Path
 ) -> None:
     layout.format_file.unlink()
-    assert outcomes(look(layout)) == only(checks.FORMAT, "critical")
+    finds(layout, "critical", checks.FORMAT)
     (tmp_path / "empty").mkdir()
-    findings = look(Layout(tmp_path / "empty"))
-    assert outcomes(findings) == only(checks.FORMAT, "critical")
+    findings = finds(Layout(tmp_path / "empty"), "critical", checks.FORMAT)
     assert {one.outcome for one in findings.results.values()} == {"critical", "skipped"}
     assert list((tmp_path / "empty").iterdir()) == []
 
@@ -162,7 +165,7 @@ def test_a_folder_without_format_is_reported_and_looked_at_if_it_was_holdfast_s(
 def test_a_tree_of_a_later_format_is_not_looked_at(layout: Layout) -> None:
     layout.format_file.write_text("holdfast shared file system, format 99\n")
     layout.store(NOTES).write_bytes(b"whatever a later holdfast means by it")
-    assert outcomes(look(layout)) == only(checks.FORMAT, "critical")
+    finds(layout, "critical", checks.FORMAT)
 
 
 def test_the_folder_of_up_holds_the_shared_file_system(layout: Layout, tmp_path: Path) -> None:
@@ -213,9 +216,7 @@ def test_a_file_that_is_not_what_it_should_be_is_critical(
     layout: Layout, damage: Callable[[Path], None], check: Check
 ) -> None:
     damage(layout.store(NOTES))
-    findings = look(layout)
-    assert outcomes(findings) == only(check, "critical")
-    assert str(layout.store(NOTES).relative_to(layout.root)) in text_of(findings, check)
+    finds(layout, "critical", check, what=str(layout.store(NOTES).relative_to(layout.root)))
 
 
 @pytest.mark.parametrize(
@@ -227,11 +228,11 @@ def test_a_damaged_file_that_was_never_durable_is_a_warning_where_the_logs_can_m
     young = NOTES._replace(name="young")
     damage(make_store(layout, young))
     record_store(layout, young, reached=StoreState.CREATED)
-    assert outcomes(look(layout)) == only(check, "critical")
+    finds(layout, "critical", check)
     make_log(layout, (0, 2), (2, 3), store=young)
-    assert outcomes(look(layout)) == only(check, "warning")
+    finds(layout, "warning", check)
     record_store(layout, young)
-    assert outcomes(look(layout)) == only(check, "critical")
+    finds(layout, "critical", check)
 
 
 def test_a_miscounted_file_is_noticed_by_a_deep_look(layout: Layout) -> None:
@@ -239,22 +240,19 @@ def test_a_miscounted_file_is_noticed_by_a_deep_look(layout: Layout) -> None:
     connection.execute("UPDATE meta SET count = 7")
     connection.close()
     assert outcomes(look(layout)) == {}
-    assert outcomes(look(layout, deep=True)) == only(checks.MISCOUNTED_FILES, "warning")
+    finds(layout, "warning", checks.MISCOUNTED_FILES, deep=True)
 
 
 def test_a_file_in_the_wrong_folder_is_critical_and_so_is_its_absence(layout: Layout) -> None:
     parent = layout.store(NOTES).parent
     parent.rename(parent.with_name("000"))
-    assert outcomes(look(layout)) == {
-        checks.MISPLACED_FILES.code: "critical",
-        checks.MISSING_FILES.code: "critical",
-    }
+    finds(layout, "critical", checks.MISPLACED_FILES, checks.MISSING_FILES)
 
 
 def test_a_wal_without_its_file_is_critical(layout: Layout) -> None:
     lone = layout.store(NOTES).with_name("gone.stream.1.db-wal")
     lone.write_bytes(b"")
-    assert outcomes(look(layout)) == only(checks.LONE_WALS, "critical")
+    finds(layout, "critical", checks.LONE_WALS)
 
 
 def test_leftovers_and_strangers_are_told(layout: Layout) -> None:
@@ -263,27 +261,19 @@ def test_leftovers_and_strangers_are_told(layout: Layout) -> None:
     path.with_name(path.name + ".01").write_bytes(b"")
     path.rename(layout.store(NOTES, 2))
     path.write_bytes(b"an earlier generation")
-    findings = look(layout)
-    assert outcomes(findings) == {
-        checks.STRANGERS.code: "warning",
-        checks.GENERATIONS.code: "warning",
-    }
+    findings = finds(layout, "warning", checks.STRANGERS, checks.GENERATIONS)
     assert "an earlier generation" in text_of(findings, checks.GENERATIONS)
 
 
 # Logs and fences
 def test_revisions_that_are_nowhere_are_critical(layout: Layout) -> None:
     make_log(layout, (1, 2), (5, 6))
-    findings = look(layout)
-    assert outcomes(findings) == only(checks.SEQUENCE, "critical")
-    assert "revisions 4 to 5" in text_of(findings, checks.SEQUENCE)
+    finds(layout, "critical", checks.SEQUENCE, what="revisions 4 to 5")
 
 
 def test_a_store_of_which_the_logs_have_only_the_end_is_critical(layout: Layout) -> None:
     make_log(layout, (4, 6), store=NOTES._replace(name="gone"))
-    findings = look(layout)
-    assert outcomes(findings) == only(checks.SEQUENCE, "critical")
-    assert "revisions 1 to 4 are missing" in text_of(findings, checks.SEQUENCE)
+    finds(layout, "critical", checks.SEQUENCE, what="revisions 1 to 4 are missing")
 
 
 def test_a_store_that_is_only_in_a_log_is_fine_if_all_of_it_is(layout: Layout) -> None:
@@ -302,10 +292,7 @@ def test_a_torn_end_of_a_log_is_fine_and_damage_in_the_middle_is_critical(layout
     broken = bytearray(whole)
     broken[whole.find(b"HFlg", 1) + 30] ^= 1
     segment.write_bytes(broken)
-    assert outcomes(look(layout)) == {
-        checks.LOG_DAMAGE.code: "critical",
-        checks.SEQUENCE.code: "critical",
-    }
+    finds(layout, "critical", checks.LOG_DAMAGE, checks.SEQUENCE)
 
 
 def test_stores_that_a_damaged_log_may_have_held_are_named_until_the_loss_is_accepted(
@@ -317,24 +304,20 @@ def test_stores_that_a_damaged_log_may_have_held_are_named_until_the_loss_is_acc
     last = encode_frame(3, [LogRecord(other, 2, 0, 1, [], [])])
     segment.write_bytes(segment.read_bytes() + lost[:-1] + b"?" + last)
     record_store(layout, NOTES._replace(name="unheard"), reached=StoreState.CREATED)
-    findings = look(layout)
-    assert outcomes(findings) == {
-        checks.LOG_DAMAGE.code: "critical",
-        checks.DOUBTFUL_STORES.code: "critical",
-    }
+    findings = finds(layout, "critical", checks.LOG_DAMAGE, checks.DOUBTFUL_STORES)
     doubted = text_of(findings, checks.DOUBTFUL_STORES)
     assert "changes after revision 4 may be missing" in doubted
     assert "unheard" in doubted
     assert len(doubted.splitlines()) == 2
     layout.loss_accepted("s1", "01").touch()
-    assert outcomes(look(layout)) == only(checks.LOG_DAMAGE, "warning")
+    finds(layout, "warning", checks.LOG_DAMAGE)
 
 
 def test_a_fenced_life_without_its_log_is_critical(layout: Layout) -> None:
     shutil.rmtree(make_log(layout, (3, 4)).parent)
-    assert outcomes(look(layout)) == only(checks.MISSING_LOGS, "critical")
+    finds(layout, "critical", checks.MISSING_LOGS)
     layout.loss_accepted("s1", "01").touch()
-    assert outcomes(look(layout)) == only(checks.MISSING_LOGS, "warning")
+    finds(layout, "warning", checks.MISSING_LOGS)
 
 
 def test_an_open_fence_without_a_process_is_a_warning_and_its_log_counts(layout: Layout) -> None:
@@ -348,14 +331,13 @@ def test_an_open_fence_without_a_process_is_a_warning_and_its_log_counts(layout:
 def test_a_log_without_a_fence_file_is_a_warning(layout: Layout) -> None:
     make_log(layout, (3, 4))
     layout.fence("s1", "01").unlink()
-    assert outcomes(look(layout)) == only(checks.MISSING_FENCES, "warning")
+    finds(layout, "warning", checks.MISSING_FENCES)
 
 
 # Quarantine
 def test_a_folder_that_others_may_enter_is_a_warning(layout: Layout) -> None:
     layout.root.chmod(0o750)
-    findings = look(layout)
-    assert outcomes(findings) == {checks.ACCESS.code: "warning"}
+    findings = finds(layout, "warning", checks.ACCESS)
     [example] = findings.results[checks.ACCESS.code].examples
     assert example.what == "its mode is 0750: others may look into it"
 
@@ -365,8 +347,7 @@ def test_quarantine_is_a_warning_with_its_reason(layout: Layout) -> None:
     path = make_store(layout, other)
     quarantine(DISK, layout, other, path, reason="page 3 is torn", time=7, server="s1")
     (layout.quarantine / "acme" / "by-hand").mkdir()
-    findings = look(layout)
-    assert outcomes(findings) == only(checks.QUARANTINE, "warning")
+    findings = finds(layout, "warning", checks.QUARANTINE)
     assert "page 3 is torn" in text_of(findings, checks.QUARANTINE)
     assert "by-hand: there is no report" in text_of(findings, checks.QUARANTINE)
 
@@ -374,21 +355,21 @@ def test_quarantine_is_a_warning_with_its_reason(layout: Layout) -> None:
 # What the coordinator knows
 def test_a_store_whose_file_is_missing_is_critical(layout: Layout) -> None:
     layout.store(NOTES).unlink()
-    assert outcomes(look(layout)) == only(checks.MISSING_FILES, "critical")
+    finds(layout, "critical", checks.MISSING_FILES)
     make_log(layout, (0, 3))
-    assert outcomes(look(layout)) == only(checks.MISSING_FILES, "critical")
+    finds(layout, "critical", checks.MISSING_FILES)
 
 
 def test_a_file_that_the_coordinator_does_not_know_is_a_warning(layout: Layout) -> None:
     make_store(layout, NOTES._replace(name="found"))
-    assert outcomes(look(layout)) == only(checks.UNRECORDED_FILES, "warning")
+    finds(layout, "warning", checks.UNRECORDED_FILES)
 
 
 def test_a_file_with_a_higher_epoch_than_the_coordinator_s_is_a_warning(layout: Layout) -> None:
     other = NOTES._replace(name="ahead")
     make_store(layout, other, epoch=9)
     record_store(layout, other, epoch=8)
-    assert outcomes(look(layout)) == only(checks.EPOCHS, "warning")
+    finds(layout, "warning", checks.EPOCHS)
 
 
 def test_a_file_that_is_older_than_the_coordinator_knows_is_critical(layout: Layout) -> None:
@@ -401,12 +382,10 @@ def test_a_file_that_is_older_than_the_coordinator_knows_is_critical(layout: Lay
     close(3)
     assert outcomes(look(layout)) == {}
     close(5)
-    findings = look(layout)
-    assert outcomes(findings) == only(checks.OLDER_FILES, "critical")
-    assert "it reaches revision 3, and it was at 5" in text_of(findings, checks.OLDER_FILES)
+    finds(layout, "critical", checks.OLDER_FILES, what="it reaches revision 3, and it was at 5")
     accepted = layout.older_accepted(NOTES)
     accepted.touch()
-    assert outcomes(look(layout)) == only(checks.OLDER_FILES, "warning")
+    finds(layout, "warning", checks.OLDER_FILES)
     accepted.unlink()
     make_log(layout, (3, 5))
     assert outcomes(look(layout)) == {}, "the log brings it up to date"
@@ -421,8 +400,7 @@ def test_a_damaged_state_file_is_critical_and_left_alone(
     if damage is flip_a_bit:
         path.write_bytes(path.read_bytes()[:-4096])
     before = path.read_bytes()
-    findings = look(layout)
-    assert outcomes(findings) == only(checks.STATE, "critical")
+    findings = finds(layout, "critical", checks.STATE)
     assert findings.results[checks.MISSING_FILES.code].outcome == "skipped"
     assert path.read_bytes() == before
 
@@ -442,14 +420,13 @@ def test_a_state_file_that_was_not_closed_is_read_with_its_wal_and_left_alone(
     state.close()
     for each, content in left.items():
         (folder / each).write_bytes(content)
-    findings = look(layout)
-    assert outcomes(findings) == only(checks.MISSING_FILES, "critical")
+    finds(layout, "critical", checks.MISSING_FILES)
     assert {each: (folder / each).read_bytes() for each in left} == left
 
 
 def test_a_missing_state_file_is_a_warning(layout: Layout) -> None:
     (layout.coordinator / "state.db").unlink()
-    assert outcomes(look(layout)) == only(checks.STATE, "warning")
+    finds(layout, "warning", checks.STATE)
 
 
 # The report
@@ -476,28 +453,19 @@ def test_findings_are_counted_and_only_the_first_and_worst_are_kept() -> None:
     assert findings.severity is Severity.NOTE
 
 
-def shape(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: shape(one) for key, one in value.items()}
-    return [shape(one) for one in value[:1]] if isinstance(value, list) else None
-
-
 def test_the_report_has_the_documented_shape(layout: Layout) -> None:
     layout.store(NOTES).unlink()
-    document = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
-    section = document.partition("### `holdfast doctor`\n")[2].partition("\n### ")[0]
-    [example] = re.findall(r"^```json\n(.*)\n```$", section, re.MULTILINE)
+    section = DOCUMENT.partition("### `holdfast doctor`\n")[2].partition("\n### ")[0]
     examination = Examination(layout.root)
     examination.run()
     report = examination.to_json()
     worst_first = sorted(report["checks"], key=lambda one: one["outcome"] != "critical")
-    assert shape({**report, "checks": worst_first}) == shape(json.loads(example))
+    assert shape({**report, "checks": worst_first}) == shape(documented_json(section))
     assert report["outcome"] == "critical"
 
 
 def test_every_check_is_documented() -> None:
-    document = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
-    rows = re.findall(r"^\| (HF-\d+) \| ([^|]+) \| ([^|]+) \|", document, re.MULTILINE)
+    rows = re.findall(r"^\| (HF-\d+) \| ([^|]+) \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
     assert rows == [(one.code, one.name, one.about) for one in CHECKS]
 
 

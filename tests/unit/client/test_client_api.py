@@ -9,15 +9,16 @@ import re
 import types
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Any
+
+from support.documents import read
 
 import holdfast.client
 import holdfast.client.sync
 from holdfast.protocol import limits
 from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError
 
-GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text()
+GUIDE = read("guide.md")
 MODULES = (holdfast.client, holdfast.client.sync)
 #: What is said between the parts, or to operators alone, whose commands have errors of their own.
 ONLY_INSIDE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,19 +35,17 @@ append: Callable[..., Any] = operations.append_operation
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda: append("text"), InvalidArgumentError),
-        (lambda: append(None), InvalidArgumentError),
+        *(
+            (partial(append, *arguments), InvalidArgumentError)
+            for arguments in (
+                *(("text",), (None,)),
+                *((b"", headers) for headers in ({"a": 1}, {1: "a"}, ["a"], {"a": "\ud800"})),
+                *((b"", None, ""), (b"", None, 7), (b"", None, None, -1), (b"", None, None, True)),
+            )
+        ),
         (lambda: append(b"x" * (MAX_VALUE_BYTES + 1)), TooLargeError),
-        (lambda: append(b"", {"a": 1}), InvalidArgumentError),
-        (lambda: append(b"", {1: "a"}), InvalidArgumentError),
-        (lambda: append(b"", ["a"]), InvalidArgumentError),
-        (lambda: append(b"", {"a": "\ud800"}), InvalidArgumentError),
         (lambda: append(b"", {"a": "x" * MAX_HEADERS_BYTES}), TooLargeError),
-        (lambda: append(b"", None, ""), InvalidArgumentError),
-        (lambda: append(b"", None, 7), InvalidArgumentError),
         (lambda: append(b"", None, "x" * (MAX_MSG_ID_BYTES + 1)), TooLargeError),
-        (lambda: append(b"", None, None, -1), InvalidArgumentError),
-        (lambda: append(b"", None, None, True), InvalidArgumentError),
         (lambda: operations.set_message_operation(0, b""), InvalidArgumentError),
         (lambda: operations.set_message_operation(True, b""), InvalidArgumentError),
         (lambda: operations.set_message_operation(1 << 63, b""), InvalidArgumentError),

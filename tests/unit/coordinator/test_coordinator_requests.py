@@ -24,6 +24,13 @@ from holdfast.protocol.frames import encode, encode_control
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 from holdfast.protocol.names import StoreId
 
+TOO_MANY: list[list[object]] = [[1, "a"]] * (MAX_FRAME_OPERATIONS + 1)
+
+
+def from_a(**fields: object) -> bytes:
+    """What the server `a` asks."""
+    return encode_control(server="a", incarnation="1", **fields)
+
 
 def resolve_payload(*stores: list[object]) -> bytes:
     return encode_control(stores=list(stores))
@@ -47,31 +54,16 @@ def test_a_wrong_name_fails_in_its_own_slot() -> None:
         ("*", "resolve", resolve_payload(), InvalidNameError),
         ("acme", "resolve", encode_control(stores=5), InvalidArgumentError),
         ("acme", "resolve", encode_control(stores=[[1]]), InvalidArgumentError),
-        (
-            "acme",
-            "resolve",
-            resolve_payload(*[[1, "a"]] * (MAX_FRAME_OPERATIONS + 1)),
-            TooLargeError,
-        ),
+        ("acme", "resolve", resolve_payload(*TOO_MANY), TooLargeError),
         ("_", "register", encode_control(server="a", incarnation="../../x"), InvalidNameError),
         ("_", "register", encode_control(server="a"), InvalidNameError),
-        ("_", "release", encode_control(server="a", incarnation="1"), InvalidArgumentError),
         ("_", "drain", encode_control(), InvalidNameError),
         ("acme", "drain", encode_control(server="a"), UnknownOperationError),
         ("acme", "undrain", encode_control(server="a"), UnknownOperationError),
-        ("_", "vacate", encode_control(server="a", incarnation="1"), InvalidArgumentError),
-        (
-            "_",
-            "vacate",
-            encode_control(server="a", incarnation="1", number=1 << 63),
-            InvalidArgumentError,
-        ),
-        (
-            "_",
-            "release",
-            encode_control(server="a", incarnation="1", stores=[["acme", 1, "one", "1"]]),
-            InvalidArgumentError,
-        ),
+        ("_", "release", from_a(), InvalidArgumentError),
+        ("_", "release", from_a(stores=[["acme", 1, "one", "1"]]), InvalidArgumentError),
+        ("_", "vacate", from_a(), InvalidArgumentError),
+        ("_", "vacate", from_a(number=1 << 63), InvalidArgumentError),
         ("acme", "stores", encode_control(after=["a"]), InvalidArgumentError),
         ("acme", "stores", encode_control(limit=-1), InvalidArgumentError),
         ("acme", "stores", encode_control(prefix=b"x"), InvalidArgumentError),
@@ -96,14 +88,22 @@ _VALUES = st.recursive(
 )
 _FIELDS = st.dictionaries(
     st.sampled_from(
-        ["stores", "server", "incarnation", "kind", "prefix", "after", "limit", "number", "error",
-         "fields"]
+        [
+            "stores",
+            "server",
+            "incarnation",
+            "kind",
+            "prefix",
+            "after",
+            "limit",
+            "number",
+            "error",
+            "fields",
+        ]
     ),
     _VALUES | st.sampled_from(["a", "s1"]),
 )
-_VERBS = st.sampled_from(
-    [*_CLIENT_VERBS, *_CLUSTER_VERBS, *_OPERATOR_VERBS, ""]
-)
+_VERBS = st.sampled_from([*_CLIENT_VERBS, *_CLUSTER_VERBS, *_OPERATOR_VERBS, ""])
 
 
 @given(

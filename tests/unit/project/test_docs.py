@@ -12,13 +12,14 @@ import re
 import runpy
 import string
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import click
 import pytest
+from support.documents import ROOT, bare, fenced, read, table, tables
 
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.command import holdfast
@@ -54,51 +55,17 @@ from holdfast.shared_fs.bucket.bucket_errors import NoBucketError
 from holdfast.shared_fs.disk.layout import Layout, NoDataError
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
-ROOT = Path(__file__).parents[3]
-PROTOCOL = (ROOT / "docs" / "protocol.md").read_text()
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-PAGES = ("guide.md", "tutorial.md", "coming-from.md")
-GUIDES = {name: (ROOT / "docs" / name).read_text() for name in PAGES}
+PROTOCOL, OPERATIONS = read("protocol.md"), read("operations.md")
+#: Where limits are listed.
+DOCUMENTS = (PROTOCOL, OPERATIONS, *map(read, ("guide.md", "tutorial.md", "coming-from.md")))
 DRAWINGS = ROOT / "docs" / "drawings"
 #: The protocol page without its line breaks.
 PROSE = " ".join(PROTOCOL.split())
-DOCUMENTS = {"protocol.md": PROTOCOL, "operations.md": OPERATIONS, **GUIDES}
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
 SETTINGS = StoreId("acme", StoreKind.KV, "settings")
 WRITER = bytes.fromhex("0102030405060708090a0b0c")
 TIME = 1767225600000
-
-
-def tables(document: str) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Yield the header and the rows of each table; a cell has no backticks around it."""
-    for block in re.findall(r"(?:^\|.*\|\n)+", document, re.MULTILINE):
-        header, _, *rows = [
-            [cell.strip() for cell in line.strip().strip("|").split("|")]
-            for line in block.splitlines()
-        ]
-        yield header, [[bare(row[0]), *row[1:]] for row in rows]
-
-
-def table(document: str, *header: str) -> list[list[str]]:
-    """Return the rows of the one table whose header begins with `header`."""
-    [rows] = [rows for found, rows in tables(document) if tuple(found[: len(header)]) == header]
-    return rows
-
-
-def bare(cell: str) -> str:
-    return cell[1:-1] if re.fullmatch(r"`[^`]*`", cell) else cell
-
-
-def section(document: str, title: str) -> str:
-    [body] = re.findall(
-        rf"^##+ {re.escape(title)}\n(.*?)(?=^## |\Z)", document, re.MULTILINE | re.DOTALL
-    )
-    return str(body)
-
-
-def fenced(document: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
 
 
 # Errors
@@ -210,9 +177,7 @@ def test_the_states_of_a_server_are_listed() -> None:
         ("consumer_info", [each.name for each in dataclasses.fields(ConsumerInfo)]),
     ],
 )
-def test_the_arrays_of_infos_are_listed_in_order(
-    title: str, fields: Sequence[str]
-) -> None:
+def test_the_arrays_of_infos_are_listed_in_order(title: str, fields: Sequence[str]) -> None:
     rows = table(PROTOCOL, "position", title)
     assert [(int(row[0]), bare(row[1])) for row in rows] == list(enumerate(fields))
 
@@ -224,7 +189,7 @@ def test_the_fields_of_a_heartbeat_and_of_an_owner_are_listed() -> None:
 
 def test_every_verb_of_the_coordinator_is_listed() -> None:
     found = [rows for header, rows in tables(PROTOCOL) if header[:1] == ["verb"]]
-    listed = [{row[0] for row in rows} for rows in found]
+    listed = [{bare(row[0]) for row in rows} for rows in found]
     assert listed == [set(_CLIENT_VERBS), set(_CLUSTER_VERBS), set(_OPERATOR_VERBS)]
 
 
@@ -251,8 +216,8 @@ def test_the_example_of_quoting_is_right() -> None:
 # Limits
 def test_every_limit_that_is_listed_has_the_value_of_the_code() -> None:
     listed = [
-        (row[0], float(row[1]))
-        for document in DOCUMENTS.values()
+        (bare(row[0]), float(row[1]))
+        for document in DOCUMENTS
         for header, rows in tables(document)
         if header[:2] == ["limit", "value"]
         for row in rows
@@ -304,7 +269,7 @@ def options_of(name: str) -> dict[str, str]:
 def documented_options(name: str) -> list[list[str]]:
     [block] = re.findall(rf"^`holdfast {name}`:\n\n((?:^\|.*\|\n)+)", OPERATIONS, re.MULTILINE)
     [(_, rows)] = tables(block)
-    return rows
+    return [[bare(row[0]), *row[1:]] for row in rows]
 
 
 @pytest.mark.parametrize("name", ["coordinator", "persist", "up"])
@@ -357,34 +322,22 @@ def logged_events() -> dict[str, set[str]]:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if not (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Attribute)
-                    and isinstance(node.func.value, ast.Name)
-                    and node.func.value.id == "logger"
+                    isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger.")
                 ):
                     continue
-                texts = [
-                    one.value
-                    for one in node.args
-                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
-                ]
-                assert texts, f"{path}:{node.lineno} logs no event"
-                levels = {node.func.attr}
-                if node.func.attr == "log":
-                    levels = {
-                        one.attr.lower()
-                        for one in ast.walk(node.args[0])
-                        if isinstance(one, ast.Attribute)
-                        and isinstance(one.value, ast.Name)
-                        and one.value.id == "logging"
-                    }
-                found.setdefault(texts[0].split(" ")[0], set()).update(levels)
+                level = ast.unparse(node.func).removeprefix("logger.")
+                levels = [level]
+                if level == "log":
+                    levels = re.findall(r"logging\.(\w+)", ast.unparse(node.args[0]).lower())
+                constants = [one.value for one in node.args if isinstance(one, ast.Constant)]
+                assert constants, f"{path}:{node.lineno} logs no event"
+                found.setdefault(constants[0].split(" ")[0], set()).update(levels)
     return found
 
 
 def test_every_event_that_is_logged_is_listed_with_its_levels() -> None:
     listed = [
-        (row[0], set(row[1].split(", ")))
+        (bare(row[0]), set(row[1].split(", ")))
         for header, rows in tables(OPERATIONS)
         if header[:2] == ["event", "level"]
         for row in rows
@@ -399,7 +352,7 @@ def test_every_setting_of_a_store_is_listed_with_its_default() -> None:
     assert {row[0]: row[1] for row in table(PROTOCOL, "name", "default")} == {
         name: words[default] for name, default in defaults.items()
     }
-    body = section(PROTOCOL, "Limits of a store")
+    body = PROTOCOL.partition("Limits of a store\n")[2].partition("\n## ")[0]
     assert f"at most {limits.MAX_DESCRIPTION_BYTES} bytes" in body
     assert f"a turn removes {limits.MAX_EVICTED_ROWS}" in PROSE
 

@@ -17,11 +17,7 @@ from typing import Any
 import pytest
 
 import holdfast.client
-from holdfast.protocol.distribution import (
-    DISTRIBUTION,
-    _version_of_tree,
-    how_to_install,
-)
+from holdfast.protocol.distribution import DISTRIBUTION, _version_of_tree, how_to_install
 from holdfast.protocol.distribution import version as installed_version
 
 ROOT = Path(__file__).parents[3]
@@ -63,6 +59,12 @@ def _pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+def modules(folder: str) -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the path of each module below a folder, from the root, and its syntax tree."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        yield path.relative_to(ROOT), ast.parse(path.read_text(), str(path))
+
+
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -98,17 +100,13 @@ def _package_folders() -> set[str]:
 
 def _imports(package: str) -> Iterator[tuple[Path, str]]:
     """Yield each module outside the standard library that a package's files import."""
-    for path in sorted((ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(), str(path))):
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
+    for path, tree in modules(package):
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
                 assert node.level == 0 and node.module, f"{path}: a relative import"
-                modules = [node.module]
-            else:
-                continue
-            for module in modules:
-                top = module.partition(".")[0]
+                names = [node.module]
+            for top in {name.partition(".")[0] for name in names}:
                 if top not in sys.stdlib_module_names and top not in ("holdfast", TYPES_ONLY):
                     yield path, top
 
@@ -150,12 +148,11 @@ def test_every_room_says_its_purpose_and_is_no_larger_than_a_reader_can_take_in(
 def test_a_public_class_has_a_name_of_its_own() -> None:
     places: dict[str, list[Path]] = {}
     for package in _package_folders():
-        for path in sorted((ROOT / package).rglob("*.py")):
+        for path, tree in modules(package):
             # What is generated has the names of what it is generated from.
-            if "blocking" not in path.relative_to(ROOT).parts:
-                for node in ast.parse(path.read_text()).body:
-                    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                        places.setdefault(node.name, []).append(path.relative_to(ROOT))
+            for node in tree.body if "blocking" not in path.parts else ():
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(path)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
@@ -219,7 +216,7 @@ def test_everything_a_package_imports_is_in_its_extra(package: str) -> None:
     distributions_of = metadata.packages_distributions()
     for path, module in _imports(package):
         distributions = {_canonical(name) for name in distributions_of.get(module, [])}
-        beyond = EXTRAS_OF_MODULE.get(str(path.relative_to(ROOT)), [])
+        beyond = EXTRAS_OF_MODULE.get(str(path), [])
         allowed_here = allowed.union(*(_extra(extra) for extra in beyond))
         assert distributions & allowed_here, (
             f"{path} imports {module}: not in an extra of {package}"

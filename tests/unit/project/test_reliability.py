@@ -5,36 +5,23 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from support.documents import ROOT, read, tables
+
 TESTS = ROOT / "tests"
-DOCUMENT = "\n".join(
-    (ROOT / "docs" / name).read_text() for name in ("reliability.md", "fault-matrix.md")
-)
+DOCUMENT = read("reliability.md") + "\n" + read("fault-matrix.md")
 FAULT_MATRIX = ["fault", "injected by", "promised", "shown by"]
 NAMED_TEST = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
 NOT_TESTED = re.compile(r"not tested: \S.{9,}")
 
 
-def tables() -> Iterator[tuple[list[str], list[list[str]]]]:
-    """Yield the header and the rows of each table."""
-    for block in re.findall(r"(?:^\|.*\|\n)+", DOCUMENT, re.MULTILINE):
-        header, _, *rows = [
-            [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
-            for line in block.splitlines()
-        ]
-        yield header, rows
-
-
-def table(*header: str) -> list[list[str]]:
-    [rows] = [rows for found, rows in tables() if found == list(header)]
+def rows_of(*header: str) -> list[list[str]]:
+    [rows] = [rows for found, rows in tables(DOCUMENT) if found == list(header)]
     return rows
 
 
 def matrix() -> list[list[str]]:
-    return [row for header, rows in tables() if header == FAULT_MATRIX for row in rows]
+    return [row for header, rows in tables(DOCUMENT) if header == FAULT_MATRIX for row in rows]
 
 
 def tree(path: str) -> ast.Module:
@@ -55,13 +42,10 @@ def existing_tests() -> set[tuple[str, str]]:
 def constant(path: str, name: str) -> ast.expr:
     """The value that a module gives to `name`."""
     for node in tree(path).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            assert isinstance(node, ast.Assign | ast.AnnAssign)
-            assert node.value is not None
-            return node.value
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if name in map(ast.unparse, targets):
+                return node.value
     raise AssertionError(f"{path} has no {name}")
 
 
@@ -154,12 +138,12 @@ def test_every_claim_of_the_readme_names_tests_that_exist() -> None:
 
 
 def test_every_scenario_of_the_power_cuts_is_listed() -> None:
-    listed = [names_in(row[0]) for row in table("scenario", "the power goes while")]
+    listed = [names_in(row[0]) for row in rows_of("scenario", "the power goes while")]
     assert scenarios_of_power() == set.union(*listed)
 
 
 def test_every_operation_that_is_crashed_is_listed() -> None:
-    rows = table("operation", "what is crashed", "crashes, of points")
+    rows = rows_of("operation", "what is crashed", "crashes, of points")
     operations = crashed_operations()
     assert len(operations) > 5
     assert operations == set.union(*(names_in(row[0]) for row in rows))
@@ -169,7 +153,7 @@ def test_every_operation_that_is_crashed_is_listed() -> None:
 def test_every_fault_of_the_simulation_is_listed_and_in_the_matrix() -> None:
     faults = faults_of_the_nemesis()
     assert len(faults) > 10
-    assert faults == set.union(*(names_in(row[0]) for row in table("fault", "what it does")))
+    assert faults == set.union(*(names_in(row[0]) for row in rows_of("fault", "what it does")))
     assert faults <= set.union(*(names_in(row[1]) for row in matrix()))
 
 
@@ -182,7 +166,7 @@ def test_planted_bugs_are_listed_with_the_seeds_that_find_them() -> None:
     seeds = ast.literal_eval(constant("simulation/test_simulation.py", "_PLANTED_SEEDS"))
     listed = {
         bare: (int(row[1]), None if row[2] == "all" else names_in(row[2]).pop())
-        for row in table("planted bug", "found within seeds", "faults")
+        for row in rows_of("planted bug", "found within seeds", "faults")
         for bare in names_in(row[0])
     }
     assert listed == seeds

@@ -4,13 +4,12 @@ are."""
 from __future__ import annotations
 
 import re
-from pathlib import Path
+
+from support.documents import read
 
 from holdfast.cli.doctor.checks import CHECKS
 
-DOCS = Path(__file__).parents[3] / "docs"
-RUNBOOK = (DOCS / "runbook.md").read_text()
-OPERATIONS = (DOCS / "operations.md").read_text()
+RUNBOOK, OPERATIONS = read("runbook.md"), read("operations.md")
 
 
 def test_every_code_of_the_doctor_has_a_row() -> None:

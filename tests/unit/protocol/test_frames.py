@@ -161,23 +161,14 @@ def test_an_empty_payload_and_another_version_are_told_apart() -> None:
 @pytest.mark.parametrize(
     "group",
     [
-        (True, "a", 1, 1, 0, [[1]]),
-        (1, b"a", 1, 1, 0, [[1]]),
-        (1, "a", "1", 1, 0, [[1]]),
-        (1, "a", 1, -1, 0, [[1]]),
-        (1, "a", 1, 2, 0, [[1]]),
-        (1, "a", 1 << 63, 1, 0, [[1]]),
-        (1, "a", -1, -1, 0, [[1]]),
-        (1, "a", 1, 1, None, [[1]]),
-        (1, "a", 1, 1, 0, []),
-        (1, "a", 1, 1, 0, [[]]),
-        (1, "a", 1, 1, 0, [["1"]]),
-        (1, "a", 1, 1, 0, [[True]]),
-        (1, "a", 1, 1, 0, [1]),
-        (1, "a", 1, 1, 0, {"x": 1}),
-        (1, "a", 1, 1, 0),
-        None,
-        {},
+        *((True, "a", 1, 1, 0, [[1]]), (1, b"a", 1, 1, 0, [[1]]), (1, "a", "1", 1, 0, [[1]])),
+        *((1, "a", 1, -1, 0, [[1]]), (1, "a", 1, 2, 0, [[1]]), (1, "a", 1 << 63, 1, 0, [[1]])),
+        *((1, "a", -1, -1, 0, [[1]]), (1, "a", 1, 1, None, [[1]]), (1, "a", 1, 1, 0)),
+        *(
+            (1, "a", 1, 1, 0, operations)
+            for operations in ([], [[]], [["1"]], [[True]], [1], {"x": 1})
+        ),
+        *(None, {}),
     ],
 )
 def test_a_group_of_a_wrong_shape_is_refused(group: object) -> None:
@@ -194,14 +185,17 @@ def test_a_writer_is_1_to_32_bytes(writer: object) -> None:
 def test_a_frame_holds_a_bounded_number_of_operations_also_inside_batches() -> None:
     append = [frames.APPEND, b""]
     batch = [frames.BATCH, [append] * (MAX_FRAME_OPERATIONS // 2)]
-    frames.decode_request(
-        frames.encode([b"w", [(1, "a", 1, 1, 0, [append] * MAX_FRAME_OPERATIONS)]])
-    )
-    frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, [batch, batch])]]))
-    empty = [[frames.BATCH, []]] * (MAX_FRAME_OPERATIONS + 1)
-    for operations in ([append] * (MAX_FRAME_OPERATIONS + 1), [batch, batch, append], empty):
+    empty = [frames.BATCH, []]
+
+    def decode(*operations: Any) -> None:
+        frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, operations)]]))
+
+    decode(*[append] * MAX_FRAME_OPERATIONS)
+    decode(batch, batch)
+    most = MAX_FRAME_OPERATIONS
+    for operations in ([append] * (most + 1), [batch, batch, append], [empty] * (most + 1)):
         with pytest.raises(MalformedFrameError):
-            frames.decode_request(frames.encode([b"w", [(1, "a", 1, 1, 0, operations)]]))
+            decode(*operations)
 
 
 def test_what_a_later_version_adds_at_the_end_is_ignored() -> None:
@@ -274,20 +268,17 @@ def test_a_run_that_makes_no_sense_is_malformed(run: list[object]) -> None:
 @pytest.mark.parametrize(
     "packed",
     [
-        b"\xd4\x05x",
-        b"\xc7\x00\x07",
-        b"\xd6\xff\x00\x00\x00\x01",
-        b"\x81\x01\x02",
-        b"\x81\x91\x01\x02",
-        b"\xa3\xed\xa0\x80",
-        b"\xdd\xff\xff\xff\xff",
-        b"\x91" * 2000 + b"\xc0",
-        b"\xc1",
+        pytest.param(b"\xd4\x05x", id="extension"),
+        pytest.param(b"\xc7\x00\x07", id="empty extension"),
+        pytest.param(b"\xd6\xff\x00\x00\x00\x01", id="timestamp"),
+        pytest.param(b"\x81\x01\x02", id="int key"),
+        pytest.param(b"\x81\x91\x01\x02", id="list key"),
+        pytest.param(b"\xa3\xed\xa0\x80", id="surrogate"),
+        pytest.param(b"\xdd\xff\xff\xff\xff", id="announced"),
+        pytest.param(b"\x91" * 2000 + b"\xc0", id="2000 deep"),
+        pytest.param(b"\xc1", id="no msgpack"),
     ],
-    ids=["extension", "empty extension", "timestamp", "int key", "list key", "surrogate",
-         "announced",
-         "2000 deep", "no msgpack"],
-)  # fmt: skip
+)
 def test_what_no_peer_of_ours_sends_is_malformed(packed: bytes) -> None:
     for whole in (packed, b"\x92\xa1w" + packed):
         with pytest.raises(MalformedFrameError):
