@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from support.holdfast_up import RunningUp, running_up
 
-from holdfast.client import Client, connect
+from holdfast.client import KV, Client, Stream, connect
 
 _tenants = itertools.count(1)
 
@@ -48,6 +48,18 @@ def hf(runner: asyncio.Runner, nats: str, tenant: str) -> Iterator[Client]:
 def other(runner: asyncio.Runner, nats: str, tenant: str) -> Iterator[Client]:
     """Another client of the same tenant: whoever looks on."""
     yield from _client(runner, nats, tenant)
+
+
+@pytest.fixture
+def stream(hf: Client) -> Stream:
+    """A stream that is empty, for whoever acts."""
+    return hf.stream("s")
+
+
+@pytest.fixture
+def kv(hf: Client) -> KV:
+    """A kv that is empty, for whoever acts."""
+    return hf.kv("k")
 
 
 def _client(runner: asyncio.Runner, nats: str, tenant: str) -> Iterator[Client]:

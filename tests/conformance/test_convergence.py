@@ -9,6 +9,7 @@ the cluster that all tests share: the one that has the store, half way through.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -45,15 +46,28 @@ END = b"the end"
 Operation = Callable[[], Awaitable[None]]
 
 
-class KVWriter:
+class Writer:
+    """One writer of a store: no two of its values are alike, and no other's are like them."""
+
+    def __init__(self, model: Model, rng: random.Random, name: int) -> None:
+        self._model = model
+        self._rng = rng
+        self._values = (b"%d.%d" % (name, number) for number in itertools.count(1))
+
+    def _value(self) -> bytes:
+        return next(self._values)
+
+    def _deleted(self, deleted: Deleted, step: Step) -> None:
+        if deleted.count:
+            self._model.add(deleted.revision, step._replace(gone_count=deleted.count))
+
+
+class KVWriter(Writer):
     """One writer of a kv."""
 
     def __init__(self, kv: KV, model: Model, rng: random.Random, name: int) -> None:
+        super().__init__(model, rng, name)
         self._kv = kv
-        self._model = model
-        self._rng = rng
-        self._name = name
-        self._count = 0
         #: The revisions of keys that this writer believes in.
         self._believed: dict[str, int] = {}
 
@@ -61,10 +75,6 @@ class KVWriter:
         """Return what there is to do, as often as it shall be done."""
         often = [self.set, self.set, self.get, self.set_if, self.update, self.delete]
         return [*often, *often, self.set_many, self.transaction, self.delete_if, self.delete_all]
-
-    def _value(self) -> bytes:
-        self._count += 1
-        return b"%d.%d" % (self._name, self._count)
 
     def _key(self) -> str:
         return self._rng.choice(KEYS)
@@ -129,10 +139,6 @@ class KVWriter:
     async def delete_all(self) -> None:
         self._deleted(await self._kv.delete_all(), Step(trim_to=-1))
 
-    def _deleted(self, deleted: Deleted, step: Step) -> None:
-        if deleted.count:
-            self._model.add(deleted.revision, step._replace(gone_count=deleted.count))
-
     async def transaction(self) -> None:
         read, written = self._rng.sample(KEYS, 2)
         value, other = self._value(), self._value()
@@ -150,29 +156,18 @@ class KVWriter:
         self._model.add(second.revision, Step((written, other)))
 
 
-class StreamWriter:
+class StreamWriter(Writer):
     """One writer of a stream."""
 
-    #: What was stored under each msg_id: seq and revision, by whoever.
-    msg_ids: dict[str, tuple[int | None, int]]
-
     def __init__(self, stream: Stream, model: Model, rng: random.Random, name: int) -> None:
+        super().__init__(model, rng, name)
         self._stream = stream
-        self._model = model
-        self._rng = rng
-        self._name = name
-        self._count = 0
         self._last_seq = 0
-        self.msg_ids = model.msg_ids
 
     def operations(self) -> list[Operation]:
         """Return what there is to do, as often as it shall be done."""
         often = [self.append, self.append, self.append_once, self.get, self.set, self.append_if]
         return [*often, *often, self.append_many, self.transaction, self.delete, self.trim]
-
-    def _value(self) -> bytes:
-        self._count += 1
-        return b"%d.%d" % (self._name, self._count)
 
     def _seq(self) -> int:
         return self._rng.randint(max(1, self._last_seq - 20), max(1, self._last_seq))
@@ -192,7 +187,8 @@ class StreamWriter:
         ack = await self._stream.append(msg_id.encode(), msg_id=msg_id)
         if not ack.duplicate:
             self._stored(ack.seq, ack.revision, msg_id.encode())
-        assert self.msg_ids.setdefault(msg_id, (ack.seq, ack.revision)) == (ack.seq, ack.revision)
+        stored = (ack.seq, ack.revision)
+        assert self._model.msg_ids.setdefault(msg_id, stored) == stored
 
     async def append_if(self) -> None:
         value, expected = self._value(), self._last_seq
@@ -230,10 +226,6 @@ class StreamWriter:
         if self._last_seq > 20:
             end_seq = self._last_seq - 20
             self._deleted(await self._stream.delete_all(end_seq=end_seq), Step(trim_to=end_seq))
-
-    def _deleted(self, deleted: Deleted, step: Step) -> None:
-        if deleted.count:
-            self._model.add(deleted.revision, step._replace(gone_count=deleted.count))
 
     async def transaction(self) -> None:
         seq, value, other = self._seq(), self._value(), self._value()

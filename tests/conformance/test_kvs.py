@@ -7,7 +7,13 @@ import asyncio
 import pytest
 from conformance.conforming import present
 
-from holdfast.client import KV, Client, Entry, InvalidNameError, WrongRevisionError
+from holdfast.client import (
+    KV,
+    Client,
+    Entry,
+    InvalidNameError,
+    WrongRevisionError,
+)
 
 ODD_KEYS = ["", " ", ".", "a.b", "*", ">", "$x", "Ünï", "nul\x00inside", "../x", "k" * 1000]
 
@@ -16,8 +22,7 @@ async def keys(kv: KV, prefix: str = "") -> list[str]:
     return [key async for key in kv.keys(prefix=prefix)]
 
 
-async def test_the_last_value_of_a_key_is_what_everyone_reads(hf: Client, other: Client) -> None:
-    kv = hf.kv("k")
+async def test_the_last_value_of_a_key_is_what_everyone_reads(kv: KV, other: Client) -> None:
     await kv.set("theme", b"light")
     ack = await kv.set("theme", b"dark", headers={"by": "ada"})
     entry = present(await other.kv("k").get("theme"))
@@ -27,9 +32,8 @@ async def test_the_last_value_of_a_key_is_what_everyone_reads(hf: Client, other:
 
 
 async def test_any_text_is_a_key_and_keys_come_in_the_order_of_their_bytes(
-    hf: Client, other: Client
+    kv: KV, other: Client
 ) -> None:
-    kv = hf.kv("k")
     await asyncio.gather(*[kv.set(key, key.encode()) for key in ODD_KEYS])
     entries = [entry async for entry in other.kv("k").get_all()]
     assert [entry.key for entry in entries] == sorted(ODD_KEYS, key=str.encode)
@@ -40,16 +44,15 @@ async def test_any_text_is_a_key_and_keys_come_in_the_order_of_their_bytes(
         await kv.set("k" * 5000, b"")
 
 
-async def test_an_empty_value_is_a_value(hf: Client, other: Client) -> None:
-    await hf.kv("k").set("a", b"")
+async def test_an_empty_value_is_a_value(kv: KV, other: Client) -> None:
+    await kv.set("a", b"")
     assert present(await other.kv("k").get("a")).value == b""
-    assert await hf.kv("k").get("b") is None
+    assert await kv.get("b") is None
 
 
 async def test_a_set_may_expect_a_revision_and_0_means_that_there_is_none(
-    hf: Client, other: Client
+    kv: KV, other: Client
 ) -> None:
-    kv = hf.kv("k")
     created = await kv.set("a", b"1", expected_revision=0)
     with pytest.raises(WrongRevisionError) as wrong:
         await other.kv("k").set("a", b"1", expected_revision=0)
@@ -70,9 +73,8 @@ async def test_one_of_many_who_create_the_same_key_succeeds(hf: Client, other: C
 
 
 async def test_deleted_keys_are_gone_and_deleting_again_changes_nothing(
-    hf: Client, other: Client
+    kv: KV, other: Client
 ) -> None:
-    kv = hf.kv("k")
     await kv.set_many({"a": b"", "b": b"", "c": b"", "d": b""})
     assert (await kv.delete(["a", "b", "never"])).count == 2
     again = await kv.delete("a")
@@ -84,7 +86,7 @@ async def test_deleted_keys_are_gone_and_deleting_again_changes_nothing(
     assert await keys(kv) == ["a"]
 
 
-async def test_counters_of_many_clients_lose_no_update(hf: Client, other: Client) -> None:
+async def test_counters_of_many_clients_lose_no_update(kv: KV, hf: Client, other: Client) -> None:
     def one_more(now: Entry | None) -> bytes:
         return b"%d" % (1 if now is None else int(now.value) + 1)
 
@@ -93,10 +95,10 @@ async def test_counters_of_many_clients_lose_no_update(hf: Client, other: Client
             await client.kv("k").update("n", one_more)
 
     await asyncio.gather(count(hf), count(other), count(hf), count(other))
-    assert present(await hf.kv("k").get("n")).value == b"40"
+    assert present(await kv.get("n")).value == b"40"
 
 
-async def test_a_batch_with_a_wrong_key_sets_nothing(hf: Client, other: Client) -> None:
+async def test_a_batch_with_a_wrong_key_sets_nothing(kv: KV, other: Client) -> None:
     with pytest.raises(InvalidNameError):
-        await hf.kv("k").set_many({"good": b"", "b" * 5000: b""})
+        await kv.set_many({"good": b"", "b" * 5000: b""})
     assert await keys(other.kv("k")) == []

@@ -12,18 +12,19 @@ import pytest
 from conformance.conforming import stored, take
 
 from holdfast.client import (
+    KV,
     ChangeKind,
     Client,
     Discard,
     InvalidArgumentError,
     LimitExceededError,
     RateLimitedError,
+    Stream,
 )
 from holdfast.protocol.limits import MAX_HEADERS_BYTES
 
 
-async def test_a_full_stream_lets_its_oldest_messages_go(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_a_full_stream_lets_its_oldest_messages_go(stream: Stream, other: Client) -> None:
     await stream.append_many([b"%d" % number for number in range(10)])
     config = await stream.configure(max_messages=3)
     assert (config.max_messages, config.discard) == (3, Discard.OLD)
@@ -36,9 +37,8 @@ async def test_a_full_stream_lets_its_oldest_messages_go(hf: Client, other: Clie
 
 
 async def test_with_discard_new_the_write_is_refused_and_deletes_make_room(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
-    stream = hf.stream("s")
     await stream.configure(max_messages=2, discard="new")
     await stream.append_many([b"1", b"2"])
     with pytest.raises(LimitExceededError) as error:
@@ -63,8 +63,7 @@ async def test_overwriting_a_key_of_a_full_kv_costs_no_other_key(hf: Client, oth
     assert list(await stored(other.kv("k.old"))) == ["b", "c"], "what was set longest ago went"
 
 
-async def test_a_refused_write_evicts_nothing(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_a_refused_write_evicts_nothing(stream: Stream, other: Client) -> None:
     await stream.configure(max_bytes=10, max_message_bytes=8)
     await stream.append_many([b"12345", b"67890"])
     for size_bytes in (9, 11):
@@ -75,8 +74,7 @@ async def test_a_refused_write_evicts_nothing(hf: Client, other: Client) -> None
     assert await stored(other.stream("s")) == {1: b"12345", 2: b"67890"}
 
 
-async def test_a_rate_refuses_and_says_when_to_come_back(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_a_rate_refuses_and_says_when_to_come_back(stream: Stream, other: Client) -> None:
     await stream.configure(max_messages_per_second=5)
     appends = [stream.append(b"") for _ in range(20)]
     found = await asyncio.gather(*appends, return_exceptions=True)
@@ -87,9 +85,8 @@ async def test_a_rate_refuses_and_says_when_to_come_back(hf: Client, other: Clie
 
 
 async def test_what_has_expired_is_not_read_and_followers_hear_of_it(
-    hf: Client, other: Client
+    stream: Stream, kv: KV, other: Client
 ) -> None:
-    kv, stream = hf.kv("k"), hf.stream("s")
     async with other.kv("k").watch() as changes, other.stream("s").subscribe() as messages:
         await take(changes, 1)
         await kv.set("brief", b"", ttl_seconds=0.2)
@@ -109,8 +106,7 @@ async def test_what_has_expired_is_not_read_and_followers_hear_of_it(
     await kv.set("brief", b"again", expected_revision=0)
 
 
-async def test_an_age_is_for_all_and_counts_from_the_last_set(hf: Client, other: Client) -> None:
-    kv = hf.kv("k")
+async def test_an_age_is_for_all_and_counts_from_the_last_set(kv: KV, other: Client) -> None:
     await kv.configure(max_age_seconds=0.4)
     await kv.set("a", b"")
     while await other.kv("k").get("a") is not None:
@@ -120,17 +116,18 @@ async def test_an_age_is_for_all_and_counts_from_the_last_set(hf: Client, other:
     assert (await other.kv("k").config()).max_age_seconds is None
 
 
-async def test_settings_that_make_no_sense_change_nothing(hf: Client, other: Client) -> None:
-    await hf.stream("s").configure(max_messages=5, description="notes")
+async def test_settings_that_make_no_sense_change_nothing(stream: Stream, other: Client) -> None:
+    await stream.configure(max_messages=5, description="notes")
     for wrong in ({"max_messages": 0}, {"discard": "some"}, {"max_age_seconds": -1}):
         with pytest.raises(InvalidArgumentError):
-            await hf.stream("s").configure(**wrong)
+            await stream.configure(**wrong)
     config = await other.stream("s").config()
     assert (config.max_messages, config.description) == (5, "notes")
 
 
-async def test_what_one_message_may_be_counts_what_was_given(hf: Client, other: Client) -> None:
-    stream, kv = hf.stream("s"), hf.kv("k")
+async def test_what_one_message_may_be_counts_what_was_given(
+    stream: Stream, kv: KV, hf: Client
+) -> None:
     await stream.configure(max_message_bytes=2000)
     await kv.configure(max_message_bytes=2000)
     async with hf.live_stream("s") as live:

@@ -13,6 +13,7 @@ from conformance.conforming import present
 
 from holdfast.client import (
     DELETE,
+    KV,
     Client,
     EntryChange,
     LargeValue,
@@ -22,6 +23,7 @@ from holdfast.client import (
     MessageChangeKind,
     Origin,
     Rejection,
+    Stream,
 )
 
 LARGE = bytes(range(250)) * 4001
@@ -109,9 +111,8 @@ async def test_a_live_stream_is_the_same_list_everywhere(hf: Client, other: Clie
 
 
 async def test_a_live_stream_follows_what_happens_to_older_messages(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
-    stream = hf.stream("s")
     await stream.append_many([b"%d" % number for number in range(1, 101)])
     async with other.live_stream("s") as live, other.live_stream("s", last=2) as late:
         assert (len(live), [message.seq for message in late]) == (100, [99, 100])
@@ -130,9 +131,11 @@ async def test_a_live_stream_follows_what_happens_to_older_messages(
         assert list(late) == list(live)
 
 
-async def test_what_the_store_will_not_have_is_rejected_and_the_rest_stored(hf: Client) -> None:
-    await hf.kv("k").configure(max_message_bytes=20)
-    await hf.kv("k").set("a", b"old")
+async def test_what_the_store_will_not_have_is_rejected_and_the_rest_stored(
+    kv: KV, hf: Client
+) -> None:
+    await kv.configure(max_message_bytes=20)
+    await kv.set("a", b"old")
     async with hf.live_kv("k") as live:
         rejected: list[Rejection[bytes]] = []
         live.on_reject(rejected.append)
@@ -146,8 +149,9 @@ async def test_what_the_store_will_not_have_is_rejected_and_the_rest_stored(hf: 
         await live.save()
 
 
-async def test_a_large_value_is_never_taken_for_an_empty_one(hf: Client, other: Client) -> None:
-    stream, kv = hf.stream("s"), hf.kv("k")
+async def test_a_large_value_is_never_taken_for_an_empty_one(
+    stream: Stream, kv: KV, other: Client
+) -> None:
     async with other.live_stream("s") as messages, other.live_kv("k") as entries:
         changes: list[Any] = []
         messages.on_change(changes.append)

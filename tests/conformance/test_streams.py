@@ -8,6 +8,7 @@ import pytest
 from conformance.conforming import present, stored, take
 
 from holdfast.client import (
+    KV,
     ChangeKind,
     Client,
     Deleted,
@@ -24,8 +25,7 @@ async def seqs(stream: Stream, **bounds: int) -> list[int]:
     return [message.seq async for message in stream.get_all(**bounds)]
 
 
-async def test_seqs_are_dense_from_1_and_never_used_again(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_seqs_are_dense_from_1_and_never_used_again(stream: Stream, other: Client) -> None:
     assert [(await stream.append(b"")).seq for _ in range(3)] == [1, 2, 3]
     await stream.delete(3)
     assert (await stream.append(b"")).seq == 4
@@ -44,15 +44,15 @@ async def test_a_store_that_was_never_written_is_empty_and_no_error(hf: Client) 
 
 
 async def test_what_was_acknowledged_is_read_by_everyone_as_it_was(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
     value, headers = bytes(range(256)), {"user": "ada", "naïve": "ünï", "empty": ""}
-    ack = await hf.stream("s").append(value, headers=headers)
+    ack = await stream.append(value, headers=headers)
     message = present(await other.stream("s").get(ack.seq or 0))
     assert (message.value, dict(message.headers)) == (value, headers)
     assert (message.seq, message.time, message.revision) == (ack.seq, ack.time, ack.revision)
     assert ack.durability is Durability.SYNCED
-    await hf.stream("s").append(b"")
+    await stream.append(b"")
     empty = present(await other.stream("s").get(2))
     assert (empty.value, empty.headers) == (b"", {})
 
@@ -67,17 +67,16 @@ async def test_concurrent_appends_of_two_clients_get_each_their_own_seq(
     assert of_one == sorted(of_one), "one client's are in its order"
 
 
-async def test_a_msg_id_is_stored_once(hf: Client, other: Client) -> None:
-    first = await hf.stream("s").append(b"1", msg_id="a")
+async def test_a_msg_id_is_stored_once(stream: Stream, hf: Client, other: Client) -> None:
+    first = await stream.append(b"1", msg_id="a")
     again = await other.stream("s").append(b"other", msg_id="a")
     assert (first.duplicate, again.duplicate) == (False, True)
     assert (again.seq, again.revision, again.time) == (1, first.revision, first.time)
     assert not (await hf.stream("another").append(b"1", msg_id="a")).duplicate
-    assert await seqs(hf.stream("s")) == [1]
+    assert await seqs(stream) == [1]
 
 
-async def test_an_append_may_expect_the_last_seq(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_an_append_may_expect_the_last_seq(stream: Stream, other: Client) -> None:
     await stream.append(b"1", expected_last_seq=0)
     with pytest.raises(WrongLastSeqError) as wrong:
         await other.stream("s").append(b"2", expected_last_seq=0)
@@ -94,9 +93,8 @@ async def test_one_of_many_who_expect_the_same_is_stored(hf: Client, other: Clie
 
 
 async def test_a_set_replaces_in_place_and_appends_only_at_the_end(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
-    stream = hf.stream("s")
     await stream.append_many([b"1", b"2"])
     ack = await stream.set(1, b"ONE", headers={"edited": "yes"})
     assert (ack.seq, ack.revision) == (1, 3)
@@ -109,8 +107,7 @@ async def test_a_set_replaces_in_place_and_appends_only_at_the_end(
     assert values == [b"ONE", b"again", b"3"]
 
 
-async def test_a_batch_is_stored_as_a_whole_or_not_at_all(hf: Client) -> None:
-    stream = hf.stream("s")
+async def test_a_batch_is_stored_as_a_whole_or_not_at_all(stream: Stream) -> None:
     with pytest.raises(TooLargeError):
         await stream.append_many([b"small", b"x" * (1 << 21)])
     with pytest.raises(InvalidSeqError):
@@ -120,8 +117,7 @@ async def test_a_batch_is_stored_as_a_whole_or_not_at_all(hf: Client) -> None:
     assert [ack.seq for ack in acks] == [1, 2]
 
 
-async def test_ranges_have_both_ends_and_the_last_are_in_order(hf: Client) -> None:
-    stream = hf.stream("s")
+async def test_ranges_have_both_ends_and_the_last_are_in_order(stream: Stream) -> None:
     await stream.append_many([b"%d" % number for number in range(1, 11)])
     await stream.delete([4, 9])
     assert await seqs(stream, start_seq=3, end_seq=6) == [3, 5, 6]
@@ -136,9 +132,8 @@ async def test_ranges_have_both_ends_and_the_last_are_in_order(hf: Client) -> No
 
 
 async def test_deleting_tells_how_many_went_and_a_trim_moves_the_beginning(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
-    stream = hf.stream("s")
     await stream.append_many([b"12345"] * 6)
     assert (await stream.delete([2, 3, 7])).count == 2, "7 was never written"
     assert (await stream.delete([2, 3])).count == 0
@@ -148,8 +143,7 @@ async def test_deleting_tells_how_many_went_and_a_trim_moves_the_beginning(
     assert (head.first_seq, head.last_seq, head.count, head.bytes) == (5, 6, 2, 10)
 
 
-async def test_nothing_is_a_batch_and_a_range_too(hf: Client) -> None:
-    stream, kv = hf.stream("s"), hf.kv("k")
+async def test_nothing_is_a_batch_and_a_range_too(stream: Stream, kv: KV) -> None:
     assert await stream.append_many([]) == await stream.set_many([]) == []
     assert await kv.set_many({}) == []
     await stream.append_many([b"1", b"2"])

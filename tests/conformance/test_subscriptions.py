@@ -10,12 +10,14 @@ import pytest
 from conformance.conforming import State, apply, present, state_of, stored, take, take_until
 
 from holdfast.client import (
+    KV,
     Change,
     ChangeKind,
     Client,
     HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
+    Stream,
 )
 
 SET, DELETE, TRIM = ChangeKind.SET, ChangeKind.DELETE, ChangeKind.TRIM
@@ -30,8 +32,9 @@ def revisions(changes: list[Change]) -> list[int]:
     return [change.revision for change in changes]
 
 
-async def test_history_then_whatever_happens_deletes_included(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_history_then_whatever_happens_deletes_included(
+    stream: Stream, other: Client
+) -> None:
     await stream.append_many([b"1", b"2", b"3"])
     async with other.stream("s").subscribe(start_seq=2) as changes:
         history = await take(changes, 2)
@@ -50,19 +53,18 @@ async def test_history_then_whatever_happens_deletes_included(hf: Client, other:
         assert state_of(history + live) == await stored(stream) == {}
 
 
-async def test_without_a_start_only_what_is_new(hf: Client, other: Client) -> None:
-    await hf.stream("s").append(b"old")
+async def test_without_a_start_only_what_is_new(stream: Stream, hf: Client, other: Client) -> None:
+    await stream.append(b"old")
     async with other.stream("s").subscribe() as changes, hf.stream("new").subscribe() as born:
-        await hf.stream("s").append(b"new")
+        await stream.append(b"new")
         await other.stream("new").append(b"first")
         assert revisions(await take(changes, 1)) == [2]
         assert revisions(await take(born, 1)) == [1]
 
 
 async def test_what_changes_no_message_is_no_change_to_a_follower(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
-    stream = hf.stream("s")
     async with other.stream("s").subscribe() as changes:
         await stream.configure(description="about")
         with pytest.raises(HoldfastError):
@@ -76,8 +78,7 @@ async def test_what_changes_no_message_is_no_change_to_a_follower(
         assert revisions(await take(changes, 3)) == [first, first + 1, last.revision]
 
 
-async def test_what_limits_remove_is_told_to_followers(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_what_limits_remove_is_told_to_followers(stream: Stream, other: Client) -> None:
     await stream.configure(max_messages=3)
     async with other.stream("s").subscribe(start_seq=1) as changes:
         for number in range(1, 8):
@@ -106,11 +107,11 @@ async def test_two_followers_of_racing_writers_see_one_sequence(hf: Client, othe
 
 
 async def test_a_follower_that_comes_while_others_write_misses_nothing(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
     async def write() -> None:
         for number in range(200):
-            await hf.stream("s").append(b"%d" % number)
+            await stream.append(b"%d" % number)
 
     async def follow() -> list[int]:
         async with other.stream("s").subscribe(start_seq=1) as changes:
@@ -123,17 +124,18 @@ async def test_a_follower_that_comes_while_others_write_misses_nothing(
 
 
 async def test_a_consumer_that_sleeps_through_more_than_is_kept_misses_nothing(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
     count = 20_000
     async with other.stream("s").subscribe() as changes:
         for _ in range(count // 2000):
-            await hf.stream("s").append_many([b"x"] * 2000)
+            await stream.append_many([b"x"] * 2000)
         assert revisions(await take(changes, count)) == list(range(1, count + 1))
 
 
-async def test_a_stream_is_gone_on_with_from_a_saved_revision(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_a_stream_is_gone_on_with_from_a_saved_revision(
+    stream: Stream, other: Client
+) -> None:
     await stream.append_many([b"1", b"2", b"3"])
     async with other.stream("s").subscribe(start_seq=1) as changes:
         seen = await take(changes, 3)
@@ -153,20 +155,19 @@ async def test_a_stream_is_gone_on_with_from_a_saved_revision(hf: Client, other:
 
 
 async def test_a_saved_revision_of_another_store_is_a_reset_with_everything(
-    hf: Client, other: Client
+    stream: Stream, kv: KV, other: Client
 ) -> None:
-    await hf.stream("s").append_many([b"1", b"2"])
+    await stream.append_many([b"1", b"2"])
     async with other.stream("s").subscribe(start_revision=9) as changes:
         assert kinds(await take(changes, 3)) == [RESET, SET, SET]
-        await hf.stream("s").append(b"3")
+        await stream.append(b"3")
         assert revisions(await take(changes, 1)) == [3]
-    await hf.kv("k").set("a", b"1")
+    await kv.set("a", b"1")
     async with other.kv("k").watch(start_revision=9) as changes:
         assert kinds(await take(changes, 3)) == [RESET, SET, READY]
 
 
-async def test_a_watch_gives_the_state_a_mark_and_what_follows(hf: Client, other: Client) -> None:
-    kv = hf.kv("k")
+async def test_a_watch_gives_the_state_a_mark_and_what_follows(kv: KV, other: Client) -> None:
     async with other.kv("k").watch() as empty:
         assert kinds(await take(empty, 1)) == [READY]
     await kv.set_many({"b": b"1", "a": b"1", "gone": b""})
@@ -182,8 +183,7 @@ async def test_a_watch_gives_the_state_a_mark_and_what_follows(hf: Client, other
         assert (live[1].keys, revisions(live)) == (("b",), [5, 6, 7])
 
 
-async def test_a_watch_of_a_prefix_sees_its_keys_alone(hf: Client, other: Client) -> None:
-    kv = hf.kv("k")
+async def test_a_watch_of_a_prefix_sees_its_keys_alone(kv: KV, other: Client) -> None:
     await kv.set_many({"x1": b"", "x2": b"", "y": b""})
     async with other.kv("k").watch(prefix="x") as changes:
         assert kinds(await take(changes, 3)) == [SET, SET, READY]
@@ -194,8 +194,7 @@ async def test_a_watch_of_a_prefix_sees_its_keys_alone(hf: Client, other: Client
         assert (deleted.keys, added.entry and added.entry.key) == (("x1",), "x3")
 
 
-async def test_a_kv_is_gone_on_with_from_a_saved_revision(hf: Client, other: Client) -> None:
-    kv = hf.kv("k")
+async def test_a_kv_is_gone_on_with_from_a_saved_revision(kv: KV, other: Client) -> None:
     await kv.set_many({"a": b"1", "b": b"1", "c": b"1"})
     async with other.kv("k").watch() as changes:
         seen = await take(changes, 4)
@@ -260,11 +259,11 @@ async def test_a_pattern_gives_each_store_what_a_subscription_would(
 
 
 async def test_a_subscription_ends_when_it_is_closed_and_with_its_client(
-    hf: Client, other: Client
+    stream: Stream, hf: Client, other: Client
 ) -> None:
-    closed, of_client = hf.stream("s").subscribe(), hf.subscribe("p.*")
+    closed, of_client = stream.subscribe(), hf.subscribe("p.*")
     following = [asyncio.ensure_future(anext(each, None)) for each in (closed, of_client)]
-    async with hf.stream("s").subscribe() as sign:
+    async with stream.subscribe() as sign:
         await other.stream("s").append(b"")
         await take(sign, 1)
     await closed.aclose()

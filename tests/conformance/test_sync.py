@@ -73,8 +73,7 @@ def test_streams(hf: Client) -> None:
     assert [each.result().seq for each in pending] == list(range(4, 3000))
     assert notes.set(2, b"two").revision == 3000
     assert [ack.seq for ack in notes.set_many([(3, b"three")])] == [3]
-    found = notes.get(2)
-    assert found is not None and found.value == b"two"
+    assert present(notes.get(2)).value == b"two"
     assert notes.get(3000) is None
     values = [b"1", b"two", b"three", *(b"%d" % number for number in range(4, 3000))]
     assert [message.value for message in notes.get_all()] == values
@@ -147,8 +146,7 @@ def test_an_update_calls_its_function_in_the_calling_thread_where_it_may_block(
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: counters.update("visits", one_more), range(12)))
-    entry = counters.get("visits")
-    assert entry is not None and entry.value == b"12"
+    assert present(counters.get("visits")).value == b"12"
     assert threading.get_ident() not in callers
     with pytest.raises(ZeroDivisionError):
         counters.update("visits", lambda entry: b"%d" % (1 // 0))
@@ -198,8 +196,7 @@ def test_what_follows_a_store_sees_each_change_once_whoever_writes(hf: Client) -
         assert state == {message.seq: message.value for message in notes.get_all()}
         saved = changes.revision
         notes.append(b"later")
-        later = changes.poll(30)
-        assert later is not None and later.revision == last + 1
+        assert present(changes.poll(30)).revision == last + 1
     assert next(changes, None) is None
     with notes.subscribe(start_revision=saved) as changes:
         assert next(changes).revision == last + 1

@@ -13,8 +13,10 @@ from holdfast.client import Client, InvalidArgumentError, ValueUnreadableError, 
 TEXT = b"a holdfast is what anchors kelp to the rock while the stream moves. " * 100
 
 
-async def check_streams(client: Client, other: Client) -> None:
-    notes = client.stream("notes")
+async def test_messages_above_a_kibibyte_are_stored_compressed_and_read_as_they_were(
+    hf: Client, other: Client
+) -> None:
+    notes = hf.stream("notes")
     assert (await notes.head()).count == 0
     written = [TEXT + b"%d" % number for number in range(8)]
     first = await notes.append(written[0], headers={"user": "ada"}, msg_id="one")
@@ -59,8 +61,10 @@ async def check_streams(client: Client, other: Client) -> None:
     assert (await notes.head()).bytes < 2 * len(TEXT)
 
 
-async def check_kvs(client: Client, other: Client) -> None:
-    pages = client.kv("pages")
+async def test_entries_above_a_kibibyte_are_stored_compressed_and_read_as_they_were(
+    hf: Client, other: Client
+) -> None:
+    pages = hf.kv("pages")
     await pages.head()
     ack = await pages.set("a", TEXT, expected_revision=0)
     await pages.set_many({"b": TEXT + b"b", "c": b"short"})
@@ -88,13 +92,6 @@ async def check_kvs(client: Client, other: Client) -> None:
         store, first = await anext(every)
         assert store == "pages"
         assert present(first.entry).value == TEXT + b"!?"
-
-
-async def test_values_above_a_kibibyte_are_stored_compressed_and_read_as_they_were(
-    hf: Client, other: Client
-) -> None:
-    await check_streams(hf, other)
-    await check_kvs(hf, other)
 
 
 async def test_with_a_codec_values_are_objects_in_and_out(hf: Client, other: Client) -> None:

@@ -16,6 +16,7 @@ from holdfast.client import (
     InvalidArgumentError,
     InvalidNameError,
     NotFoundError,
+    Stream,
 )
 
 
@@ -35,24 +36,24 @@ async def values(consumer: Consumer, batch: int = 10) -> list[bytes]:
 
 
 async def test_a_fetch_gives_what_is_there_in_order_and_each_once(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
-    await hf.stream("s").append_many([b"%d" % number for number in range(5)])
-    one, two = hf.stream("s").consumer("c"), other.stream("s").consumer("c")
+    await stream.append_many([b"%d" % number for number in range(5)])
+    one, two = stream.consumer("c"), other.stream("s").consumer("c")
     assert await values(one, 2) == [b"0", b"1"]
     assert await values(two, 2) == [b"2", b"3"]
     assert await values(one, 2) == [b"4"]
     assert await values(two) == []
-    late = hf.stream("s").consumer("late", start_seq=5)
+    late = stream.consumer("late", start_seq=5)
     assert await values(late) == [b"4"], "every consumer has a cursor of its own"
     assert [info.name for info in await other.stream("s").consumers()] == ["c", "late"]
 
 
 async def test_what_is_handed_back_comes_again_and_what_is_done_or_given_up_does_not(
-    hf: Client, other: Client
+    stream: Stream, other: Client
 ) -> None:
-    await hf.stream("s").append_many([b"nak", b"ack", b"term", b"late"])
-    consumer = hf.stream("s").consumer("c", ack_wait_seconds=30)
+    await stream.append_many([b"nak", b"ack", b"term", b"late"])
+    consumer = stream.consumer("c", ack_wait_seconds=30)
     nak, ack, term, late = await consumer.fetch(4)
     assert [await nak.nak(), await ack.ack(), await term.term()] == [True] * 3
     assert await late.nak(delay_seconds=60)
@@ -67,9 +68,9 @@ async def test_what_is_handed_back_comes_again_and_what_is_done_or_given_up_does
 
 
 async def test_what_is_not_acknowledged_in_time_goes_to_another_worker_so_often(
-    hf: Client, other: Client
+    stream: Stream, hf: Client, other: Client
 ) -> None:
-    await hf.stream("s").append(b"hard")
+    await stream.append(b"hard")
     settings = {"ack_wait_seconds": 0.1, "max_deliveries": 3}
     counts = []
     for client in (hf, other, hf):
@@ -100,8 +101,9 @@ async def test_workers_wait_for_work_and_share_it(hf: Client, other: Client) -> 
     assert sorted(done, key=int) == [b"%d" % number for number in range(30)]
 
 
-async def test_what_was_removed_from_the_stream_is_not_delivered(hf: Client, other: Client) -> None:
-    stream = hf.stream("s")
+async def test_what_was_removed_from_the_stream_is_not_delivered(
+    stream: Stream, other: Client
+) -> None:
     await stream.append_many([b"%d" % number for number in range(1, 7)])
     consumer = other.stream("s").consumer("c")
     [first] = await consumer.fetch()
@@ -113,9 +115,9 @@ async def test_what_was_removed_from_the_stream_is_not_delivered(hf: Client, oth
     assert (info.ack_floor, info.ack_pending_count) == (6, 0)
 
 
-async def test_no_more_is_with_workers_than_may_be(hf: Client, other: Client) -> None:
-    await hf.stream("s").append_many([b"1", b"2", b"3"])
-    consumer = hf.stream("s").consumer("c", max_ack_pending=2)
+async def test_no_more_is_with_workers_than_may_be(stream: Stream, other: Client) -> None:
+    await stream.append_many([b"1", b"2", b"3"])
+    consumer = stream.consumer("c", max_ack_pending=2)
     held: list[Delivery] = await consumer.fetch(10)
     assert len(held) == 2
     assert await consumer.fetch(10, max_wait_seconds=0) == []
@@ -123,9 +125,9 @@ async def test_no_more_is_with_workers_than_may_be(hf: Client, other: Client) ->
     assert await values(other.stream("s").consumer("c")) == [b"3"]
 
 
-async def test_a_deleted_consumer_begins_anew(hf: Client, other: Client) -> None:
-    await hf.stream("s").append(b"1")
-    consumer, old = hf.stream("s").consumer("c"), other.stream("s").consumer("c")
+async def test_a_deleted_consumer_begins_anew(stream: Stream, other: Client) -> None:
+    await stream.append(b"1")
+    consumer, old = stream.consumer("c"), other.stream("s").consumer("c")
     assert await values(old) == [b"1"]
     assert await consumer.delete()
     assert not await consumer.delete()
@@ -133,7 +135,7 @@ async def test_a_deleted_consumer_begins_anew(hf: Client, other: Client) -> None
         await old.fetch(max_wait_seconds=0)
     assert await values(consumer) == [b"1"]
     with pytest.raises(InvalidNameError):
-        hf.stream("s").consumer("a.b")
+        stream.consumer("a.b")
 
 
 async def test_what_is_given_up_goes_to_the_dead_letter_stream_and_comes_back(

@@ -25,19 +25,10 @@ def test_what_was_stored_is_accepted() -> None:
     [
         (ROWS[:2], "holds 2 where 3"),
         ([*ROWS, ReadBackRow(6, b"f")], "holds 4 where 3"),
-        (
-            [ReadBackRow(3, b"c"), ReadBackRow(4, b"x"), ReadBackRow(5, b"e")],
-            "seq 4 is b'x', not b'd'",
-        ),
-        ([ReadBackRow(3, b"c"), ReadBackRow(4, b"d"), ReadBackRow(7, b"e")], "seq 7 was never"),
-        (
-            [ReadBackRow(3, b"c"), ReadBackRow(5, b"e"), ReadBackRow(4, b"d")],
-            "seq 4 came after seq 5",
-        ),
-        (
-            [ReadBackRow(3, b"c"), ReadBackRow(3, b"c"), ReadBackRow(5, b"e")],
-            "seq 3 came after seq 3",
-        ),
+        ([ROWS[0], ReadBackRow(4, b"x"), ROWS[2]], "seq 4 is b'x', not b'd'"),
+        ([ROWS[0], ROWS[1], ReadBackRow(7, b"e")], "seq 7 was never"),
+        ([ROWS[0], ROWS[2], ROWS[1]], "seq 4 came after seq 5"),
+        ([ROWS[0], ROWS[0], ROWS[2]], "seq 3 came after seq 3"),
     ],
 )
 def test_other_messages_are_refused(rows: Sequence[ReadBackRow], reason: str) -> None:

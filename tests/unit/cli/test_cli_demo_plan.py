@@ -22,12 +22,8 @@ def version(number: int, path: str | bytes, status: str = "M", blob: str = "b1")
 
 
 def test_each_path_is_a_stream_and_each_version_a_message() -> None:
-    plan = make_plan(
-        REPOSITORY,
-        [version(1, "a"), version(1, "b"), version(2, "a", blob="b2")],
-        {"b1": 3, "b2": 4},
-        2,
-    )
+    versions = [version(1, "a"), version(1, "b"), version(2, "a", blob="b2")]
+    plan = make_plan(REPOSITORY, versions, {"b1": 3, "b2": 4}, 2)
     assert [(one.path, len(one.messages)) for one in plan.files] == [("a", 2), ("b", 1)]
     assert plan.steps == [DemoStep(0, 1), DemoStep(1, 1), DemoStep(0, 2)]
     assert plan.message_count == 3
@@ -52,12 +48,9 @@ def test_a_deletion_is_a_message_and_takes_the_path_out_of_the_kv() -> None:
 
 
 def test_a_version_that_is_too_large_is_skipped_and_counted() -> None:
-    plan = make_plan(
-        REPOSITORY,
-        [version(1, "a"), version(2, "a", blob="big"), version(3, "b", blob="limit")],
-        {"b1": 3, "big": MAX_VALUE_BYTES + 1, "limit": MAX_VALUE_BYTES},
-        1,
-    )
+    versions = [version(1, "a"), version(2, "a", blob="big"), version(3, "b", blob="limit")]
+    sizes = {"b1": 3, "big": MAX_VALUE_BYTES + 1, "limit": MAX_VALUE_BYTES}
+    plan = make_plan(REPOSITORY, versions, sizes, 1)
     assert plan.skipped == {Skipped.TOO_LARGE: 1}
     assert plan.message_count == 2
     assert plan.steps[1] == DemoStep(0, 0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
 import re
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,12 +51,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """A terminal of 80 columns, with colours, for tables."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     written = io.StringIO()
-
-    def console() -> Console:
-        return Console(
-            file=written, force_terminal=True, color_system="standard", width=80, highlight=False
-        )
-
+    is_terminal = {"force_terminal": True, "color_system": "standard", "width": 80}
+    console = partial(Console, file=written, highlight=False, **is_terminal)
     monkeypatch.setattr(render, "stdout_console", console)
     return written
 
@@ -119,14 +115,10 @@ def test_dead_and_critical_stand_out_where_somebody_looks(
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_respected(terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    written = io.StringIO()
-    monkeypatch.setattr(
-        render, "stdout_console", lambda: Console(file=written, force_terminal=True, width=80)
-    )
     render.print_table(("state",), [("dead",)], states=("state",))
-    assert "31m" not in written.getvalue()
+    assert "dead" in terminal.getvalue() and "31m" not in terminal.getvalue()
 
 
 class Reader:
@@ -166,7 +158,7 @@ class Stdout(io.TextIOWrapper):
         (False, True, (b"da", b"rk"), b"dark"),
     ],
 )
-def test_a_value_ends_with_its_line_on_a_terminal_alone(
+async def test_a_value_ends_with_its_line_on_a_terminal_alone(
     terminal: bool,
     alone: bool,
     chunks: tuple[bytes, ...],
@@ -176,7 +168,7 @@ def test_a_value_ends_with_its_line_on_a_terminal_alone(
     stdout = Stdout(terminal=terminal)
     monkeypatch.setattr(file_values.sys, "stdout", stdout)
     reader = cast("Any", Reader(*chunks))
-    asyncio.run(write_value(Settings(), reader, None, alone=alone))
+    await write_value(Settings(), reader, None, alone=alone)
     assert stdout.written == expected
 
 
@@ -205,7 +197,7 @@ def test_stdin_of_any_size_is_read_from_its_beginning(monkeypatch: pytest.Monkey
     assert not source.seekable()
 
 
-def test_tail_says_on_a_terminal_that_it_follows(
+async def test_tail_says_on_a_terminal_that_it_follows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Changes:
@@ -216,10 +208,10 @@ def test_tail_says_on_a_terminal_that_it_follows(
             yield
 
     changes = cast("Any", Changes())
-    asyncio.run(follow(Settings(), changes, None, what="notes"))
+    await follow(Settings(), changes, None, what="notes")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    asyncio.run(follow(Settings(), changes, None, what="notes"))
+    await follow(Settings(), changes, None, what="notes")
     assert capsys.readouterr().err.startswith("following notes, until Ctrl-C")
 
 

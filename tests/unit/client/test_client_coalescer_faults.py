@@ -101,16 +101,12 @@ def run_against_faults(seed: int, fault_ratio: float) -> None:
                         client.core.resolved(key, Owner(owner[key], owner[key], 1))
             elif isinstance(effect, SendFrame):
                 fate = chance.random()
-                if fate < faults / 2:
-                    continue
-                if fate < faults:
+                if faults / 2 <= fate < faults:
                     client.core.no_responders(effect.number, client.now)
-                    client.core.validate()
-                    continue
-                for element in server.handle(effect.payload, owner, effect.server):
-                    if chance.random() < faults:
-                        continue
-                    replies.append((effect.number, [element]))
+                elif fate >= faults:
+                    for element in server.handle(effect.payload, owner, effect.server):
+                        if chance.random() >= faults:
+                            replies.append((effect.number, [element]))
             else:
                 client.core.suspect_answered(effect.server)
             client.core.validate()
@@ -161,30 +157,29 @@ def test_callers_that_give_up_leave_no_trace_and_block_nobody(seed: int) -> None
     server = Server()
     owner: dict[StoreKey, str] = {STORE: "a"}
     callers: list[tuple[bytes, Caller]] = []
-    for step in range(50):
-        value = str(step).encode()
+
+    def step(faults: float, seconds: float) -> None:
+        for effect in client.core.turn(client.now):
+            if isinstance(effect, Resolve):
+                client.core.resolved(STORE, OWNER)
+            elif isinstance(effect, SendFrame) and chance.random() >= faults:
+                elements = server.handle(effect.payload, owner, "a")
+                if chance.random() >= faults:
+                    client.core.reply(effect.number, frames.encode(elements), client.now)
+        client.now += seconds
+        client.core.tick(client.now)
+        client.core.validate()
+
+    for number in range(50):
+        value = str(number).encode()
         callers.append((value, client.append(value, timeout=chance.choice([0.3, 3.0, 1e6]))))
         if chance.random() < 0.3:
             victim = chance.choice(callers)[1]
             if not victim.done():
                 victim.cancel()
-        for effect in client.core.turn(client.now):
-            if isinstance(effect, Resolve):
-                client.core.resolved(STORE, OWNER)
-            elif isinstance(effect, SendFrame) and chance.random() < 0.7:
-                elements = server.handle(effect.payload, owner, "a")
-                if chance.random() < 0.7:
-                    client.core.reply(effect.number, frames.encode(elements), client.now)
-        client.now += chance.choice([0.0, 0.2, 1.0])
-        client.core.tick(client.now)
-        client.core.validate()
+        step(0.3, chance.choice([0.0, 0.2, 1.0]))
     for _ in range(200):
-        for effect in client.core.turn(client.now):
-            if isinstance(effect, SendFrame):
-                elements = server.handle(effect.payload, owner, "a")
-                client.core.reply(effect.number, frames.encode(elements), client.now)
-        client.now += 0.5
-        client.core.tick(client.now)
+        step(0.0, 0.5)
     stored = server.values[STORE]
     assert len(stored) == len(set(stored))
     order = {value: place for place, (value, _) in enumerate(callers)}

@@ -48,12 +48,16 @@ def started(revision: int = 0, limit: int = 100) -> Merge:
     return merge
 
 
+@pytest.fixture
+def merge() -> Merge:
+    return started()
+
+
 def taken(merge: Merge) -> list[int]:
     return [merge.take().revision for _ in range(len(merge.ready))]
 
 
-def test_broadcasts_in_order_are_given_out() -> None:
-    merge = started()
+def test_broadcasts_in_order_are_given_out(merge: Merge) -> None:
     merge.broadcast(batch(0))
     merge.broadcast(batch(1, 3))
     assert taken(merge) == [1, 2, 3, 4]
@@ -61,15 +65,13 @@ def test_broadcasts_in_order_are_given_out() -> None:
     assert not merge.behind
 
 
-def test_a_doubled_or_old_broadcast_is_given_out_once() -> None:
-    merge = started()
+def test_a_doubled_or_old_broadcast_is_given_out_once(merge: Merge) -> None:
     for each in (batch(0, 2), batch(0, 2), batch(1, 2), batch(0)):
         merge.broadcast(each)
     assert taken(merge) == [1, 2, 3]
 
 
-def test_a_gap_is_healed_by_the_owner_and_what_came_after_it_is_kept() -> None:
-    merge = started()
+def test_a_gap_is_healed_by_the_owner_and_what_came_after_it_is_kept(merge: Merge) -> None:
     merge.broadcast(batch(1))
     assert merge.behind
     assert taken(merge) == []
@@ -78,8 +80,7 @@ def test_a_gap_is_healed_by_the_owner_and_what_came_after_it_is_kept() -> None:
     assert not merge.behind
 
 
-def test_a_page_that_does_not_reach_the_head_leaves_it_behind() -> None:
-    merge = started()
+def test_a_page_that_does_not_reach_the_head_leaves_it_behind(merge: Merge) -> None:
     merge.lost()
     give(merge, page(0, 3, 5))
     assert merge.behind
@@ -111,16 +112,14 @@ def test_what_was_held_of_a_former_life_is_void_when_it_begins_anew() -> None:
     assert merge.heard_more and merge.behind
 
 
-def test_a_broadcast_applied_while_a_page_was_on_its_way_is_not_repeated() -> None:
-    merge = started()
+def test_a_broadcast_applied_while_a_page_was_on_its_way_is_not_repeated(merge: Merge) -> None:
     merge.lost()
     merge.broadcast(batch(0, 2))
     give(merge, page(0, 3, 3))
     assert taken(merge) == [1, 2, 3]
 
 
-def test_a_page_may_leave_out_what_was_overwritten() -> None:
-    merge = started()
+def test_a_page_may_leave_out_what_was_overwritten(merge: Merge) -> None:
     merge.lost()
     give(merge, [[[2, 0, append(2)], [9, 0, append(1)]], 9, 7, 9, False])
     assert taken(merge) == [2, 9]
@@ -146,15 +145,14 @@ def test_no_more_is_held_than_the_limit() -> None:
         assert merge._held_count <= 10
 
 
-def test_a_head_ahead_of_or_before_the_cursor_leaves_it_behind() -> None:
-    for revision, behind in ((4, True), (5, False), (6, True)):
-        merge = started(5)
-        merge.head(revision)
-        assert merge.behind is behind
+@pytest.mark.parametrize(("revision", "behind"), [(4, True), (5, False), (6, True)])
+def test_a_head_ahead_of_or_before_the_cursor_leaves_it_behind(revision: int, behind: bool) -> None:
+    merge = started(5)
+    merge.head(revision)
+    assert merge.behind is behind
 
 
-def test_a_new_owner_that_continues_elsewhere_is_asked() -> None:
-    merge = started()
+def test_a_new_owner_that_continues_elsewhere_is_asked(merge: Merge) -> None:
     merge.broadcast(batch(0, 5))
     merge.broadcast(batch(3, 1, epoch=2))
     assert merge.behind
@@ -162,8 +160,7 @@ def test_a_new_owner_that_continues_elsewhere_is_asked() -> None:
     assert not merge.behind
 
 
-def test_a_former_owner_is_not_heard() -> None:
-    merge = started()
+def test_a_former_owner_is_not_heard(merge: Merge) -> None:
     merge.broadcast(batch(0, 1, epoch=2))
     merge.broadcast(batch(1, 1, epoch=1))
     assert taken(merge) == [1]
@@ -233,8 +230,7 @@ def test_a_page_asked_from_nothing_is_void_once_a_broadcast_has_come() -> None:
     assert taken(merge) == [1, 2, 3]
 
 
-def test_what_is_shed_is_given_out_later_from_where_the_consumer_was() -> None:
-    merge = started()
+def test_what_is_shed_is_given_out_later_from_where_the_consumer_was(merge: Merge) -> None:
     merge.broadcast(batch(0, 5))
     assert [merge.take().revision for _ in range(2)] == [1, 2]
     merge.shed()
@@ -246,11 +242,7 @@ def test_what_is_shed_is_given_out_later_from_where_the_consumer_was() -> None:
 
 
 ODD_CHANGES: list[Any] = [
-    None,
-    7,
-    [],
-    [99, "of a later version"],
-    [CHANGE_SET_MESSAGE],
+    *(None, 7, [], [99, "of a later version"], [CHANGE_SET_MESSAGE]),
     [CHANGE_SET_MESSAGE, "1", b"v"],
     [CHANGE_SET_MESSAGE, 1, "text"],
     [CHANGE_SET_MESSAGE, 1, b"v", ["headers"]],
@@ -261,8 +253,7 @@ ODD_CHANGES: list[Any] = [
 
 
 @pytest.mark.parametrize("odd", ODD_CHANGES, ids=repr)
-def test_changes_that_make_no_sense_leave_nothing_half_done(odd: Any) -> None:
-    merge = started()
+def test_changes_that_make_no_sense_leave_nothing_half_done(merge: Merge, odd: Any) -> None:
     with pytest.raises(MalformedFrameError):
         merge.broadcast(Broadcast(ChangeBatch(1, 0, 0, [append(1), odd])))
     assert (merge.cursor, list(merge.ready)) == (Cursor(0, 0), [])
@@ -275,8 +266,7 @@ def test_changes_that_make_no_sense_leave_nothing_half_done(odd: Any) -> None:
 @pytest.mark.parametrize(
     "odd", [None, [], [[], 1, 1], [[], "1", 1, 1, False], [[7], 1, 1, 1, False]], ids=repr
 )
-def test_a_page_that_makes_no_sense_is_refused(odd: Any) -> None:
-    merge = started()
+def test_a_page_that_makes_no_sense_is_refused(merge: Merge, odd: Any) -> None:
     merge.lost()
     with pytest.raises(MalformedFrameError):
         give(merge, odd)

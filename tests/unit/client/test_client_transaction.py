@@ -96,20 +96,15 @@ async def test_one_read_and_one_read_of_many_need_no_second_look() -> None:
 async def test_what_came_in_several_answers_or_is_written_or_expected_is_checked_at_the_end() -> (
     None
 ):
-    owner = BusyOwner(page_keys=2)
-    t = transaction(owner)
-    await t.get_many(KEYS)
-    with pytest.raises(WrongRevisionError):
-        await t.commit()
-    t = transaction(BusyOwner())
-    await t.get("a")
-    t.expect("z", 0)
-    with pytest.raises(WrongRevisionError):
-        await t.commit()
-    t = transaction(BusyOwner())
-    await t.get("a")
-    t.set("b", b"1")
-    with pytest.raises(WrongRevisionError):
-        await t.commit()
+    paged = transaction(BusyOwner(page_keys=2))
+    await paged.get_many(KEYS)
+    expecting, writing = transaction(BusyOwner()), transaction(BusyOwner())
+    await expecting.get("a")
+    expecting.expect("z", 0)
+    await writing.get("a")
+    writing.set("b", b"1")
+    for t in (paged, expecting, writing):
+        with pytest.raises(WrongRevisionError):
+            await t.commit()
     with pytest.raises(TooLargeError):
         await transaction(BusyOwner()).get_many(["k"] * (MAX_DELETE_COUNT + 1))

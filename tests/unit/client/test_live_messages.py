@@ -67,6 +67,14 @@ class Owner:
         ]
 
 
+def owner_of(count: int, first: int = 1) -> Owner:
+    """An owner of so many messages, whose values are numbers."""
+    owner = Owner()
+    for number in range(first, first + count):
+        owner.append(b"%d" % number, {})
+    return owner
+
+
 class Replica:
     """A replica, and what is on its way to and from it."""
 
@@ -192,9 +200,7 @@ def test_answer_and_broadcast_count_once_in_any_order(first: Callable[[Replica],
 
 
 def test_deletes_trims_and_sets_are_followed() -> None:
-    owner = Owner()
-    for number in range(1, 13):
-        owner.append(b"%d" % number, {})
+    owner = owner_of(12)
     ada = Replica(owner)
     owner.delete(11)
     owner.trim(8)
@@ -219,9 +225,7 @@ def test_numbers_are_ordered_as_numbers() -> None:
 
 def test_deletes_that_were_missed_are_made_up_for_with_a_reset() -> None:
     """D3 and D5: what is gone is told, what is still there is not told again."""
-    owner = Owner()
-    for number in range(3):
-        owner.append(b"%d" % number, {})
+    owner = owner_of(3, first=0)
     ada = Replica(owner)
     owner.delete(2)
     owner.append(b"new", {})
@@ -248,9 +252,7 @@ def test_a_rejected_message_goes_away_and_the_others_stay() -> None:
 
 
 def test_older_messages_are_loaded_with_what_happens_to_them_meanwhile() -> None:
-    owner = Owner()
-    for number in range(1, 11):
-        owner.append(b"%d" % number, {})
+    owner = owner_of(10)
     ada = Replica(owner, start_seq=8)
     owner.set(2, b"ignored")
     ada.follow()
@@ -269,9 +271,7 @@ def test_older_messages_are_loaded_with_what_happens_to_them_meanwhile() -> None
 
 def test_a_load_that_fails_or_is_overtaken_by_a_reset_changes_nothing() -> None:
     """D17: where the replica begins is moved only with what is there."""
-    owner = Owner()
-    for number in range(1, 5):
-        owner.append(b"%d" % number, {})
+    owner = owner_of(4)
     ada = Replica(owner, start_seq=3)
     ada.live.begin_load()
     ada.live.cancel_load()
@@ -303,9 +303,7 @@ def test_whatever_happens_each_message_is_stored_once_in_order_and_all_replicas_
     seed: int,
 ) -> None:
     chance = random.Random(seed)
-    owner = Owner()
-    for number in range(chance.randrange(5)):
-        owner.append(b"%d" % number, {})
+    owner = owner_of(chance.randrange(5), first=0)
     replicas = [Replica(owner, name, chance.choice([1, 1, 3])) for name in "abc"]
 
     def write(replica: Replica) -> None:

@@ -28,9 +28,9 @@ def layout(tmp_path: Path) -> Layout:
     return Layout(tmp_path)
 
 
-def touch(layout: Layout, *generations: int) -> None:
+def touch(layout: Layout, *generations: int, store: StoreId = STORE) -> None:
     for generation in generations:
-        path = layout.store(STORE, generation)
+        path = layout.store(store, generation)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
@@ -58,9 +58,7 @@ def test_a_tombstone_comes_back_as_it_was_and_a_damaged_one_is_no_none(layout: L
 def test_a_tombstone_is_of_one_store_only(layout: Layout) -> None:
     write_tombstone(Disk(), layout.tombstone(STORE), GRAVE)
     kv = STORE._replace(kind=StoreKind.KV)
-    path = layout.store(kv)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    touch(layout, 1, store=kv)
     assert layout.generations(Disk(), kv) == [1]
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,15 +41,8 @@ def clone(tmp_path: Path) -> Path:
 
 def setup(clone: Path) -> subprocess.CompletedProcess[str]:
     surroundings = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-    return subprocess.run(
-        ["make", "setup"],
-        cwd=clone,
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60}
+    return subprocess.run(["make", "setup"], cwd=clone, env=surroundings, check=False, **how)
 
 
 def test_setup_says_how_much_it_installs_and_how_far_it_is(clone: Path) -> None:

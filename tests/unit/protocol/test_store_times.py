@@ -4,6 +4,7 @@ pace."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,22 +17,23 @@ from holdfast.protocol.names import StoreKind
 LEAPS = (3_600_000, 30 * 365 * 86_400_000)
 
 
+each_leap = pytest.mark.parametrize("leap", LEAPS)
+
+
 @pytest.fixture
 def kv(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path, StoreKind.KV)
-    yield bench
-    bench.close()
+    with closing(Bench(tmp_path, StoreKind.KV)) as bench:
+        yield bench
 
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path, StoreKind.STREAM)
-    yield bench
-    bench.close()
+    with closing(Bench(tmp_path, StoreKind.STREAM)) as bench:
+        yield bench
 
 
 @pytest.mark.parametrize("reopened", [False, True])
-@pytest.mark.parametrize("leap", LEAPS)
+@each_leap
 def test_a_ttl_that_was_set_by_a_clock_ahead_ends_in_time(
     kv: Bench, leap: int, reopened: bool
 ) -> None:
@@ -50,7 +52,7 @@ def test_a_ttl_that_was_set_by_a_clock_ahead_ends_in_time(
     assert kv.store.time >= before
 
 
-@pytest.mark.parametrize("leap", LEAPS)
+@each_leap
 def test_rates_flow_though_the_clock_was_ahead(stream: Bench, leap: int) -> None:
     configure(stream, max_messages_per_second=10)
     stream.time += leap
@@ -62,7 +64,7 @@ def test_rates_flow_though_the_clock_was_ahead(stream: Bench, leap: int) -> None
     assert [result[0] for result in results] == list(range(11, 21))
 
 
-@pytest.mark.parametrize("leap", LEAPS)
+@each_leap
 def test_ack_waits_end_though_the_clock_was_ahead(stream: Bench, leap: int) -> None:
     stream.do(*append())
     workers = stream.do(frames.CONSUMER_CONFIGURE, "workers", {"ack_wait_seconds": 5.0})[0]
@@ -76,7 +78,7 @@ def test_ack_waits_end_though_the_clock_was_ahead(stream: Bench, leap: int) -> N
     assert stream.do(frames.CONSUMER_FETCH, workers, 10)[0] == [[1, 2]]
 
 
-@pytest.mark.parametrize("leap", LEAPS)
+@each_leap
 def test_a_msg_id_is_forgotten_though_the_clock_was_ahead(stream: Bench, leap: int) -> None:
     stream.time += leap
     operation = [frames.APPEND, b"v", None, "once"]
