@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.cluster_in_loop import pid_of, run_in_cluster
+from support.persist_processes import Processes
 
-from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client, Consumer, NotFoundError, Stream, connect
 from holdfast.protocol.limits import MAX_VALUE_BYTES
 
@@ -21,7 +21,7 @@ WORKERS = 8
 
 
 def test_each_message_is_acknowledged_once_though_the_owner_is_killed(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         await check_one_worker(client.stream("small"))
         stream = client.stream("jobs")
         await stream.append_many([b"%d" % number for number in range(MESSAGES)])
@@ -47,7 +47,7 @@ def test_each_message_is_acknowledged_once_though_the_owner_is_killed(tmp_path: 
 
         # Half of the workers are another process to the servers.
         async with (
-            connect(cluster.nats_url, tenant="acme") as other,
+            connect(cluster.nats.url, tenant="acme") as other,
             asyncio.TaskGroup() as tasks,
         ):
             tasks.create_task(kill_the_owner())

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 from support.cluster_in_loop import pid_of, run_in_cluster, store_file
-from support.persist_processes import until
+from support.persist_processes import Processes, until
 
-from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client, StoreDamagedError
 
 
 def test_a_stopped_server_is_taken_over_and_acknowledges_nothing_when_it_wakes(
     tmp_path: Path,
 ) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         stream = client.stream("notes")
         acked = {}
         for number in range(20):
@@ -49,7 +48,7 @@ def test_a_stopped_server_is_taken_over_and_acknowledges_nothing_when_it_wakes(
 
 
 def test_a_killed_servers_writes_are_all_there_and_none_twice(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         streams = [client.stream(f"s.{number}") for number in range(20)]
         acked: dict[tuple[int, int], bytes] = {}
 
@@ -86,12 +85,12 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 def test_a_damaged_store_is_refused_and_never_silently_empty(tmp_path: Path) -> None:
-    async def fill(cluster: Cluster, client: Client) -> None:
+    async def fill(cluster: Processes, client: Client) -> None:
         for name in (*DAMAGE, "whole"):
             stream = client.stream(name)
             await stream.append_many([b"precious %d" % number for number in range(50)])
 
-    async def look(cluster: Cluster, client: Client) -> None:
+    async def look(cluster: Processes, client: Client) -> None:
         for damage in DAMAGE:
             stream = client.stream(damage)
             with pytest.raises(StoreDamagedError) as refused:
@@ -110,7 +109,7 @@ def test_a_damaged_store_is_refused_and_never_silently_empty(tmp_path: Path) -> 
     run_in_cluster(tmp_path, look)
     quarantined = {
         file.name.partition(".")[0]
-        for folder in (tmp_path / "shared" / "quarantine" / "acme").iterdir()
+        for folder in (tmp_path / "data" / "quarantine" / "acme").iterdir()
         for file in folder.iterdir()
         if (folder / "report.json").exists() and file.name.endswith(".stream.1.db")
     }
@@ -118,7 +117,7 @@ def test_a_damaged_store_is_refused_and_never_silently_empty(tmp_path: Path) -> 
 
 
 def test_a_file_that_was_never_durable_is_rebuilt_from_the_log(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         stream = client.stream("young")
         for number in range(30):
             await stream.append(b"value %d" % number)

@@ -29,7 +29,6 @@ from support.persist_processes import (
 )
 from support.world_in_loop import World, run
 
-from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import Client
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
@@ -258,13 +257,11 @@ def test_a_server_that_does_not_hear_the_coordinator_keeps_what_it_serves(tmp_pa
 
 
 def test_a_nats_server_that_is_stopped_for_long_costs_a_pause_and_no_write(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         stream = client.stream("notes")
         for number in range(10):
             await stream.append(b"%d" % number)
-        assert cluster.nats_server is not None
-        stopped = cluster.nats_server.pid
-        assert stopped is not None
+        stopped = cluster.nats.pid
         os.kill(stopped, signal.SIGSTOP)
         try:
             writes = [asyncio.create_task(stream.append(b"%d" % n)) for n in range(10, 20)]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.cluster_in_loop import run_in_cluster
+from support.persist_processes import Processes
 
-from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import (
     KV,
     Ack,
@@ -43,111 +43,16 @@ ODD_KEYS = [
 ]
 
 
-def test_streams_keep_their_promises(tmp_path: Path) -> None:
-    async def first_run(cluster: Cluster, client: Client) -> None:
-        stream = client.stream("s")
-        assert await stream.get(1) is None
-        assert (await stream.head()).last_seq == 0
-        acks = await stream.append_many([b"1", (b"2", {"a": "b"}), b""])
-        assert [ack.seq for ack in acks] == [1, 2, 3]
-        big = os.urandom(900_000)
-        assert (await stream.append(big)).seq == 4
+def test_streams_and_kvs_keep_their_promises_over_a_restart(tmp_path: Path) -> None:
+    async def first_run(cluster: Processes, client: Client) -> None:
+        await check_a_stream(client)
+        await check_a_kv(client)
 
-        with pytest.raises(InvalidArgumentError):
-            await stream.set(0, b"x")
-        with pytest.raises(InvalidSeqError) as beyond:
-            await stream.set(6, b"x")
-        assert beyond.value.last_seq == 4
-        assert (await stream.set(5, b"five")).seq == 5, "at last + 1 a set appends"
-        with pytest.raises(WrongLastSeqError) as wrong:
-            await stream.append(b"x", expected_last_seq=4)
-        assert wrong.value.actual == 5
-        assert (await stream.append(b"6", expected_last_seq=5)).seq == 6
-
-        before = (await stream.head()).revision
-        assert (await stream.delete(2)).count == 1
-        assert (await stream.delete(2)).count == 0, "deleting a missing one changes nothing"
-        assert (await stream.head()).revision == before + 1
-        assert await stream.get(2) is None
-        assert (await stream.set(2, b"filled")).seq == 2
-        found = await stream.get(2)
-        assert found is not None
-        assert (found.value, found.headers) == (b"filled", {})
-
-        with pytest.raises(TooLargeError):
-            await stream.append_many([b"x" * 1_000_001])
-        with pytest.raises(TooLargeError):
-            await stream.append_many([random.Random(1).randbytes(600_000)] * 2)
-        with pytest.raises(InvalidArgumentError):
-            await stream.append("text")  # type: ignore[arg-type]
-        gone = await stream.delete([99])
-        assert (gone.count, gone.revision) == (0, before + 2)
-        assert (await stream.head()).last_seq == 6, "what was refused took no number"
-        await check_transactions_of_a_stream(client.stream("t"))
-
-        once = await stream.append(b"once", msg_id="m1")
-        again = await stream.append(b"twice", msg_id="m1")
-        assert (again.seq, again.revision, again.duplicate) == (once.seq, once.revision, True)
-
-        assert (await stream.delete_all(end_seq=2)).count == 2, "end_seq is inclusive"
-        assert [m.seq async for m in stream.get_all()] == [3, 4, 5, 6, 7]
-        assert [m.seq async for m in stream.get_all(start_seq=4, end_seq=5)] == [4, 5]
-        assert [m.seq async for m in stream.get_all(last=2)] == [6, 7]
-        assert [m.value async for m in stream.get_all(start_seq=3, limit=2)] == [b"", big]
-        assert (await stream.delete_all()).count == 5
-        assert [m async for m in stream.get_all()] == []
-        assert (await stream.append(b"8")).seq == 8, "no seq is used twice"
-
-    async def second_run(cluster: Cluster, client: Client) -> None:
+    async def second_run(cluster: Processes, client: Client) -> None:
         stream = client.stream("s")
         assert [(m.seq, m.value) async for m in stream.get_all()] == [(8, b"8")]
         await stream.delete_all()
-        assert (await stream.append(b"9")).seq == 9, "nor after a restart"
-
-    run_in_cluster(tmp_path, first_run)
-    run_in_cluster(tmp_path, second_run)
-
-
-def test_kv_keeps_its_promises(tmp_path: Path) -> None:
-    async def first_run(cluster: Cluster, client: Client) -> None:
-        kv = client.kv("k")
-        for number, key in enumerate(ODD_KEYS):
-            await kv.set(key, b"%d" % number, headers={"n": str(number)})
-        for number, key in enumerate(ODD_KEYS):
-            entry = await kv.get(key)
-            assert entry is not None
-            assert (entry.key, entry.value) == (key, b"%d" % number)
-        keys = [key async for key in kv.keys()]  # noqa: SIM118
-        assert keys == sorted(ODD_KEYS, key=str.encode)
-        assert [e.key async for e in kv.get_all(prefix="k")] == ["k" * 1000]
-
-        first = await kv.set("x", b"")
-        second = await kv.set("x", os.urandom(900_000))
-        assert second.revision == first.revision + 1
-        assert len([e async for e in kv.get_all(prefix="x")]) == 1, "one entry for a key"
-        with pytest.raises(WrongRevisionError) as wrong:
-            await kv.set("x", b"3", expected_revision=0)
-        assert wrong.value.actual == second.revision
-        created = await kv.set("new", b"1", expected_revision=0)
-        await kv.set("new", b"2", expected_revision=created.revision)
-
-        before = (await kv.head()).revision
-        assert (await kv.delete("nobody")).count == 0
-        assert (await kv.head()).revision == before
-        assert (await kv.delete("new")).count == 1
-        await kv.set("new", b"again", expected_revision=0)
-
-        with pytest.raises(WrongRevisionError):
-            await kv.delete("new", expected_revision=1)
-        with pytest.raises(TooLargeError):
-            await kv.set_many(dict.fromkeys("ab", random.Random(1).randbytes(600_000)))
-        assert await kv.get("a") is None, "a batch is all or nothing"
-        with pytest.raises(InvalidNameError):
-            await kv.set("k" * 5000, b"")
-
-        await check_transactions_of_a_kv(client.kv("accounts"))
-
-    async def second_run(cluster: Cluster, client: Client) -> None:
+        assert (await stream.append(b"9")).seq == 9, "no seq is used twice after a restart either"
         kv = client.kv("k")
         assert (await kv.head()).count == len(ODD_KEYS) + 2
         count = (await kv.delete_all()).count
@@ -156,6 +61,100 @@ def test_kv_keeps_its_promises(tmp_path: Path) -> None:
 
     run_in_cluster(tmp_path, first_run)
     run_in_cluster(tmp_path, second_run)
+
+
+async def check_a_stream(client: Client) -> None:
+    stream = client.stream("s")
+    assert await stream.get(1) is None
+    assert (await stream.head()).last_seq == 0
+    acks = await stream.append_many([b"1", (b"2", {"a": "b"}), b""])
+    assert [ack.seq for ack in acks] == [1, 2, 3]
+    big = os.urandom(900_000)
+    assert (await stream.append(big)).seq == 4
+
+    with pytest.raises(InvalidArgumentError):
+        await stream.set(0, b"x")
+    with pytest.raises(InvalidSeqError) as beyond:
+        await stream.set(6, b"x")
+    assert beyond.value.last_seq == 4
+    assert (await stream.set(5, b"five")).seq == 5, "at last + 1 a set appends"
+    with pytest.raises(WrongLastSeqError) as wrong:
+        await stream.append(b"x", expected_last_seq=4)
+    assert wrong.value.actual == 5
+    assert (await stream.append(b"6", expected_last_seq=5)).seq == 6
+
+    before = (await stream.head()).revision
+    assert (await stream.delete(2)).count == 1
+    assert (await stream.delete(2)).count == 0, "deleting a missing one changes nothing"
+    assert (await stream.head()).revision == before + 1
+    assert await stream.get(2) is None
+    assert (await stream.set(2, b"filled")).seq == 2
+    found = await stream.get(2)
+    assert found is not None
+    assert (found.value, found.headers) == (b"filled", {})
+
+    with pytest.raises(TooLargeError):
+        await stream.append_many([b"x" * 1_000_001])
+    with pytest.raises(TooLargeError):
+        await stream.append_many([random.Random(1).randbytes(600_000)] * 2)
+    with pytest.raises(InvalidArgumentError):
+        await stream.append("text")  # type: ignore[arg-type]
+    gone = await stream.delete([99])
+    assert (gone.count, gone.revision) == (0, before + 2)
+    assert (await stream.head()).last_seq == 6, "what was refused took no number"
+    await check_transactions_of_a_stream(client.stream("t"))
+
+    once = await stream.append(b"once", msg_id="m1")
+    again = await stream.append(b"twice", msg_id="m1")
+    assert (again.seq, again.revision, again.duplicate) == (once.seq, once.revision, True)
+
+    assert (await stream.delete_all(end_seq=2)).count == 2, "end_seq is inclusive"
+    assert [m.seq async for m in stream.get_all()] == [3, 4, 5, 6, 7]
+    assert [m.seq async for m in stream.get_all(start_seq=4, end_seq=5)] == [4, 5]
+    assert [m.seq async for m in stream.get_all(last=2)] == [6, 7]
+    assert [m.value async for m in stream.get_all(start_seq=3, limit=2)] == [b"", big]
+    assert (await stream.delete_all()).count == 5
+    assert [m async for m in stream.get_all()] == []
+    assert (await stream.append(b"8")).seq == 8, "no seq is used twice"
+
+
+async def check_a_kv(client: Client) -> None:
+    kv = client.kv("k")
+    for number, key in enumerate(ODD_KEYS):
+        await kv.set(key, b"%d" % number, headers={"n": str(number)})
+    for number, key in enumerate(ODD_KEYS):
+        entry = await kv.get(key)
+        assert entry is not None
+        assert (entry.key, entry.value) == (key, b"%d" % number)
+    keys = [key async for key in kv.keys()]  # noqa: SIM118
+    assert keys == sorted(ODD_KEYS, key=str.encode)
+    assert [e.key async for e in kv.get_all(prefix="k")] == ["k" * 1000]
+
+    first = await kv.set("x", b"")
+    second = await kv.set("x", os.urandom(900_000))
+    assert second.revision == first.revision + 1
+    assert len([e async for e in kv.get_all(prefix="x")]) == 1, "one entry for a key"
+    with pytest.raises(WrongRevisionError) as wrong:
+        await kv.set("x", b"3", expected_revision=0)
+    assert wrong.value.actual == second.revision
+    created = await kv.set("new", b"1", expected_revision=0)
+    await kv.set("new", b"2", expected_revision=created.revision)
+
+    before = (await kv.head()).revision
+    assert (await kv.delete("nobody")).count == 0
+    assert (await kv.head()).revision == before
+    assert (await kv.delete("new")).count == 1
+    await kv.set("new", b"again", expected_revision=0)
+
+    with pytest.raises(WrongRevisionError):
+        await kv.delete("new", expected_revision=1)
+    with pytest.raises(TooLargeError):
+        await kv.set_many(dict.fromkeys("ab", random.Random(1).randbytes(600_000)))
+    assert await kv.get("a") is None, "a batch is all or nothing"
+    with pytest.raises(InvalidNameError):
+        await kv.set("k" * 5000, b"")
+
+    await check_transactions_of_a_kv(client.kv("accounts"))
 
 
 async def check_transactions_of_a_kv(kv: KV) -> None:
@@ -239,21 +238,21 @@ async def check_transactions_of_a_stream(stream: Stream) -> None:
 
 
 def test_wrong_names_are_refused(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         for name in ["", ".", "a..b", "a b", "a/b", "*", ">", "a.>", "x" * 201]:
             for make in (client.stream, client.kv):
                 with pytest.raises(InvalidNameError):
                     make(name)
         with pytest.raises(InvalidNameError):
-            async with connect(cluster.nats_url, tenant="no.dots"):
+            async with connect(cluster.nats.url, tenant="no.dots"):
                 pass
 
     run_in_cluster(tmp_path, body, servers=1)
 
 
 def test_two_clients_writing_at_once_see_one_order(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
-        async with connect(cluster.nats_url, tenant="acme") as other:
+    async def body(cluster: Processes, client: Client) -> None:
+        async with connect(cluster.nats.url, tenant="acme") as other:
             streams = [client.stream("shared"), other.stream("shared")]
             orders: list[list[tuple[int, bytes]]] = [[], []]
             total = 400
@@ -280,7 +279,7 @@ def test_two_clients_writing_at_once_see_one_order(tmp_path: Path) -> None:
 def test_writes_that_nobody_waits_for_are_stored_in_order_and_tell_when_asked(
     tmp_path: Path,
 ) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         stream, kv = client.stream("s"), client.kv("k")
         values = [b"%d" % number for number in range(500)]
         under_way = [await stream.append_async(value) for value in values]
@@ -314,7 +313,7 @@ def test_writes_that_nobody_waits_for_are_stored_in_order_and_tell_when_asked(
 
 
 def test_large_batches_at_the_same_time_fit_in_their_frames(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         streams = [client.stream(f"s.{number}") for number in range(8)]
         async with asyncio.TaskGroup() as tasks:
             batches = [

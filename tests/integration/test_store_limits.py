@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.cluster_in_loop import pid_of, run_in_cluster
+from support.persist_processes import Processes
 
-from holdfast.cli.cluster.cluster import Cluster
 from holdfast.client import (
     Change,
     ChangeKind,
@@ -35,7 +35,7 @@ async def next_change(changes: Subscription) -> Change:
 
 
 def test_a_configuration_outlives_its_server(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         stream = client.stream("limited")
         assert await stream.config() == StoreConfig()
         configured = await stream.configure(max_messages=3, description="ours")
@@ -68,7 +68,7 @@ def test_a_configuration_outlives_its_server(tmp_path: Path) -> None:
 
 
 def test_followers_see_each_eviction_as_a_change(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         del cluster
         kv, stream = client.kv("state"), client.stream("log")
         await kv.configure(max_messages=2)
@@ -104,7 +104,7 @@ def test_followers_see_each_eviction_as_a_change(tmp_path: Path) -> None:
 
 
 def test_what_a_limit_refuses_is_refused_with_the_limit(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         del cluster
         kv, stream = client.kv("jobs"), client.stream("jobs")
         await kv.configure(max_messages=1, discard="new")
@@ -139,7 +139,7 @@ def test_what_a_limit_refuses_is_refused_with_the_limit(tmp_path: Path) -> None:
 
 
 def test_a_store_has_a_durability_of_its_own(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         del cluster
         stream = client.stream("fast")
         await stream.configure(durability="applied")
@@ -152,7 +152,7 @@ def test_a_store_has_a_durability_of_its_own(tmp_path: Path) -> None:
 
 
 def test_an_expired_lock_can_be_taken_by_another(tmp_path: Path) -> None:
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         del cluster
         kv = client.kv("locks")
         await kv.set("it", b"mine", expected_revision=0, ttl_seconds=0.05)
@@ -168,7 +168,7 @@ def test_an_expired_lock_can_be_taken_by_another(tmp_path: Path) -> None:
 def test_more_than_one_turn_can_remove_is_gone_before_the_next_read(tmp_path: Path) -> None:
     count = MAX_EVICTED_ROWS + 5000
 
-    async def body(cluster: Cluster, client: Client) -> None:
+    async def body(cluster: Processes, client: Client) -> None:
         del cluster
         kv = client.kv("many")
         for start in range(0, count, 4000):

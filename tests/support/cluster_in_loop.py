@@ -1,6 +1,6 @@
-"""A whole cluster with one client around a test: real processes, started from its own loop.
+"""A whole cluster with one client around a test: real processes, which nobody restarts.
 
-async def body(cluster: Cluster, client: Client) -> None: ...
+async def body(cluster: Processes, client: Client) -> None: ...
 
 run_in_cluster(tmp_path, body)
 """
@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from holdfast.cli.cluster.cluster import Cluster, ClusterOptions, running_cluster
-from holdfast.client import Client, connect
+from support.persist_processes import Processes, running_processes
+
+from holdfast.client import Client, UnavailableError, connect
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
@@ -21,32 +22,49 @@ DEADLINE_SECONDS = 40.0
 
 
 def run_in_cluster(
-    data: Path,
-    body: Callable[[Cluster, Client], Awaitable[None]],
+    directory: Path,
+    body: Callable[[Processes, Client], Awaitable[None]],
     *,
     servers: int = 2,
 ) -> None:
-    async def main() -> None:
-        options = ClusterOptions(data=data, server_count=servers, port=0)
+    """Run `body` beside the servers s1, s2, ..., all live; then stop them cleanly. Another run in
+    the same folder goes on with its data."""
+    names = {f"s{number + 1}" for number in range(servers)}
+
+    async def main(cluster: Processes) -> None:
         async with (
             asyncio.timeout(DEADLINE_SECONDS * 2),
-            running_cluster(options, lambda line: None) as cluster,
-            connect(cluster.nats_url, tenant="acme", timeout_seconds=DEADLINE_SECONDS) as client,
+            connect(cluster.nats.url, tenant="acme", timeout_seconds=DEADLINE_SECONDS) as client,
         ):
+            while await _live_servers(client) != names:
+                await asyncio.sleep(0.02)
             await body(cluster, client)
 
-    asyncio.run(main())
+    with running_processes(directory) as cluster:
+        persist = [cluster.start_persist(name) for name in sorted(names)]
+        asyncio.run(main(cluster))
+        for process in persist:
+            process.terminate()
+        for process in (*persist, cluster.coordinator):
+            process.stop()
 
 
-def store_file(data: Path, name: str, kind: StoreKind = StoreKind.STREAM) -> Path:
-    layout = Layout(data / "shared")
+async def _live_servers(client: Client) -> set[str]:
+    try:
+        return {each.server for each in await client.servers() if each.state == "live"}
+    except UnavailableError:
+        return set()
+
+
+def store_file(directory: Path, name: str, kind: StoreKind = StoreKind.STREAM) -> Path:
+    """Return the newest file of a store."""
+    layout = Layout(directory / "data")
     store = StoreId("acme", kind, name)
     generations = layout.generations(Disk(), store)
     assert generations, f"no file of {store}"
     return layout.store(store, generations[-1])
 
 
-def pid_of(cluster: Cluster, server: str) -> int:
-    pid = next(part.pid for part in cluster.servers if part.name == server)
-    assert pid is not None
-    return pid
+def pid_of(cluster: Processes, server: str) -> int:
+    [process] = cluster.living(server)
+    return process.pid
