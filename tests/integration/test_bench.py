@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.forked_bench import forked_servers
 
 from holdfast.bench.compare import compare_jetstream
 from holdfast.bench.compare.compare_jetstream import PLANS, compare
@@ -84,7 +85,7 @@ def test_a_message_that_comes_back_changed_ends_the_comparison(
         return [*rows[:-1], rows[-1]._replace(value=b"something else")]
 
     monkeypatch.setattr(HoldfastSide, "read", read)
-    with pytest.raises(WrongReadBackError, match="something else") as raised:
+    with forked_servers(), pytest.raises(WrongReadBackError, match="something else") as raised:
         asyncio.run(compare(options(tmp_path, "append_64")))
     assert (raised.value.side, raised.value.work) == ("holdfast", "append_64")
     assert list(tmp_path.iterdir()) == []
@@ -101,7 +102,7 @@ def test_a_kv_that_forgets_a_key_ends_the_comparison(
         return found
 
     monkeypatch.setattr(HoldfastSide, "entries", entries)
-    with pytest.raises(WrongReadBackError, match="the kv holds"):
+    with forked_servers(), pytest.raises(WrongReadBackError, match="the kv holds"):
         asyncio.run(compare(options(tmp_path, "kv_set_64")))
 
 

@@ -6,9 +6,11 @@ import asyncio
 import dataclasses
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_bench import forked_servers
 
 from holdfast.bench.harness import Report
 from holdfast.bench.options import BenchOptions
@@ -23,6 +25,12 @@ from holdfast.client import connect
 from holdfast.protocol.errors import InvalidArgumentError
 
 _DEADLINE_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def forked() -> Iterator[None]:
+    with forked_servers():
+        yield
 
 
 def options(directory: Path, *only: str) -> BenchOptions:

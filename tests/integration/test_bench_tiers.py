@@ -6,9 +6,11 @@ import dataclasses
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forked_bench import forked_servers
 
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.read_back import WrongReadBackError
@@ -22,6 +24,12 @@ from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectExistsError
 from holdfast.shared_fs.bucket.bucket_probe import probe
+
+
+@pytest.fixture(autouse=True)
+def forked() -> Iterator[None]:
+    with forked_servers():
+        yield
 
 
 def options(directory: Path, *only: str) -> BenchOptions:

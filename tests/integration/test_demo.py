@@ -112,7 +112,7 @@ def test_kept_data_is_there_for_a_later_up_and_the_judge_sees_every_fault(
         await client.stream(files[2].stream).append(b"again", headers=last.headers)
         await client.kv(plan.kv).set(files[3].path, b"other")
 
-    with running_up(data) as cluster:
+    with running_up(data, "--servers", "1") as cluster:
         untouched = asyncio.run(_judge(cluster.nats, plan))
         assert (untouched.files_identical, untouched.problems) == (len(files), [])
         assert untouched.kv_identical

@@ -19,6 +19,12 @@ from power.run import run, with_small_limits
 from power.scenarios import CHAT, SCENARIOS
 
 _SEED = 1
+#: A cut that finds it, where few do. It is tried before the others.
+_FOUND_BY = {
+    "never_sync_the_log": "114/none/all/0",
+    "ack_before_the_sync": "113/none/all/0",
+    "never_sync_files_written_whole": "170/none/all/0",
+}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -58,6 +64,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
         for survival in (Survival.NONE, Survival.ALL)
     ]
     random.Random(_SEED).shuffle(cuts)
+    cuts.sort(key=lambda cut: str(cut) != _FOUND_BY.get(bug))
     with planted():
         assert any(run(scenario, cut).violation for cut in cuts)
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication
-from moto.server import ThreadedMotoServer
 
 BUCKET = "holdfast-test"
 REGION = "us-east-1"
@@ -21,6 +19,8 @@ REGION = "us-east-1"
 def _one_at_a_time(environment: pytest.MonkeyPatch) -> None:
     """Moto looks at a condition and stores the object in two steps: side by side, two writers that
     expect the same version could both have their way, as on S3 they cannot."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+
     lock = threading.Lock()
     handle = DomainDispatcherApplication.__call__
 
@@ -34,6 +34,9 @@ def _one_at_a_time(environment: pytest.MonkeyPatch) -> None:
 @contextmanager
 def running_moto() -> Iterator[str]:
     """Yield the URL of an empty bucket, and have boto3 find credentials meanwhile."""
+    # Here, since every process of a run of the tests imports this module, and few start a server.
+    from moto.server import ThreadedMotoServer
+
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", "test")

@@ -1,0 +1,57 @@
+"""Benchmarks of this process whose servers are forked and not started, since no number is judged.
+
+with forked_servers():
+    idle.run(options)
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from support.forked_process import ForkedProcess
+
+from holdfast.bench import processes
+
+_FORKED = ("holdfast.coordinator", "holdfast.persist")
+
+
+class _Forked:
+    """As much of a Popen as the benchmarks need."""
+
+    def __init__(self, module: str, arguments: Sequence[str], output: Path) -> None:
+        process = ForkedProcess(f"{module}.__main__", arguments, output)
+        self.pid = process.pid
+        self.poll = process.poll
+        self.terminate = process.terminate
+        self.kill = process.kill
+
+        self._process = process
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self, timeout: float = 60.0) -> int:
+        return self._process.wait(timeout)
+
+
+def _popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes] | _Forked:
+    module = command[command.index("-m") + 1] if "-m" in command else ""
+    if module not in _FORKED:
+        return subprocess.Popen(command, **options)
+    arguments = command[command.index(module) + 1 :]
+    return _Forked(module, arguments, Path(options["stdout"].name))
+
+
+@contextmanager
+def forked_servers() -> Iterator[None]:
+    """Fork each coordinator and persist server that a benchmark starts around the body."""
+    forking = SimpleNamespace(**{**vars(subprocess), "Popen": _popen})
+    with patch.object(processes, "subprocess", forking):
+        yield
