@@ -25,7 +25,8 @@ from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.limits import OUTCOME_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.applying import AppliedBatch
-from holdfast.shared_fs.store_file.store_file import Forgotten, StoreFile
+from holdfast.shared_fs.store_file.store_changes import Forgotten
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 class Watcher(Protocol):

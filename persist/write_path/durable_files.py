@@ -30,7 +30,8 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.applying import StoreMeta
-from holdfast.shared_fs.store_file.store_file import Forgotten, StoreFile
+from holdfast.shared_fs.store_file.store_changes import Forgotten
+from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 

@@ -92,6 +92,11 @@ class StoreRows(ABC):
     def _unseal(self) -> apsw.Connection:
         """Return a connection, when one is needed for the first time."""
 
+    @property
+    def is_sealed(self) -> bool:
+        """It has no connection, lock or WAL, and all of it is durable."""
+        return "_connection" not in self.__dict__
+
     @functools.cached_property
     def _connection(self) -> apsw.Connection:
         return self._unseal()

@@ -1,0 +1,238 @@
+"""The writing half of a store file: changes applied, each call in one transaction.
+
+What `apply` wrote is durable with the next checkpoint (`store_file.py`). Every error of SQLite
+leaves as one of ours; after an error the transaction is rolled back and the file is as before.
+This module does not decide what an operation does (`persist/operations/operations.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from holdfast.protocol.errors import (
+    HoldfastError,
+    StoreDamagedError,
+)
+from holdfast.protocol.limits import (
+    MAX_CHANGE_LOG_ROWS,
+    MAX_TRIMMED_BYTES,
+    MAX_TRIMMED_ROWS,
+)
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import (
+    AppliedBatch,
+    StoreMeta,
+    WriterOutcome,
+    apply_to_kv,
+    apply_to_stream,
+    keep_outcomes,
+)
+from holdfast.shared_fs.store_file.sqlite_connection import (
+    raises_ours,
+    set_cache,
+)
+from holdfast.shared_fs.store_file.store_rows import LARGEST_SEQ, StoreRows
+
+#: A kv batch of many keys gets a larger cache while it is applied. Its pages are all over the file,
+#: and a smaller cache would write and read each of them several times.
+_LARGE_BATCH_CHANGES: Final = 64
+_LARGE_BATCH_CACHE_KIB: Final = 8192
+
+
+class Forgotten(NamedTuple):
+    """What `forget` did: if it dropped anything, and how many msg_ids are left."""
+
+    has_gone: bool
+    msg_id_count: int
+
+
+class StoreChanges(StoreRows):
+    """What changes the content of a store file. Not safe for two threads at once."""
+
+    @raises_ours
+    def apply(
+        self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome] = ()
+    ) -> None:
+        """Apply the batches, which follow the file's revision without a gap, in one transaction.
+
+        Raises StorageFailedError, or StoreDamagedError if no attempt can succeed; the file is as
+        before.
+        """
+        spreads = self.store.kind == StoreKind.KV and (
+            sum(len(batch.changes) for batch in batches) >= _LARGE_BATCH_CHANGES
+        )
+        if spreads:
+            set_cache(self._connection, _LARGE_BATCH_CACHE_KIB)
+        try:
+            with self._transaction():
+                meta = self._apply(batches, outcomes)
+        except (HoldfastError, apsw.Error, AssertionError, MemoryError):
+            raise
+        except Exception as error:
+            # The disk is not to blame, so it would fail each time, also for the next owner.
+            reason = f"its changes cannot be applied: {type(error).__name__}: {error}"
+            raise StoreDamagedError(store=str(self.store), reason=reason) from error
+        finally:
+            if spreads:
+                set_cache(self._connection)
+        self.meta = meta
+
+    @raises_ours
+    def trim_some(self, end_seq: int) -> bool:
+        """Remove the first messages of a stream up to `end_seq`, at most MAX_TRIMMED_ROWS and about
+        MAX_TRIMMED_BYTES, in a transaction of its own. Return if there may be more.
+
+        This prepares a trim of any length that is in the durable log and about to be applied. The
+        revision stays, so after a crash the replayed trim removes the rest. Nothing may read the
+        file until the trim was applied.
+        """
+        assert self.store.kind == StoreKind.STREAM
+        rows: list[Any] = self._execute(
+            schema.SELECT_FIRST_BYTES, (end_seq, MAX_TRIMMED_ROWS)
+        ).fetchall()
+        size_bytes = count = 0
+        for _, row_bytes in rows:
+            if count and size_bytes + row_bytes > MAX_TRIMMED_BYTES:
+                break
+            count += 1
+            size_bytes += row_bytes
+        if not count:
+            return False
+        last_seq = rows[count - 1][0]
+        meta = replace(
+            self.meta, count=self.meta.count - count, bytes=self.meta.bytes - size_bytes
+        )
+        with self._transaction():
+            self._execute(schema.DELETE_MESSAGES_UP_TO, (last_seq,))
+            self._bodies.drop_up_to(last_seq)
+            self._write_meta(meta)
+        self.meta = meta
+        return count < len(rows) or len(rows) == MAX_TRIMMED_ROWS
+
+    @contextlib.contextmanager
+    def preview(self, batches: Sequence[AppliedBatch]) -> Iterator[None]:
+        """Let the body read as if `batches` were applied, without writing.
+
+        For file systems that are read-only: all changed pages stay in memory and are rolled
+        back. Raises StorageFailedError.
+        """
+        before = self.meta
+        self._begin_preview(batches)
+        try:
+            yield
+        finally:
+            self.meta = before
+            self._end_preview()
+
+    @raises_ours
+    def take(self, epoch: int, server: str, incarnation: str) -> None:
+        """Record a new owner, in a transaction of its own (durable with the next checkpoint)."""
+        assert epoch >= self.meta.epoch, "an epoch never goes back"
+        with self._transaction():
+            self._execute(schema.UPDATE_OWNER, (epoch, server, incarnation))
+        self.meta = replace(self.meta, epoch=epoch, server=server, incarnation=incarnation)
+
+    @raises_ours
+    def go_on_from(self, revision: int, *, time: int, last_seq: int = 0) -> None:
+        """Declare the content to be the state at a later revision, in a transaction of its own. The
+        next seq is above `last_seq`. Followers of the earlier state must begin anew."""
+        assert revision > self.meta.revision
+        meta = replace(
+            self.meta,
+            revision=revision,
+            time=time,
+            last_seq=max(self.meta.last_seq, last_seq),
+            changes_from=revision,
+        )
+        with self._transaction():
+            self._execute(schema.DELETE_CHANGES_UP_TO, (revision,))
+            self._write_meta(meta)
+        self.meta = meta
+
+    @raises_ours
+    def become(self, store: StoreId) -> None:
+        """Make this the file of another store of the same kind, in a transaction of its own. The
+        outcomes of writers are dropped, because writers number their groups by store."""
+        assert store.kind == self.store.kind
+        with self._transaction():
+            self._execute(schema.DELETE_OLD_OUTCOMES, (LARGEST_SEQ,))
+            self._execute(schema.UPDATE_STORE, store)
+        self.store = store
+
+    @raises_ours
+    def forget(self, *, msg_ids_before: int, outcomes_before: int) -> Forgotten:
+        """Drop msg_ids and outcomes older than these times, and changes above their limit."""
+        if self.is_sealed:
+            return Forgotten(False, 0)
+        gone_count = msg_id_count = 0
+        with self._transaction():
+            if self.store.kind == StoreKind.STREAM:
+                self._execute(schema.DELETE_OLD_MSG_IDS, (msg_ids_before,))
+                gone_count += self._connection.changes()
+                msg_id_count = self._execute(schema.COUNT_MSG_IDS).get
+            self._execute(schema.DELETE_OLD_OUTCOMES, (outcomes_before,))
+            gone_count += self._connection.changes()
+            horizon = self._execute(schema.SELECT_CHANGE_FROM_END, (MAX_CHANGE_LOG_ROWS,)).get
+            if horizon is not None:
+                self._execute(schema.DELETE_CHANGES_UP_TO, (horizon,))
+                meta = replace(self.meta, changes_from=horizon)
+                self._write_meta(meta)
+                self.meta = meta
+        return Forgotten(gone_count > 0, msg_id_count)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._execute("ROLLBACK")
+                self._reload_archived()
+            self._bodies.look_again()
+            raise
+
+    def _apply(
+        self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome]
+    ) -> StoreMeta:
+        bodies = self._bodies
+        if self.store.kind == StoreKind.STREAM:
+            meta = apply_to_stream(self._cursor, self.meta, batches, bodies, self._archived)
+        else:
+            meta = apply_to_kv(self._cursor, self.meta, batches, bodies)
+        keep_outcomes(self._cursor, outcomes)
+        self._write_meta(meta)
+        return meta
+
+    def _write_meta(self, meta: StoreMeta) -> None:
+        self._execute(schema.UPDATE_META, meta.counters)
+
+    @raises_ours
+    def _begin_preview(self, batches: Sequence[AppliedBatch]) -> None:
+        self._connection.pragma("cache_spill", 0)
+        self._execute("BEGIN")
+        try:
+            self.meta = self._apply(batches, ())
+        except BaseException:
+            self._end_preview()
+            raise
+
+    @raises_ours
+    def _end_preview(self) -> None:
+        if self._connection.in_transaction:
+            self._execute("ROLLBACK")
+            self._reload_archived()
+        self._bodies.look_again()
+        self._connection.pragma("cache_spill", 1)
+
+    def _reload_archived(self) -> None:
+        """Undo what a transaction that was rolled back has archived."""
+        if self._archived.exists:
+            self._archived.load()
