@@ -37,7 +37,8 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.disk.privacy import tighten
 from holdfast.shared_fs.disk.reading import FenceRead, choose_disk
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy, open_manifests
+from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from holdfast.shared_fs.store_file.sqlite_connection import configure_process
 
 logger = logging.getLogger("holdfast.persist")

@@ -23,7 +23,7 @@ from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.tombstone import Grave
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 
 class DeadLogReader(Protocol):

@@ -45,9 +45,10 @@ from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import open_bucket
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy, SnapshotVersion, open_manifests
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.pack import packs_of, put_pack
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.export.export import export

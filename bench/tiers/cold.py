@@ -31,7 +31,7 @@ from holdfast.bench.tiers.cold_stores import MESSAGES, make_cold_stores
 from holdfast.bench.tiers.snapshots import noise
 from holdfast.client import Client, connect
 from holdfast.shared_fs.bucket.bucket import open_bucket
-from holdfast.shared_fs.snapshots.manifest import MANIFEST_PREFIX
+from holdfast.shared_fs.snapshots.shard import MANIFEST_PREFIX
 
 _SERVER: Final = "s1"
 _TIMEOUT_SECONDS: Final = 60.0

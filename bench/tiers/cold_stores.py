@@ -23,12 +23,9 @@ from holdfast.bench.tiers.snapshots import KEEP, make_stores, path_of, put_all, 
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
-from holdfast.shared_fs.snapshots.manifest import (
-    SHARD_COUNT,
-    SnapshotVersion,
-    open_manifests,
-    shard_of,
-)
+from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.snapshots.shard import SHARD_COUNT, shard_of
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 #: The messages of each store.
 MESSAGES: Final = 100

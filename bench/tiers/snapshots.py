@@ -23,9 +23,10 @@ from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Manifests, SnapshotVersion
+from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import packs_of, put_pack
 from holdfast.shared_fs.snapshots.snapshot import Snapshot, compress, fetch, put, take_image
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 

@@ -63,7 +63,8 @@ def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
     from holdfast.shared_fs.disk.layout import open_layout
     from holdfast.shared_fs.disk.tombstone import Grave, write_tombstone
     from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
-    from holdfast.shared_fs.snapshots.manifest import KeepPolicy, open_manifests
+    from holdfast.shared_fs.snapshots.manifest import open_manifests
+    from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 
     disk = Disk()
     if [name for name in disk.names(data) if name not in ("FORMAT", "lost+found")]:

@@ -28,7 +28,7 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.log_pace import LogPace
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 
 logger = logging.getLogger("holdfast.persist")
 

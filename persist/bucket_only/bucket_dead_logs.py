@@ -23,7 +23,8 @@ from holdfast.shared_fs.bucket_log.bucket_log import (
     remove_log,
 )
 from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.snapshots.manifest import Manifests, StoreEntry
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import StoreEntry
 
 logger = logging.getLogger("holdfast.persist")
 

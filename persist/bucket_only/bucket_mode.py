@@ -46,11 +46,8 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog, fence_log
 from holdfast.shared_fs.bucket_log.fences import BucketGate
-from holdfast.shared_fs.snapshots.manifest import (
-    Manifests,
-    SnapshotVersion,
-    open_manifests,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 logger = logging.getLogger("holdfast.persist")
 

@@ -36,8 +36,9 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_store_records
 from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion, StoreEntry
+from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")

@@ -23,7 +23,8 @@ from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import NotFoundError, NotOwnerError, StorageError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.tombstone import Grave
-from holdfast.shared_fs.snapshots.manifest import Manifests, StoreEntry, Tombstone
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import StoreEntry, Tombstone
 
 logger = logging.getLogger("holdfast.persist")
 

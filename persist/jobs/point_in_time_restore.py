@@ -32,15 +32,15 @@ from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.quarantine import quarantined
 from holdfast.shared_fs.disk.record_spool import RecordSpool
 from holdfast.shared_fs.snapshots import snapshot as snapshots
-from holdfast.shared_fs.snapshots.manifest import (
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.pins import pinned
+from holdfast.shared_fs.snapshots.snapshot import compress, fetch, take_image
+from holdfast.shared_fs.snapshots.store_entry import (
     KeepPolicy,
-    Manifests,
     Published,
     SnapshotVersion,
     StoreEntry,
 )
-from holdfast.shared_fs.snapshots.pins import pinned
-from holdfast.shared_fs.snapshots.snapshot import compress, fetch, take_image
 from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 

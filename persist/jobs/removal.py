@@ -18,16 +18,11 @@ from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMi
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.quarantine import quarantined
-from holdfast.shared_fs.snapshots.manifest import (
-    Manifests,
-    SnapshotVersion,
-    StoreEntry,
-    Tombstone,
-    deleted,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX
 from holdfast.shared_fs.snapshots.repacking import repack
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone, deleted
 
 
 def bury(manifests: Manifests, store: StoreId, tombstone: Tombstone) -> list[SnapshotVersion]:

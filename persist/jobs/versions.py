@@ -32,7 +32,7 @@ from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import BusyError, InvalidArgumentError, StorageError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.tombstone import read_tombstone
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
 from holdfast.shared_fs.store_file.generations import current_generation
 from holdfast.shared_fs.store_file.store_file import StoreFile

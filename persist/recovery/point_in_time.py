@@ -23,7 +23,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 
 

@@ -22,8 +22,9 @@ from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_bucket_log
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.snapshots import snapshot as snapshots
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Manifests, StoreEntry
+from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, fetch, take_image
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, StoreEntry
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 

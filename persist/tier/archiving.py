@@ -31,7 +31,8 @@ from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.shared_fs.archive.archive_table import Archive
-from holdfast.shared_fs.snapshots.manifest import ArchiveMark, Manifests
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import ArchiveMark
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchiveDraft, digest_of
 

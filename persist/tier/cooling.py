@@ -50,8 +50,9 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 from holdfast.shared_fs.disk.fence import is_open
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.inspection.inspection import walk_stores
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, shard_of
+from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.shared_fs.snapshots.snapshot import verify
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")

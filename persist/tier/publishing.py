@@ -14,14 +14,10 @@ from typing import Final, TypeVar
 
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.snapshots.manifest import (
-    KeepPolicy,
-    Manifests,
-    Published,
-    SnapshotVersion,
-    shard_of,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import Packed
+from holdfast.shared_fs.snapshots.shard import shard_of
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, Published, SnapshotVersion
 
 _Result = TypeVar("_Result")
 

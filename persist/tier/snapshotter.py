@@ -42,14 +42,10 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketError
 from holdfast.shared_fs.snapshots import snapshot as snapshots
-from holdfast.shared_fs.snapshots.manifest import (
-    Manifests,
-    Published,
-    SnapshotVersion,
-    open_manifests,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.pack import Packed, packs_of, put_pack
 from holdfast.shared_fs.snapshots.snapshot import Image, Snapshot, compress
+from holdfast.shared_fs.snapshots.store_entry import Published, SnapshotVersion
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")

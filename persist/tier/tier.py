@@ -18,7 +18,8 @@ from holdfast.persist.tier.snapshotter import Snapshotter
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_usage import Usage
-from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion, StoreEntry
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 
 logger = logging.getLogger("holdfast.persist")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.protocol.limits import ARCHIVE_LOOK_SECONDS, MIB
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 
 #: When the file system is nearly full, a file that is unchanged for this long goes cold.
 _PRESSED_COLD_SECONDS = 60.0

@@ -7,7 +7,7 @@ store of the same name has a higher epoch, and so a higher file generation, and 
 `revision`, so that followers of the old store are told to start over.
 
 It stays for ever: nobody can know that no log, and no backup of the coordinator's state, still
-mentions the store. The bucket has its own tombstones (`manifest.Tombstone`).
+mentions the store. The bucket has its own tombstones (`store_entry.Tombstone`).
 """
 
 from __future__ import annotations

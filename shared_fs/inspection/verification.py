@@ -28,13 +28,9 @@ from holdfast.shared_fs.inspection.inspection import (
     inspect_store_file,
     walk_stores,
 )
-from holdfast.shared_fs.snapshots.manifest import (
-    Manifests,
-    SnapshotVersion,
-    StoreEntry,
-    open_manifests,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 
 #: The states of a file that are no problem.
 _WELL: Final = (FileState.SOUND, FileState.PARTLY_CHECKED, FileState.IN_USE, FileState.GONE)

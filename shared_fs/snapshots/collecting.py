@@ -52,17 +52,13 @@ from holdfast.shared_fs.snapshots.garbage import (
     read_marks,
     write_marks,
 )
-from holdfast.shared_fs.snapshots.manifest import (
-    Manifests,
-    Shard,
-    StoreEntry,
-    open_manifests,
-    shard_of,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, read_index
 from holdfast.shared_fs.snapshots.pins import PIN_PREFIX, expiry_of, live_pins
 from holdfast.shared_fs.snapshots.repacking import repack
+from holdfast.shared_fs.snapshots.shard import Shard, shard_of
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
+from holdfast.shared_fs.snapshots.store_entry import StoreEntry
 
 #: How long something must have been marked before it is removed.
 MIN_AGE_SECONDS: Final = 24 * 3600.0

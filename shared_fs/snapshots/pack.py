@@ -27,8 +27,8 @@ from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
 from holdfast.shared_fs.snapshots.snapshot import COMPRESSION_LEVEL, Snapshot, check_put
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 PACK_PREFIX: Final = "packs/"
 #: The size of one pack: large enough that one request puts hundreds of snapshots, small enough to

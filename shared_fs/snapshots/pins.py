@@ -33,7 +33,8 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectDamagedError,
     ObjectMissingError,
 )
-from holdfast.shared_fs.snapshots.manifest import Manifests, StoreEntry
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import StoreEntry
 
 PIN_PREFIX: Final = "pins/"
 #: Longer than any part of a restore between two renewals: reading one large snapshot.

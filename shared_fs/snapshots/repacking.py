@@ -16,15 +16,11 @@ import zstandard
 
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
-from holdfast.shared_fs.snapshots.manifest import (
-    Manifests,
-    Shard,
-    SnapshotVersion,
-    StoreEntry,
-    shard_of,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import Packed, put_pack, read_index
+from holdfast.shared_fs.snapshots.shard import Shard, shard_of
 from holdfast.shared_fs.snapshots.snapshot import Snapshot
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import StoreMeta
 
 

@@ -15,7 +15,7 @@ in memory, larger ones in a draft beside the store file. Invariants:
 - Store files are only accessed through their StoreFile.
 
 Everything here blocks: run it in threads. This module decides nothing. When a store is snapshotted
-is decided in `persist/tier/snapshotter.py`, and which snapshots are kept in `manifest.py`.
+is decided in `persist/tier/snapshotter.py`, and which snapshots are kept in `store_entry.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_backend import ObjectHead
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs, page_checksum

@@ -30,14 +30,9 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
-from holdfast.shared_fs.snapshots.manifest import (
-    ArchiveMark,
-    Manifests,
-    Shard,
-    StoreEntry,
-    open_manifests,
-    shard_of,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
+from holdfast.shared_fs.snapshots.shard import Shard, shard_of
+from holdfast.shared_fs.snapshots.store_entry import ArchiveMark, StoreEntry
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.rows.log_rows import read_coverage
 from holdfast.spark.rows.pinning import ExportPin

@@ -25,8 +25,8 @@ from pyspark import SparkFiles
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
 from holdfast.shared_fs.snapshots.snapshot import SMALL_IMAGE_BYTES, fetch
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.planning import SnapshotWork
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.limits import KIB, MIB
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.tables.watermarks import Watermark
 
 #: The value bytes that one task reads: at least so many that starting a task costs little, at most

@@ -20,8 +20,9 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, open_manifests
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
 from holdfast.shared_fs.store_file.store_file import StoreFile

@@ -47,7 +47,7 @@ from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket_log import bucket_log
 from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.layout import open_layout
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 
 SERVERS: Final = ("s1", "s2")
 IDLE_CLOSE_SECONDS: Final = 0.1

@@ -21,8 +21,9 @@ from holdfast.persist.shared_disk.job_results import FileTombstones
 from holdfast.persist.tier.cooling import Cooler
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.snapshots import collecting, repacking
-from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion, Tombstone
+from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, encode_pack
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, Tombstone
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 

@@ -21,10 +21,11 @@ from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket_log.bucket_log import fence_slot, list_logs
 from holdfast.shared_fs.snapshots.collecting import Collector
-from holdfast.shared_fs.snapshots.manifest import StoreEntry, open_manifests
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX
 from holdfast.shared_fs.snapshots.pins import PIN_PREFIX
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, verify
+from holdfast.shared_fs.snapshots.store_entry import StoreEntry
 
 #: What an operation is about, and who stands by.
 NOTES: Final = stream("notes")

@@ -27,7 +27,8 @@ from holdfast.protocol.errors import HoldfastError, StoreDamagedError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import open_bucket
-from holdfast.shared_fs.snapshots.manifest import Manifests, SnapshotVersion
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 #: Everything as soon as it can be.
 EAGER = [

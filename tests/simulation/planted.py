@@ -38,7 +38,8 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.fence import FenceGate
 from holdfast.shared_fs.snapshots import manifest
-from holdfast.shared_fs.snapshots.manifest import Manifests, Published, SnapshotVersion, StoreEntry
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import Published, SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 

@@ -39,7 +39,8 @@ from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.inspection.inspection import _sort_out
 from holdfast.shared_fs.snapshots import snapshot
 from holdfast.shared_fs.snapshots.collecting import Collector
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy, open_manifests
+from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from simulation.simulated_bucket import LATE_SECONDS
 from simulation.simulated_files import Directory, Inode, SimulatedFileSystem
 from simulation.simulated_threads import SimulatedEvent

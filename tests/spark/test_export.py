@@ -32,7 +32,7 @@ from holdfast.shared_fs.archive.table_location import TableLocation, default_tab
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketRefusedError
 from holdfast.shared_fs.snapshots.collecting import Collected, Collector
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from holdfast.spark.errors import TableConflictError
 from holdfast.spark.export.export import ExportReport, export
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task

@@ -25,15 +25,10 @@ from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.snapshots.manifest import (
-    KeepPolicy,
-    SnapshotVersion,
-    Tombstone,
-    deleted,
-    open_manifests,
-)
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.pack import put_pack
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, SnapshotVersion, Tombstone, deleted
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.state import STATE_COLUMNS, state_sql

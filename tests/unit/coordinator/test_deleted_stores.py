@@ -17,7 +17,8 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.tombstone import Grave, read_tombstone, write_tombstone
 from holdfast.shared_fs.inspection.inspection import walk_stores
-from holdfast.shared_fs.snapshots.manifest import Tombstone, deleted, open_manifests
+from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.snapshots.store_entry import Tombstone, deleted
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 GRAVE = Grave(epoch=3, revision=9, time=1)

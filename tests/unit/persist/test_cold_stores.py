@@ -21,8 +21,9 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.disk.layout import Layout
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Tombstone, deleted, open_manifests
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, Tombstone, deleted
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 COLD = Grant(epoch=5, state=StoreState.DURABLE, state_before=StoreState.DURABLE, cold=0)

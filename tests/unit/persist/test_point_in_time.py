@@ -15,7 +15,7 @@ from holdfast.persist.recovery.point_in_time import (
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 

@@ -13,13 +13,9 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_backend import ByteRange, Reading
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
-from holdfast.shared_fs.snapshots.manifest import (
-    KeepPolicy,
-    Manifests,
-    Published,
-    SnapshotVersion,
-    shard_of,
-)
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.shard import shard_of
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, Published, SnapshotVersion
 
 STORES = [StoreId("acme", 1, f"s{number}") for number in range(600)]
 

@@ -35,7 +35,8 @@ from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.quarantine import quarantine, quarantined
 from holdfast.shared_fs.disk.record_spool import RecordSpool
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy, Manifests
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 OTHER = stream_id("other")

@@ -29,7 +29,7 @@ from holdfast.shared_fs.bucket_log.bucket_log import (
     read_bucket_log,
 )
 from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 
 DEADLINE_SECONDS = 20.0
 A = StoreId("acme", 1, "a")

@@ -20,18 +20,18 @@ from holdfast.shared_fs.bucket_log.log_object import encode_fence
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.collecting import Collected, Collector
 from holdfast.shared_fs.snapshots.garbage import MARKS_KEY, LogMark, Marks
-from holdfast.shared_fs.snapshots.manifest import (
+from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.snapshots.pack import put_pack
+from holdfast.shared_fs.snapshots.pins import Pinning, live_pins, pinned
+from holdfast.shared_fs.snapshots.snapshot import Snapshot, compress, fetch, put, take_image
+from holdfast.shared_fs.snapshots.store_entry import (
     KeepPolicy,
     Published,
     SnapshotVersion,
     StoreEntry,
     Tombstone,
     deleted,
-    open_manifests,
 )
-from holdfast.shared_fs.snapshots.pack import put_pack
-from holdfast.shared_fs.snapshots.pins import Pinning, live_pins, pinned
-from holdfast.shared_fs.snapshots.snapshot import Snapshot, compress, fetch, put, take_image
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 

@@ -18,20 +18,16 @@ from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, Obje
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from holdfast.shared_fs.snapshots import manifest
-from holdfast.shared_fs.snapshots.manifest import (
+from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
+from holdfast.shared_fs.snapshots.shard import Shard, find_entry, shard_key, shard_of
+from holdfast.shared_fs.snapshots.store_entry import (
     KeepPolicy,
-    Manifests,
     Published,
-    Shard,
     SnapshotVersion,
     StoreEntry,
     Tombstone,
     deleted,
-    find_entry,
-    open_manifests,
     pruned,
-    shard_key,
-    shard_of,
     with_version,
 )
 
@@ -267,7 +263,7 @@ def test_somebody_who_always_loses_gives_up(monkeypatch: pytest.MonkeyPatch) -> 
                 found.bucket.replace(shard_key(7), other.encode(), current)
         return {store(): StoreEntry()}
 
-    with pytest.raises(BucketUnavailableError, match="others change it"):
+    with pytest.raises(BucketUnavailableError, match="others keep changing it"):
         found.update(7, change)
     assert tried == 3
 

@@ -21,7 +21,6 @@ from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.snapshots import snapshot as snapshots
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion
 from holdfast.shared_fs.snapshots.pack import (
     PACK_BYTES,
     encode_pack,
@@ -39,6 +38,7 @@ from holdfast.shared_fs.snapshots.snapshot import (
     verify,
     version_of_object,
 )
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 

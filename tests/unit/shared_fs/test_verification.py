@@ -14,8 +14,9 @@ from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.inspection.verification import StoreVerdict, Verifier
-from holdfast.shared_fs.snapshots.manifest import KeepPolicy, SnapshotVersion, open_manifests
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.protocol.errors import NewerFormatError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.snapshots.manifest import SnapshotVersion, StoreEntry, Tombstone
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.errors import TableDamagedError
 from holdfast.spark.rows.planning import (
     Coverage,
