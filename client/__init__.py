@@ -31,10 +31,10 @@ from holdfast.client.following.subscription import Subscription
 from holdfast.client.handles.consumer import Consumer, Delivery
 from holdfast.client.handles.dead_letters import DeadLetter
 from holdfast.client.handles.kv import KV
-from holdfast.client.handles.large_value import ValueReader
 from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.stream import Stream
 from holdfast.client.handles.transaction import KVTransaction, StreamTransaction
+from holdfast.client.handles.value_reader import ValueReader
 from holdfast.client.live.live_entries import EntryChange
 from holdfast.client.live.live_kv import DELETE, LiveKV
 from holdfast.client.live.live_messages import MessageChange, MessageChangeKind

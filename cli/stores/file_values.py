@@ -20,7 +20,7 @@ import click
 from holdfast.cli.render import print_bytes, print_json, saved_json, size
 from holdfast.cli.settings import Settings
 from holdfast.client import ValueReader
-from holdfast.client.handles.large_value import write_file
+from holdfast.client.handles.value_source import write_file
 
 #: Shows the progress, in bytes.
 Show = Callable[[int], None]

@@ -17,7 +17,8 @@ from holdfast.client.blocking.blocking_transaction import KVTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
 from holdfast.client.handles.kv import KV as AsyncKV
 from holdfast.client.handles.kv import _ack
-from holdfast.client.handles.large_value import Source, is_large
+from holdfast.client.handles.large_value import is_large
+from holdfast.client.handles.value_source import Source
 from holdfast.client.wire.operations import (
     Value,
     checked_durability,

@@ -17,9 +17,10 @@ from holdfast.client.blocking.blocking_rows import Rows
 from holdfast.client.blocking.blocking_subscription import Subscription
 from holdfast.client.blocking.blocking_transaction import StreamTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
-from holdfast.client.handles.large_value import Source, is_large
+from holdfast.client.handles.large_value import is_large
 from holdfast.client.handles.stream import Stream as AsyncStream
 from holdfast.client.handles.stream import _ack
+from holdfast.client.handles.value_source import Source
 from holdfast.client.wire.operations import Value, checked_durability, packed_append
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
 from holdfast.protocol.messages import Ack, AnyDurability, Deleted, Head, Headers, Message, V

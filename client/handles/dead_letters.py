@@ -22,7 +22,9 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple
 
-from holdfast.client.handles.large_value import ValueReader, put_file, write_file
+from holdfast.client.handles.value_reader import ValueReader
+from holdfast.client.handles.value_source import write_file
+from holdfast.client.handles.value_upload import put_file
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (

@@ -21,7 +21,7 @@ from support.checking.history import Store, value_of
 
 from holdfast.client.connection import Client
 from holdfast.client.following.track import OUTAGES
-from holdfast.client.handles import large_value
+from holdfast.client.handles import large_value, value_source, value_upload
 from holdfast.persist.store import accepted
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -67,8 +67,9 @@ class Uploads:
         """Let values be large that are not, and what is given up go soon."""
         with (
             patch.object(large_value, "MAX_VALUE_BYTES", _SMALL_BYTES),
-            patch.object(large_value, "CHUNK_BYTES", _CHUNK_BYTES),
-            patch.object(large_value, "secrets", SimpleNamespace(token_bytes=self.new_id)),
+            patch.object(value_source, "MAX_VALUE_BYTES", _SMALL_BYTES),
+            patch.object(value_upload, "CHUNK_BYTES", _CHUNK_BYTES),
+            patch.object(value_upload, "secrets", SimpleNamespace(token_bytes=self.new_id)),
             patch.object(accepted, "_UPLOAD_RETENTION_MS", int(_RETENTION_SECONDS * 1000)),
         ):
             yield

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.handles.large_value import _opened, with_large_value, write_file
+from holdfast.client.handles.large_value import with_large_value
+from holdfast.client.handles.value_source import opened, write_file
 from holdfast.protocol.errors import ValueReplacedError
 from holdfast.protocol.messages import Entry, LargeValue
 
 
-async def test_what_is_opened_for_a_call_that_was_cancelled_is_undone_when_it_has_come_about() -> (
+async def test_what_isopened_for_a_call_that_was_cancelled_is_undone_when_it_has_come_about() -> (
     None
 ):
     begun, may_open, undone = threading.Event(), threading.Event(), threading.Event()
@@ -26,7 +27,7 @@ async def test_what_is_opened_for_a_call_that_was_cancelled_is_undone_when_it_ha
         return "file"
 
     opening = asyncio.create_task(
-        _opened(open_file, lambda file: undone.set() if file == "file" else None)
+        opened(open_file, lambda file: undone.set() if file == "file" else None)
     )
     assert await asyncio.to_thread(begun.wait, 30)
     opening.cancel()

@@ -1,0 +1,143 @@
+"""What large values are made of and written to: files, which are used in threads, and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import secrets
+import threading
+from collections.abc import AsyncIterable, Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from holdfast.protocol.limits import (
+    MAX_VALUE_BYTES,
+)
+
+#: A path, or a file that is open for reading bytes and is read from its position.
+Source = str | os.PathLike[str] | BinaryIO
+
+_Opened = TypeVar("_Opened")
+
+
+class BytesSource:
+    """A value in memory, as a source."""
+
+    def __init__(self, value: memoryview) -> None:
+        self._value = value
+        self._offset = 0
+
+    def read(self, size_bytes: int) -> bytes:
+        start = self._offset
+        self._offset = min(len(self._value), start + size_bytes)
+        return bytes(self._value[start : self._offset])
+
+    def rewind(self) -> bool:
+        self._offset = 0
+        return True
+
+
+class FileSource:
+    """A file as a source, read from its current position."""
+
+    def __init__(self, file: BinaryIO, *, owned: bool) -> None:
+        self._file = file
+        self._owned = owned
+        self._start = file.tell() if file.seekable() else None
+        self._first = io.BytesIO()
+
+    @classmethod
+    def open(cls, source: Source) -> FileSource:
+        if isinstance(source, str | os.PathLike):
+            return cls(Path(source).open("rb"), owned=True)
+        return cls(source, owned=False)
+
+    def small(self) -> bytes | None:
+        """Return the whole file if it is small enough for one message; else None, and `read` starts
+        at its beginning."""
+        first = self._read(MAX_VALUE_BYTES + 1)
+        self._first = io.BytesIO(first)
+        return first if len(first) <= MAX_VALUE_BYTES else None
+
+    def read(self, size_bytes: int) -> bytes:
+        first = self._first.read(size_bytes)
+        return first + self._read(size_bytes - len(first))
+
+    def rewind(self) -> bool:
+        """Go back to the beginning. Return False if the file cannot seek."""
+        if self._start is None:
+            return False
+        self._file.seek(self._start)
+        self._first = io.BytesIO()
+        return True
+
+    def close(self) -> None:
+        if self._owned:
+            self._file.close()
+
+    def _read(self, size_bytes: int) -> bytes:
+        # A pipe may return fewer bytes than were asked for.
+        pieces = []
+        while size_bytes > 0 and (piece := self._file.read(size_bytes)):
+            size_bytes -= len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str]) -> None:
+    """Write the chunks of a reader to `path`, all or nothing: to a new file beside it, which is
+    then renamed.
+
+    Raises what reading raises, and OSError.
+    """
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+
+    def undo(file: BinaryIO) -> None:
+        file.close()
+        draft.unlink()
+
+    file = await opened(lambda: draft.open("xb"), undo)
+    try:
+        try:
+            async for chunk in chunks:
+                await asyncio.to_thread(file.write, chunk)
+            await asyncio.to_thread(_sync, file)
+        finally:
+            await asyncio.to_thread(file.close)
+        await asyncio.to_thread(draft.replace, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+        raise
+
+
+async def opened(open_file: Callable[[], _Opened], undo: Callable[[_Opened], None]) -> _Opened:
+    """Open something in a thread. If this is cancelled, `undo` is called as soon as it is open."""
+    lock = threading.Lock()
+    opened: list[_Opened] = []
+    is_wanted = True
+
+    def work() -> _Opened:
+        file = open_file()
+        with lock:
+            opened.append(file)
+            if not is_wanted:
+                undo(file)
+        return file
+
+    try:
+        return await asyncio.to_thread(work)
+    except asyncio.CancelledError:
+        with lock:
+            is_wanted = False
+            for file in opened:
+                undo(file)
+        raise
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
