@@ -28,6 +28,19 @@ class Severity(IntEnum):
         return self.name.lower()
 
 
+@dataclass(slots=True)
+class Totals:
+    """Counts of what was checked. `in_use` counts files that a process has open;
+    they are skipped."""
+
+    stores: int = 0
+    bytes: int = 0
+    in_use: int = 0
+    waiting_logs: int = 0
+    waiting_log_bytes: int = 0
+    running_servers: int = 0
+
+
 class Check(NamedTuple):
     """One check. `advice` says what to do about a warning or worse."""
 
