@@ -174,7 +174,7 @@ async def connected_owners(settings: Settings) -> AsyncIterator[ConnectedOwners]
 
 
 class _Spinner:
-    """Shows on a terminal what the command waits for, once that takes a while."""
+    """Shows on a terminal what the command waits for, if that takes a while."""
 
     def __init__(self, text: str, *, enabled: bool) -> None:
         console = Console(stderr=True, markup=False, highlight=False)

@@ -197,9 +197,9 @@ class Client:
         """Return a live replica of a stream: a local copy that follows the stream and can be
         appended to at once. Open it with `async with`.
 
-        It holds the messages from `start_seq` on, or the `last` so many and all that follow, or all
-        messages. `LiveStream.load` adds older ones. `codec` is as in `stream`. `durability` is that
-        of the appends; the stream's own by default.
+        It holds the messages from `start_seq` on, or that number of `last` messages and all later
+        ones, or all messages. `LiveStream.load` adds older ones. `codec` is as in `stream`.
+        `durability` is that of the appends; the stream's own by default.
 
         Raises InvalidNameError; InvalidArgumentError for an unknown codec or durability, or if both
         `start_seq` and `last` are given.

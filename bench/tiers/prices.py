@@ -46,5 +46,5 @@ def requests_dollars_per_month(requests: Requests, seconds: float) -> float:
 
 
 def storage_dollars_per_month(size_bytes: float) -> float:
-    """Return the cost of storing so many bytes for a month."""
+    """Return the cost of storing `size_bytes` for a month."""
     return size_bytes / _GIB * GIB_MONTH_DOLLARS

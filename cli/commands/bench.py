@@ -339,7 +339,7 @@ def _finish(reports: list[Report], json_file: Path | None) -> None:
 
 @contextlib.contextmanager
 def _needed_packages() -> Iterator[None]:
-    """Say what to install, if the benchmarks cannot be imported."""
+    """Say what to install if the benchmarks cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:

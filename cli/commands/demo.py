@@ -315,7 +315,7 @@ class _Run:
         return verdict
 
     async def export(self) -> TableVerdict | None:
-        """Export what was written, if it can be. Raises HoldfastError."""
+        """Export all data, if there is a bucket. Raises HoldfastError."""
         bucket = self._options.bucket
         if bucket is None:
             return None
@@ -335,7 +335,7 @@ class _Run:
         return [AckTimes(*one) for worker in self._writers for one in _unpack_file(worker.result)]
 
     def follower_result(self) -> tuple[int, list[str]]:
-        """Return how many changes the follower was told, and what was wrong with them."""
+        """Return how many changes the follower received, and what was wrong with them."""
         count, problems = _unpack_file(self._follower.result)
         return count, problems
 

@@ -95,7 +95,7 @@ def _print(examination: Examination) -> None:
 
 
 def _summary(result: CheckResult) -> str:
-    """Return what the row of a check says beside its outcome."""
+    """Return the text beside the outcome in the row of a check."""
     words = [
         f"{count:,} {severity.word}"
         for severity, count in reversed(result.counts.items())

@@ -62,7 +62,7 @@ class MissingServerPackagesError(HoldfastError):
 
 @contextmanager
 def needed_server_packages() -> Iterator[None]:
-    """Say what to install, if what the servers need cannot be imported."""
+    """Say what to install if the servers' packages cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -216,7 +216,7 @@ def _parse_time(text: str | None) -> datetime | None:
 
 @contextmanager
 def needed_spark_packages() -> Iterator[None]:
-    """Say what to install, if what uses Spark cannot be imported."""
+    """Say what to install if the packages for Spark cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:

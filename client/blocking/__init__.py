@@ -1,1 +1,1 @@
-"""The blocking API: the asyncio one, run in a thread of its own. Most of it is generated."""
+"""The blocking API: runs the asyncio API in a thread of its own. Most of it is generated."""

@@ -138,8 +138,8 @@ class Consumer(Generic[V]):
     def deliveries(self, batch: int = 1) -> Iterator[Delivery[V]]:
         """Yield messages for this worker, one by one and without end, until `close`.
 
-        With a `batch` above 1, so many are fetched at once: the ack wait of the last one runs while
-        you process the first.
+        With a `batch` above 1, that many are fetched at once: the ack wait of the last one runs
+        while you process the first.
         """
         while not self._consumer._feed.closed:
             yield from self.fetch(batch, max_wait_seconds=60.0)

@@ -1,9 +1,8 @@
-"""Following, for threads: what subscriptions to one store and to a pattern of stores have in
-common.
+"""Following, for threads: the common part of subscriptions to a store and to a pattern.
 
-Changes that are here are taken over together, so that a busy store does not cost a turn of two
-threads for each; never more than TAKEN_OVER_CHANGES or about TAKEN_OVER_BYTES beside what the
-subscription holds itself.
+Available changes are taken over together, so that a busy store does not need a switch between
+threads for each. At most TAKEN_OVER_CHANGES or about TAKEN_OVER_BYTES are held besides those in
+the subscription.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class Following(ABC, Generic[C, _Wrapped]):
     def __init__(self, background: Background, subscription: _Wrapped) -> None:
         self._background = background
         self._subscription: _Wrapped = subscription
-        #: Taken over and not given out yet, each with the revision that was reached then. Filled on
-        #: the loop, so that a caller who is interrupted loses nothing.
+        #: Changes taken over and not returned yet, each with the revision reached. The loop fills
+        #: it, so an interrupted caller loses nothing.
         self._held: deque[tuple[C, int | None]] = deque()
-        #: What comes after that.
+        #: The error to raise after them.
         self._error: HoldfastError | None = None
         self._closed = False
 
@@ -49,7 +48,7 @@ class Following(ABC, Generic[C, _Wrapped]):
         return self._given() if self._held else None
 
     def _begin(self) -> None:
-        """Start to follow."""
+        """Start following."""
         self._background.run(self._subscription.__aenter__())
 
     def _next_change(self) -> C:
@@ -61,7 +60,7 @@ class Following(ABC, Generic[C, _Wrapped]):
         return self._given()
 
     def _end(self) -> None:
-        """Stop listening, and give nothing more out."""
+        """Stop listening, and return no more changes."""
         self._closed = True
         self._held.clear()
         if not self._background.forked:
@@ -71,7 +70,7 @@ class Following(ABC, Generic[C, _Wrapped]):
         return self._held.popleft()[0]
 
     async def _take(self, timeout_seconds: float | None) -> None:
-        """Wait for a change, and take over those that are here with it."""
+        """Wait for a change, and take it over with all others that are available."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -79,7 +78,7 @@ class Following(ABC, Generic[C, _Wrapped]):
             async with asyncio.timeout(timeout_seconds):
                 self._hold(await self._next())
         except HoldfastError:
-            raise  # of which one is a TimeoutError, too
+            raise  # before the next clause: one of them is a TimeoutError too
         except (TimeoutError, StopAsyncIteration):
             return
         size_bytes = 0

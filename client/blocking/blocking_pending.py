@@ -1,8 +1,8 @@
-"""A write on its way, as threads see it: what `append_async` and `set_async` give, and what a plain
-`append` or `set` waits for.
+"""A pending write, for threads: the result of `append_async` and `set_async`, for which a plain
+`append` or `set` waits.
 
-It is packed in the calling thread, posted to the loop without waiting for it, and answered by the
-coalescer itself: no task and no future of asyncio's in between.
+The calling thread packs it and posts it to the loop without waiting, and the coalescer answers it
+directly, without an asyncio task or future in between.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class PendingAck:
     def __init__(
         self, background: Background, to_ack: Callable[[Any, int, Durability], Ack]
     ) -> None:
-        """`to_ack` makes the ack of an answer that is none yet."""
+        """`to_ack` makes an Ack of an answer that is not one yet."""
         self._background = background
         self._to_ack = to_ack
         self._answer: Any = None
-        #: Released when the answer is here; who waits adds its own, and then looks again.
+        #: Released when the answer arrives. A waiting thread adds its own lock, and then checks
+        #: again.
         self._waiting: list[threading.Lock] = []
         self._callbacks: list[Callable[[PendingAck], object]] = []
 
@@ -102,7 +103,7 @@ class PendingAck:
             try:
                 callback(self)
             except Exception as error:
-                # The application's, and no fault of the client.
+                # An error of the application.
                 logger.error("client.callback_failed", exc_info=error)
 
 
@@ -115,8 +116,8 @@ def start_write(
     timeout_seconds: float | None,
     to_ack: Callable[[Any, int, Durability], Ack],
 ) -> PendingAck:
-    """Start a write without waiting for its ack; waits only for room. Raises as `Background.run`
-    and `Link.check_open`.
+    """Start a write without waiting for its ack. Wait only for room. Raises what `Background.run`
+    and `Link.check_open` raise.
     """
     background.check()
     link.check_open()
@@ -129,7 +130,7 @@ def start_write(
     def submit() -> None:
         try:
             link.submit_for(pending, key, packed, True, durability, timeout_seconds)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the caller hears of it)
+        except Exception as error:  # noqa: BLE001 (the caller gets it)
             pending.set_result((error, 0, None))
 
     background.post(submit)
@@ -145,7 +146,7 @@ def write(
     timeout_seconds: float | None,
     to_ack: Callable[[Any, int, Durability], Ack],
 ) -> Ack:
-    """Write, and return the ack. Interrupted, it gives up: the write may be stored or not."""
+    """Write, and return the ack. If it is interrupted, the write may be stored or not."""
     pending = start_write(background, link, key, packed, durability, timeout_seconds, to_ack)
     try:
         return pending.result()

@@ -1,4 +1,4 @@
-"""Rows that are read page by page: what `get_all`, `keys` and `stores` of the blocking API give."""
+"""Rows that are read page by page: the results of the blocking `get_all`, `keys` and `stores`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rows(Iterator[T], Generic[T]):
         pages: AsyncGenerator[Sequence[Any], None],
         row: Callable[[Any], T] | None = None,
     ) -> None:
-        """`row` makes a row of what a page holds."""
+        """`row` converts each element of a page."""
         self._background = background
         self._pages: AsyncGenerator[Sequence[Any], None] | None = pages
         self._row = row

@@ -1,4 +1,4 @@
-"""A large value, for blocking code: read as a file is."""
+"""A large value for blocking code, which reads it like a file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ValueReader(io.RawIOBase, Generic[_Row]):
         return chunk
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def read(self, size_bytes: int | None = -1, /) -> bytes:

@@ -1,1 +1,1 @@
-"""Following the changes of stores: listen, merge, ask for what was missed."""
+"""Follows the changes of stores: listens, merges, asks for what was missed."""

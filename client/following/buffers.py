@@ -23,7 +23,7 @@ _CHANGE_BYTES: Final = 400
 _DECODED_BYTES: Final = 1024
 #: A seq or a short key in a tuple.
 _ITEM_BYTES: Final = 64
-#: One follower may hold one part in so many of the limit.
+#: The limit divided by this is the most that one follower may hold.
 _SHARE_RATIO: Final = 8
 
 
@@ -78,23 +78,24 @@ class Share:
         self._limit_bytes = limit_bytes
 
     def fits(self, size_bytes: int) -> bool:
-        """Return whether this follower may hold so much more. An empty one may hold any amount."""
+        """Return whether this follower may hold `size_bytes` more. An empty one may hold
+        any amount."""
         return not self.held_bytes or self.held_bytes + size_bytes <= self._limit_bytes
 
     def add(self, size_bytes: int) -> None:
-        """Hold so much more; others may be shed for it."""
+        """Count `size_bytes` more. Other followers may be shed for it."""
         if size_bytes:
             self.held_bytes += size_bytes
             self._buffers._added(self, size_bytes)
 
     def remove(self, size_bytes: int) -> None:
-        """Hold so much less."""
+        """Count `size_bytes` less."""
         assert size_bytes <= self.held_bytes
         self.held_bytes -= size_bytes
         self._buffers._removed(self, size_bytes)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Count nothing any more."""
         if self.held_bytes:
             self.remove(self.held_bytes)
 

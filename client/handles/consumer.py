@@ -223,8 +223,8 @@ class Consumer(Generic[V]):
     async def deliveries(self, batch: int = 1) -> AsyncIterator[Delivery[V]]:
         """Yield messages for this worker, one by one and without end, until `aclose`.
 
-        With a `batch` above 1, so many are fetched at once: the ack wait of the last one runs while
-        you process the first.
+        With a `batch` above 1, that many are fetched at once: the ack wait of the last one runs
+        while you process the first.
         """
         while not self._feed.closed:
             for delivery in await self.fetch(batch, max_wait_seconds=60.0):
@@ -395,7 +395,7 @@ class Consumer(Generic[V]):
             if next_index is None:
                 break
             if next_index <= 0:
-                raise MalformedFrameError(reason="a page of messages that leads nowhere")
+                raise MalformedFrameError(reason="a page of messages that does not advance")
             seqs = seqs[next_index:]
         return found
 

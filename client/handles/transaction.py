@@ -194,7 +194,7 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
             part = keys[:PAGE_ROWS]
             rows, next_index = await self._read_some(part)
             if len(rows) != next_index or not rows:
-                raise MalformedFrameError(reason="a page of a transaction that leads nowhere")
+                raise MalformedFrameError(reason="a page of a transaction that does not advance")
             for key, row in zip(part, rows, strict=False):
                 self._fetched[key] = row, self._answer_count
             keys = keys[next_index:]

@@ -14,8 +14,8 @@ are stored in the order of the calls, each once, whatever is lost, restarted or 
 the owner rejects a message, it disappears and `on_reject` is called.
 
 The replica follows everything that happens to the stream: messages that are replaced by
-`Stream.set`, deleted, trimmed, expired and evicted. `start_seq`, or the `last` so many, says which
-messages are held.
+`Stream.set`, deleted, trimmed, expired and evicted. `start_seq` or `last` decides which messages
+are held.
 
 A large value (above MAX_VALUE_BYTES), which `Stream.append` and `Stream.put_file` write, is not
 held: reading its message raises LargeValueNotHeldError, and `Stream.get_reader` of `Client.stream`

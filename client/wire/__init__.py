@@ -1,1 +1,1 @@
-"""Writes and reads on their way to the owner of a store: batched, retried, answered once."""
+"""Sends writes and reads to the owner of a store: batched, retried, answered once."""

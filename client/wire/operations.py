@@ -209,7 +209,7 @@ def checked_value(value: Value) -> bytes:
 
 
 def checked_ttl(ttl_seconds: float | None) -> float | None:
-    """Return a ttl, None if there is none."""
+    """Return a checked ttl, or None."""
     if ttl_seconds is not None:
         ttl_ms(ttl_seconds)
     return ttl_seconds

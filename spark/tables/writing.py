@@ -65,7 +65,7 @@ class _Part:
 
 
 class TableWriter:
-    """Writes the files of one task. A context manager; `finish` returns what was written."""
+    """Writes the files of one task. A context manager; `finish` returns the files."""
 
     def __init__(self, location: TableLocation, name: str, *, file_bytes: int = FILE_BYTES) -> None:
         """`name` is unique to this attempt of this task."""
