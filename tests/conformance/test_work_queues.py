@@ -148,9 +148,8 @@ async def test_what_is_given_up_goes_to_the_dead_letter_stream_and_comes_back(
     options: Any = {"max_deliveries": 2, "dead_letter": "orders.dead", "ack_wait_seconds": 60}
     consumer = orders.consumer("c", **options)
     bad, good, hopeless, huge = await consumer.fetch(4)
-    assert [await good.ack(), await hopeless.term(), await bad.nak(), await huge.nak()] == [
-        True
-    ] * 4
+    said = [await good.ack(), await hopeless.term(), await bad.nak(), await huge.nak()]
+    assert all(said)
     assert not await hopeless.term(), "it was said before"
     for delivery in await consumer.fetch(4):
         assert delivery.delivery_count == 2
@@ -164,11 +163,8 @@ async def test_what_is_given_up_goes_to_the_dead_letter_stream_and_comes_back(
     ]
     assert present(await hf.stream("orders.dead").get(3)).value == large
     info = await consumer.info()
-    assert (info.ack_floor, info.given_up_count, info.config.dead_letter) == (
-        4,
-        3,
-        "orders.dead",
-    )
+    assert (info.ack_floor, info.given_up_count) == (4, 3)
+    assert info.config.dead_letter == "orders.dead"
     assert await letters(orders.consumer("another")) == [], "it has no dead letters"
 
     found = [letter async for letter in consumer.dead_letters()]

@@ -115,33 +115,14 @@ def test_the_document_has_its_format_and_is_json() -> None:
     side = Measurement(({"per_second": 2.0},), "fast", {"fast": 2.0, "slow": 1.0})
     work = Work("w", "a work", {"ours": side}, (Goal("ours", "per_second", 1.0),))
     document = Report("b", {"cores": 2}, {"rounds": 1}, (work,)).to_json()
-    assert json.loads(json.dumps(document)) == {
-        "format": FORMAT,
-        "benchmark": "b",
-        "machine": {"cores": 2},
-        "options": {"rounds": 1},
-        "works": [
-            {
-                "name": "w",
-                "title": "a work",
-                "sides": {
-                    "ours": {
-                        "figures": {"per_second": {"median": 2.0, "low": 2.0, "high": 2.0}},
-                        "rounds": [{"per_second": 2.0}],
-                        "variant": "fast",
-                        "tried": {"fast": 2.0, "slow": 1.0},
-                    }
-                },
-                "targets": [
-                    {
-                        "side": "ours",
-                        "figure": "per_second",
-                        "than": None,
-                        "at_least": 1.0,
-                        "measured": 2.0,
-                        "reached": True,
-                    }
-                ],
-            }
-        ],
+    ours = {
+        "figures": {"per_second": {"median": 2.0, "low": 2.0, "high": 2.0}},
+        "rounds": [{"per_second": 2.0}],
+        "variant": "fast",
+        "tried": {"fast": 2.0, "slow": 1.0},
     }
+    target = {"side": "ours", "figure": "per_second", "than": None, "at_least": 1.0}
+    target |= {"measured": 2.0, "reached": True}
+    works = [{"name": "w", "title": "a work", "sides": {"ours": ours}, "targets": [target]}]
+    expected = {"format": FORMAT, "benchmark": "b", "machine": {"cores": 2}, "works": works}
+    assert json.loads(json.dumps(document)) == {**expected, "options": {"rounds": 1}}

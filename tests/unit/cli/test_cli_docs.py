@@ -65,6 +65,8 @@ VERSION = dict.fromkeys(
     ("revision", "epoch", "time", "taken", "last_seq", "count", "bytes", "stored_bytes", "key"), 1
 )
 FAILURE = {"tenant": "t", "name": "n", "error": "e", "message": "m"}
+LISTED = StoreInfo(1, "notes", "s1", "i", 1, StoreState.DURABLE)
+SERVER = ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)
 ENTRY = Entry("theme", b"dark", {}, 3, 1795230214000)
 
 
@@ -133,7 +135,7 @@ def test_the_defaults_of_the_document_are_those_of_the_commands() -> None:
                 assert re.search(row, SECTIONS[usage(path, command)]), (path, parameter.name)
 
 
-#: Of objects whose keys are not of ours.
+#: What headers and skipped things are called is not for a document to list.
 shape = partial(documents.shape, leave_out=("headers", "skipped"))
 
 
@@ -156,14 +158,8 @@ def documented(path: str) -> Any:
         ("kv set NAME KEY [VALUE]", ack_json(Ack(None, 3, 1, Durability.SYNCED))),
         ("kv watch NAME [KEY_PREFIX]", change_json(Change(ChangeKind.SET, 3, 1, entry=ENTRY))),
         ("kv delete NAME KEY", deleted_json(Deleted(1, 4))),
-        (
-            "stores [NAME_PREFIX]",
-            {"stores": [store_row(StoreInfo(1, "notes", "s1", "i", 1, StoreState.DURABLE))]},
-        ),
-        (
-            "servers",
-            {"servers": [ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)._asdict()]},
-        ),
+        ("stores [NAME_PREFIX]", {"stores": [store_row(LISTED)]}),
+        ("servers", {"servers": [SERVER._asdict()]}),
         ("tenants", {"tenants": [tenant_row("default", [STORE])]}),
         ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
         ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),

@@ -103,15 +103,8 @@ def test_a_rename_is_a_deletion_and_an_addition(repository: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "with space",
-        "ünï 日本",
-        "quo\"te's",
-        "new\nline",
-        "tab\t",
-        "\\back",
-        ":colon",
-        "-dash",
-        "a\x01b",
+        *("with space", "ünï 日本", "quo\"te's", "\\back", ":colon", "-dash"),
+        *("new\nline", "tab\t", "a\x01b"),
     ],
 )
 def test_odd_file_names_come_through(repository: Path, name: str) -> None:

@@ -39,20 +39,21 @@ def test_wrong_usage_is_not_tried_again() -> None:
     assert RestartPolicy().ended(2, 0.3).verdict is RestartVerdict.GIVE_UP
 
 
+def verdicts_on(policy: RestartPolicy, *codes: int) -> list[RestartVerdict]:
+    """Return what becomes of a part that ends with these codes, each soon after its start."""
+    return [policy.ended(code, 0.3).verdict for code in codes]
+
+
 def test_three_failed_starts_in_a_row_are_the_end() -> None:
-    policy = RestartPolicy()
-    verdicts = [policy.ended(1, 0.3).verdict for _ in range(3)]
+    verdicts = verdicts_on(RestartPolicy(), 1, 1, 1)
     assert verdicts == [RestartVerdict.RESTART, RestartVerdict.RESTART, RestartVerdict.GIVE_UP]
 
 
 def test_a_kill_between_failed_starts_starts_the_count_over() -> None:
-    policy = RestartPolicy()
-    verdicts = [policy.ended(code, 0.3).verdict for code in (1, 1, -9, 1, 1)]
-    assert RestartVerdict.GIVE_UP not in verdicts
+    assert RestartVerdict.GIVE_UP not in verdicts_on(RestartPolicy(), 1, 1, -9, 1, 1)
 
 
 def test_a_part_that_once_ran_is_never_given_up() -> None:
     policy = RestartPolicy()
     policy.ended(1, RAN_SECONDS)
-    verdicts = {policy.ended(code, 0.3).verdict for code in (1, 1, 1, 1, 2, 1)}
-    assert verdicts == {RestartVerdict.RESTART}
+    assert set(verdicts_on(policy, 1, 1, 1, 1, 2, 1)) == {RestartVerdict.RESTART}

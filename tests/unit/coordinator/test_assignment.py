@@ -40,14 +40,10 @@ def test_an_owner_that_has_not_ended_keeps_its_store_whoever_else_is_idle() -> N
     assert decide(current, NOBODY) == Keep(Owner("a", "a-1", 7))
 
 
-def test_a_store_of_an_ended_owner_moves_with_the_next_epoch() -> None:
-    current = Assignment("a", "a-1", 7, owner_ended=True)
+@pytest.mark.parametrize("owner", [("a", "a-1"), ("", "")], ids=["ended", "released"])
+def test_a_store_without_an_owner_moves_with_the_next_epoch(owner: tuple[str, str]) -> None:
+    current = Assignment(*owner, 7, owner_ended=True)
     assert decide(current, Balancer([candidate("b")])) == Assign(Owner("b", "b-1", 8))
-
-
-def test_a_released_store_is_assigned_with_the_next_epoch() -> None:
-    current = Assignment("", "", 3, owner_ended=True)
-    assert decide(current, Balancer([candidate("b")])) == Assign(Owner("b", "b-1", 4))
 
 
 @pytest.mark.parametrize("current", [None, Assignment("a", "a-1", 2, owner_ended=True)])

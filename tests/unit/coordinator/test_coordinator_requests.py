@@ -87,20 +87,8 @@ _VALUES = st.recursive(
     max_leaves=12,
 )
 _FIELDS = st.dictionaries(
-    st.sampled_from(
-        [
-            "stores",
-            "server",
-            "incarnation",
-            "kind",
-            "prefix",
-            "after",
-            "limit",
-            "number",
-            "error",
-            "fields",
-        ]
-    ),
+    st.sampled_from(["stores", "server", "incarnation", "kind", "prefix", "after"])
+    | st.sampled_from(["limit", "number", "error", "fields"]),
     _VALUES | st.sampled_from(["a", "s1"]),
 )
 _VERBS = st.sampled_from([*_CLIENT_VERBS, *_CLUSTER_VERBS, *_OPERATOR_VERBS, ""])
