@@ -3,10 +3,10 @@
 A test that is a coroutine runs in an event loop of its own, or in that of the fixture `runner` if a
 fixture of it needs the loop too.
 
-When several processes run the tests (`--dist loadgroup`), some belong together:
-All of `tests/spark` have one Spark session and one cluster, all of `tests/conformance` have one
-cluster, and the tests of a file with a fixture of its module have that; a second process would
-start another. All others go wherever there is room.
+When several processes run the tests (`--dist loadgroup`), some belong together: all of
+`tests/spark` have one Spark session and one cluster, all of `tests/conformance` have one cluster,
+and the tests of a file with a fixture of its module have that; a second process would start
+another. All others go wherever there is room.
 
 xdist knows groups by marks, which it adds to the names of tests; with pytest 9.2 these stay as they
 were.
