@@ -1,8 +1,9 @@
 """The `holdfast` command: its groups, its shared options, and how it reports errors.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 130
-Ctrl-C. No traceback reaches the user for an error of holdfast's tree or of the operating system;
-anything else is a bug, and shows one.
+interrupted by Ctrl-C. Commands that run until they are stopped (`up`, `coordinator`, `persist`)
+end with 0 when Ctrl-C or SIGTERM stops them. No traceback reaches the user for an error of
+holdfast's tree or of the operating system; anything else is a bug, and shows one.
 
 The module of a command is imported when the command is called. So neither `holdfast kv get` nor a
 restarted server imports what the demo, the benchmarks and the doctor need.

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from support.documents import read, tables
 
 import holdfast.client as holdfast_client
-from holdfast.cli.advice import explain
+from holdfast.cli.advice import EXIT_FAILED, EXIT_USAGE, explain
 from holdfast.cli.cluster import nats_binary
 from holdfast.cli.cluster.nats_binary import MissingNatsServerError, find_nats_server
 from holdfast.cli.command import holdfast
+from holdfast.cli.commands import up
 from holdfast.cli.settings import Settings, client_command
+from holdfast.cli.signals import Interruption
 from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError, StoreDamagedError
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
@@ -166,6 +173,29 @@ def test_a_failure_inside_a_task_group_is_told_like_any_other(
 def test_ctrl_c_is_130_and_says_nothing(failing: Callable[[BaseException], Result]) -> None:
     result = failing(KeyboardInterrupt())
     assert (result.exit_code, result.output) == (130, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_stops_a_cluster_is_no_failure(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextlib.asynccontextmanager
+    async def running(*_: object) -> AsyncIterator[None]:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(up, "running_cluster", running)
+    result = run("up", "--data", str(tmp_path))
+    assert (result.exit_code, result.output) == (0, "stopped; the data is kept\n")
+
+
+def test_the_exit_codes_are_listed_with_the_commands_that_a_signal_ends_well() -> None:
+    [rows, _] = [rows for header, rows in tables(read("cli.md")) if header[0] == "exit code"]
+    signals = [Interruption(number).exit_code for number in (signal.SIGINT, signal.SIGTERM)]
+    listed = [code for code, _ in rows]
+    assert listed == ["0", str(EXIT_FAILED), str(EXIT_USAGE), "{}, {}".format(*signals)]
+    assert re.findall(r"`(\w+)`", rows[0][1]) == ["up", "coordinator", "persist"]
 
 
 def test_a_missing_nats_server_names_the_package_to_install(
