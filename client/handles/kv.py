@@ -19,6 +19,7 @@ from typing import Any, Generic, Unpack
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription, subscription_to
+from holdfast.client.handles import configuration
 from holdfast.client.handles.destroying import destroy
 from holdfast.client.handles.large_value import is_large, with_large_value
 from holdfast.client.handles.pending import PendingAck
@@ -27,7 +28,6 @@ from holdfast.client.handles.value_reader import ValueReader
 from holdfast.client.handles.value_source import Source, write_file
 from holdfast.client.handles.value_upload import put_file, put_value
 from holdfast.client.values.values import Values
-from holdfast.client.wire import configuration
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     PACKED_HEAD,

@@ -1,8 +1,8 @@
-"""The link: drives one client's coalescer and router over the bus.
+"""The link: drives one client's coalescer over the bus.
 
-One task publishes (so frames keep their order), one timer wakes the coalescer when it asks for it,
-and short tasks ask the coordinator. All of them live in one task group that `close` ends. Replies
-to all frames come in on one subscription, `<inbox>.<frame number>`.
+One task publishes, so frames keep their order. One timer wakes the coalescer when it asks for it,
+and short tasks ask the coordinator (`questions.py`). All of them are in one task group, which
+`close` ends. Replies to all frames come in on one subscription, `<inbox>.<frame number>`.
 
 The hot path is `submit`: one future for each operation, no task, no timer.
 """
@@ -17,8 +17,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from holdfast.client.wire.coalescer import Coalescer
-from holdfast.client.wire.effects import Resolve, SendFrame
+from holdfast.client.wire.effects import SendFrame
 from holdfast.client.wire.operations import check_timeout
+from holdfast.client.wire.questions import Questions
 from holdfast.client.wire.router import Router
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.client.wire.waiting import Waiter
@@ -26,7 +27,6 @@ from holdfast.client.wire.waiting_callers import WaitingCallers
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.compression import ZSTD
 from holdfast.protocol.compression import is_available as compression_is_available
-from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
@@ -46,25 +46,23 @@ _OPERATION_OVERHEAD_BYTES: Final = MAX_NAME_BYTES + 128
 
 #: Longer than any frame's number.
 _NUMBER_DIGITS: Final = 20
-#: Operations answered before the frames that their callers fill next are with the socket; further
-#: replies that came with them have their turn after that. So client and server work at the same
-#: time: with all answers of 1,000 callers taken at once each side waits for the other, and a third
-#: of two cores is idle.
+#: After this many answers, further replies wait until the frames that the answered callers fill are
+#: with the socket. So client and server work at the same time. If all answers of 1,000 callers were
+#: taken at once, each side would wait for the other, and a third of two cores would be idle.
 _TURN_ANSWERS: Final = 256
 
 Answer = tuple[Any, int, Durability]
-"""`(result, time, durability)`: one operation's result, and what holds for its whole group."""
+"""`(result, time, durability)`: the result of one operation, and what its whole group shares."""
 
 
 class LinkListener(Protocol):
-    """What hears of the events of a link."""
+    """Is told of the events of a link."""
 
     def owner_changed(self, key: StoreKey) -> None:
-        """The owner of a store was lost, or is another."""
+        """The owner of a store has changed, or is unknown now."""
 
     def reconnected(self) -> None:
-        """The bus is back; or the link has failed, and whoever waits for the bus should find that.
-        """
+        """The bus is back. Or the link has failed, so those that wait for the bus must look."""
 
 
 class Link:
@@ -80,8 +78,8 @@ class Link:
         *,
         compression: bool = True,
     ) -> None:
-        """With `compression` False no value is compressed. `entropy` makes the ids of writers,
-        which nobody else may ever have, and the backoff's jitter; without it the operating system
+        """With `compression` False, no value is compressed. `entropy` makes the ids of writers,
+        which must be unique for ever, and the jitter of backoffs. By default the operating system
         does.
         """
         self.bus = bus
@@ -91,7 +89,7 @@ class Link:
         self.router = Router(bus, subjects, tenant)
         #: The largest packed operation that fits in a frame.
         self.operation_limit_bytes = 0
-        #: Of stores of which a transaction failed lately: what it had read. See `transaction.py`.
+        #: What transactions that failed lately had read, by store. See `transaction.py`.
         self.contended: dict[StoreKey, tuple[Any, ...]] = {}
         self._loop = asyncio.get_running_loop()
         self.entropy = entropy or random.SystemRandom()
@@ -104,8 +102,8 @@ class Link:
         self.operation_limit_bytes = self._coalescer.frame_limit_bytes - _OPERATION_OVERHEAD_BYTES
         self._wake = asyncio.Event()
         self._awake = False
-        #: The time as of the first event of this turn: reading the clock for each operation would
-        #: cost as much as packing it.
+        #: The time of the first event of this turn. Reading the clock for each operation would cost
+        #: as much as packing it.
         self._now = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -113,19 +111,22 @@ class Link:
         self._answered_count = 0
         self._late_replies: deque[BusMessage] = deque()
         self._callers = WaitingCallers(self._coalescer)
-        #: Theirs: it is looked at for each operation.
+        #: Their line, which is looked at for each operation.
         self._line = self._callers.line
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
         self._replies: BusSubscription | None = None
         self._inbox = ""
         self._closed_by: HoldfastError | None = None
-        #: Subjects that may not be subscribed, as far as NATS has said so on this connection.
+        #: Subjects that NATS does not let this connection subscribe.
         self._deaf_to: dict[str, NotAllowedError] = {}
         self._listener: LinkListener | None = None
+        self._questions = Questions(
+            self.router, self._coalescer, self._loop.time, self._tell_owner, self._after_event
+        )
 
     async def open(self, listener: LinkListener) -> None:
-        """Start, and tell `listener` what happens."""
+        """Start, and tell `listener` of events."""
         self._listener = listener
         self._inbox = self.bus.new_inbox(self.tenant) + "."
         self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
@@ -137,16 +138,16 @@ class Link:
 
     @property
     def closed(self) -> bool:
-        """Closed, or failed for good."""
+        """The link was closed, or has failed for good."""
         return self._closed_by is not None
 
     def check_open(self) -> None:
-        """Raise ConnectionFailedError if the link is closed, or failed."""
+        """Raise ConnectionFailedError if the link was closed or has failed."""
         if self._closed_by is not None:
             raise error_from_wire(self._closed_by.code, self._closed_by.fields)
 
     async def close(self) -> None:
-        """End every task and fail what waits with ConnectionFailedError. Idempotent."""
+        """End every task, and fail what waits with ConnectionFailedError. Idempotent."""
         self._fail(ConnectionFailedError(url="", reason="the client"))
         if self._main is not None:
             self._main.cancel()
@@ -156,8 +157,8 @@ class Link:
             await replies.unsubscribe()
 
     async def flush(self) -> None:
-        """Return once NATS has what was sent, subscriptions too. Raises ConnectionFailedError, also
-        when that takes longer than the client's timeout."""
+        """Return once NATS has everything that was sent, subscriptions too. Raises
+        ConnectionFailedError, also if that takes longer than the client's timeout."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 await self.bus.flush()
@@ -166,16 +167,16 @@ class Link:
             raise ConnectionFailedError(url="NATS", reason=reason) from None
 
     async def confirm_listening(self, subject: str) -> None:
-        """Return once NATS has the subscription of `subject`, and all that was sent. Raises
+        """Return once NATS has the subscription of `subject`, and everything that was sent. Raises
         NotAllowedError, and what `flush` raises."""
         await self.flush()
-        # NATS says so before it answers the flush.
+        # NATS sends refusals before it answers the flush.
         refusal = self._deaf_to.get(subject)
         if refusal is not None:
             raise NotAllowedError(**refusal.fields)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in the link's task group; an error that it lets out fails the client."""
+        """Run `work` in the link's task group. If it raises, the client fails."""
         assert self._tasks is not None
         if self._closed_by is not None:
             work.close()
@@ -190,8 +191,8 @@ class Link:
         durability: int = 0,
         timeout_seconds: float | None = None,
     ) -> Answer:
-        """Return the answer to an operation. Raises the server's error, OperationTimeoutError, and
-        what kept it from being sent until then."""
+        """Return the answer to an operation. Raises the server's error, OperationTimeoutError, or
+        the error that prevented sending it."""
         if self.full:
             await self.wait_for_room(timeout_seconds)
         return self.unwrap(await self.submit(key, packed, is_write, durability, timeout_seconds))
@@ -204,7 +205,7 @@ class Link:
         durability: int = 0,
         timeout_seconds: float | None = None,
     ) -> asyncio.Future[Any]:
-        """Start an operation; `unwrap` what the future gives. Dropping the future is harmless."""
+        """Start an operation; `unwrap` the result of the future. The future may be dropped."""
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
         self.submit_for(future, key, packed, is_write, durability, timeout_seconds)
         return future
@@ -218,8 +219,8 @@ class Link:
         durability: int = 0,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Start an operation whose answer `waiter` is given. Raises InvalidArgumentError,
-        TooLargeError and what `check_open` does.
+        """Start an operation, and give its answer to `waiter`. Raises InvalidArgumentError,
+        TooLargeError, and what `check_open` raises.
         """
         if timeout_seconds is not None:
             check_timeout(timeout_seconds)
@@ -239,28 +240,25 @@ class Link:
 
     @staticmethod
     def unwrap(answer: Answer | Ack) -> Answer:
-        """Return what a future of `submit` gave, or raise the error in it."""
+        """Return the answer in the result of a future of `submit`, or raise the error in it."""
         if isinstance(answer, Ack):
             raise MalformedFrameError(reason="an ack for an operation that asks for more")
         result = answer[0]
         if answer[2] is None:
             raise result
-        # Only an error is a pair that starts with text: an entry, which does too, is longer.
+        # A pair that starts with text is an error. An entry starts with text too, but is longer.
         if type(result) is list and len(result) == 2 and type(result[0]) is str:
             raise error_from_wire(result[0], result[1])
         return answer
 
     @property
     def compresses(self) -> bool:
-        """Values may be compressed: this process can, and the coordinator says that readers know
-        it.
-        """
+        """Values may be compressed: this process can, and the coordinator says that readers can."""
         return self._may_compress and ZSTD in self.router.encodings
 
     @property
     def full(self) -> bool:
-        """So much may wait for answers that a caller has to wait for room first. Any thread may
-        ask.
+        """So many operations wait for answers that callers must wait for room. Any thread may ask.
         """
         return bool(self._line) or self._coalescer.full
 
@@ -273,7 +271,7 @@ class Link:
         await self._callers.wait(timeout)
 
     def _break(self, error: Exception) -> None:
-        """A bug: fail for good, and loudly, rather than leave callers to their timeouts."""
+        """Fail for good and log it, because of a bug. Otherwise callers would only time out."""
         if self._closed_by is None:
             logger.error("client.failed", exc_info=error)
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
@@ -308,7 +306,7 @@ class Link:
         self._guard(self._let_time_pass)
 
     def _guard(self, handle: Callable[..., None], *arguments: object) -> None:
-        """Handle an event; what it lets out would only be logged by the bus or the loop."""
+        """Handle an event. The bus or the loop would only log what the handler raises."""
         if self._closed_by is not None:
             return
         try:
@@ -328,7 +326,7 @@ class Link:
             else:
                 self._coalescer.reply(int(number), message.payload, now)
         except MalformedFrameError as error:
-            # As good as lost: what it may have been the answer to is sent again.
+            # This counts as lost: the frame is sent again.
             logger.warning("client.reply_malformed frame=%s reason=%s", number, error)
         self._answered_count += before_count - self._coalescer.pending_count
         self._after_event()
@@ -337,19 +335,19 @@ class Link:
         subject = str(error.subject)
         to_server = self.subjects.server(self.tenant, "")
         if subject == f"{self._inbox}*":
-            # No answer would ever be heard.
+            # The client would never get an answer.
             self._fail(error)
             self._wake.set()
             self._tell_reconnected()
         elif subject.startswith(to_server):
             self._coalescer.refused(subject.removeprefix(to_server), error)
         else:
-            # The router's questions are the bus's requests, which end with this by themselves.
+            # Questions to the coordinator are requests of the bus, which the refusal ends.
             self._deaf_to[subject] = error
         self._after_event()
 
     def _send_again(self) -> None:
-        # Permissions may be others now; what is still refused is refused anew.
+        # Permissions may have changed. NATS refuses again what is still forbidden.
         self._deaf_to.clear()
         self._coalescer.reconnected()
         self._after_event()
@@ -358,6 +356,10 @@ class Link:
     def _tell_reconnected(self) -> None:
         if self._listener is not None:
             self._listener.reconnected()
+
+    def _tell_owner(self, key: StoreKey) -> None:
+        if self._listener is not None:
+            self._listener.owner_changed(key)
 
     def _let_time_pass(self) -> None:
         self._timer_at = float("inf")
@@ -373,7 +375,7 @@ class Link:
         self._rouse()
 
     def _rouse(self) -> None:
-        """Have the coalescer's effects carried out in the next turn of the loop."""
+        """Carry out the coalescer's effects in the next turn of the loop."""
         self._now = self._loop.time()
         self._wake.set()
         if not self._awake:
@@ -406,7 +408,7 @@ class Link:
             self._break(errors)
 
     async def _publish(self) -> None:
-        """Carry out effects, for ever. One task, so that frames leave in order."""
+        """Carry out effects until the link is closed. One task, so that frames leave in order."""
         while self._closed_by is None:
             await self._wake.wait()
             self._wake.clear()
@@ -414,36 +416,11 @@ class Link:
                 if isinstance(effect, SendFrame):
                     subject = self.subjects.server(self.tenant, effect.server)
                     await self.bus.publish(subject, effect.payload, f"{self._inbox}{effect.number}")
-                elif isinstance(effect, Resolve):
-                    self.spawn(self._resolve(effect.stores))
                 else:
-                    self.spawn(self._suspect(effect.server, effect.incarnation))
+                    self.spawn(self._questions.ask(effect))
             if self._answered_count:
-                # After the bus has written, which it does at the end of this turn of the loop.
+                # The bus writes at the end of this turn of the loop, and this runs after that.
                 self._loop.call_soon(self._take_late_replies)
             at = self._coalescer.wake_at
             if at < self._timer_at:
                 self._arm(at)
-
-    async def _resolve(self, stores: list[StoreKey]) -> None:
-        answers = await self.router.resolve(stores)
-        now = self._loop.time()
-        for key, answer in zip(stores, answers, strict=True):
-            if isinstance(answer, Owner):
-                before = self._coalescer.owner_of(key)
-                self._coalescer.resolved(key, answer)
-                if before != answer and self._listener is not None:
-                    self._listener.owner_changed(key)
-            else:
-                self._coalescer.resolve_failed(key, answer, now)
-        self._after_event()
-
-    async def _suspect(self, server: str, incarnation: str) -> None:
-        try:
-            alive = await self.router.suspect(server, incarnation)
-            logger.info("client.suspected server=%s alive=%s", server, alive)
-        except HoldfastError as error:
-            # The stores are resolved again anyway, and that reports to the callers.
-            logger.info("client.suspect_failed server=%s reason=%s", server, error)
-        self._coalescer.suspect_answered(server)
-        self._after_event()
