@@ -18,15 +18,12 @@ The judgement, of each crash point and of the end of the story:
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import json
 import os
 import random
 import signal
 import traceback
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest.mock import patch
@@ -34,6 +31,7 @@ from unittest.mock import patch
 import apsw
 from simulation.simulated_vfs import errors_may_go_unheard
 from simulation.virtual_loop import VirtualLoop
+from support.collection import without_collection
 
 from crashes.cluster import CrashCluster, Point, short_times
 from crashes.operations import OPERATIONS, Operation
@@ -69,7 +67,7 @@ def run(
     with (
         short_times(lambda: run_of.cluster),
         patch.object(apsw, "Connection", _UnlockedConnection),
-        _without_collection(),
+        without_collection(),
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
@@ -201,16 +199,3 @@ def _text(error: BaseException, world: World) -> str:
     lines = ", ".join(f"{frame.name}:{frame.lineno}" for frame in where[-3:])
     reported = "; ".join(list(dict.fromkeys(world.cluster.errors))[:3])
     return f"{type(error).__name__}: {error} ({lines}) {reported}".rstrip()
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Connections are closed when their last user lets go; and a child's pages stay shared."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()

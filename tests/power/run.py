@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +24,7 @@ from unittest.mock import patch
 from simulation.simulated_files import Survival
 from simulation.simulated_vfs import errors_may_go_unheard
 from simulation.virtual_loop import Deadlock, VirtualLoop
+from support.collection import without_collection
 
 from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames
@@ -61,7 +61,7 @@ def run(scenario: str, *cuts: Cut) -> Result:
     """Run a scenario with these cuts: the first in its story, each other in a recovery."""
     with (
         with_small_limits(),
-        _without_collection(),
+        without_collection(),
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
@@ -206,13 +206,3 @@ def _content(file: StoreFile) -> Model:
     else:
         rows = file.entries("", None, 1000, with_values=True)
     return Model(file.meta.revision, file.meta.last_seq, {row[0]: (row[3], row[1]) for row in rows})
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Connections are closed when their last user lets go, never at a collector's whim."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from support.checking.calls import read_final
 from support.checking.checker import check
 from support.checking.history import Store
+from support.collection import without_collection
 
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
@@ -71,7 +71,7 @@ def run_seed(
     lost; with `wide` applications use transactions, queues, large values and patterns too."""
     with (
         contextlib.nullcontext() if planted is None else PLANTED[planted](),
-        _without_collection(),
+        without_collection(),
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
@@ -257,14 +257,3 @@ async def _persistently(simulation: Simulation, client: Client, store: Store) ->
         await write_last_values(simulation.history, client, store)
     except HoldfastError as error:
         simulation.fail(f"{store[1]} is not writable after everything has healed: {error!r}")
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Finalizers run when the last reference goes, never at a collector's whim."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
