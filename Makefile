@@ -47,18 +47,18 @@ test: $(STAMP) ## Run all tests; FAST=1 runs what takes two minutes: unit, a few
 	@HOLDFAST_EFFORT=$(EFFORT) $(BIN)/pytest -n $(JOBS) --dist loadgroup $(TESTS)
 
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
-	@PYTHONPATH=tests $(BIN)/python -P -m torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or with so many OPERATIONS; check another tenant.
-	@PYTHONPATH=tests $(BIN)/python -P -m hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	@$(BIN)/python -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(OPERATIONS),--operations $(OPERATIONS))
 
 simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is; TRACE=1 shows all.
-	@PYTHONPATH=tests $(BIN)/python -P -m simulation $(if $(SEEDS),--seeds $(SEEDS)) \
+	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(WIDE),--wide) $(if $(TRACE),--trace)
 
 power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or all; CUTS repeats a run.
-	@PYTHONPATH=tests $(BIN)/python -P -m power $(if $(SCENARIO),--scenario $(SCENARIO)) \
+	@$(BIN)/python -m tests.power $(if $(SCENARIO),--scenario $(SCENARIO)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(CUTS),--cuts $(CUTS))
 
 bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, large, tiers, spark, all) for ROUNDS; JSON=FILE, PROFILE=FOLDER.

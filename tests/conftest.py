@@ -27,8 +27,9 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support.effort import examples
 from xdist.scheduler import LoadScopeScheduling
+
+from tests.support.effort import examples
 
 ROOT = Path(__file__).parents[1]
 #: Less than pytest's own: the traceback then tells which `await` hangs.

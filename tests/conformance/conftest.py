@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from support.holdfast_up import RunningUp, running_up
 
 from holdfast.client import KV, Client, Stream, connect
+from tests.support.holdfast_up import RunningUp, running_up
 
 _tenants = itertools.count(1)
 

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from conformance.conforming import State
-
 from holdfast.client import Change, ChangeKind
+from tests.conformance.conforming import State
 
 Key = int | str
 

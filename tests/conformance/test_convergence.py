@@ -17,10 +17,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from conformance.conforming import State, apply, present, stored
-from conformance.lossy_bus import LossyBus
-from conformance.model import Model, Read, Step
-from support.holdfast_up import RunningUp
 
 from holdfast.client import (
     KV,
@@ -38,6 +34,10 @@ from holdfast.client import (
     connect,
 )
 from holdfast.protocol.bus.bus_nats import connect_nats
+from tests.conformance.conforming import State, apply, present, stored
+from tests.conformance.lossy_bus import LossyBus
+from tests.conformance.model import Model, Read, Step
+from tests.support.holdfast_up import RunningUp
 
 WRITERS, OPERATIONS = 4, 60
 KEYS = ("a", "b", "c", "ab", "ä")

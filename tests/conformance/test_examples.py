@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conformance.examples import DOCUMENTS, ROOT, Program, programs
+
+from tests.conformance.examples import DOCUMENTS, ROOT, Program, programs
 
 
 @pytest.mark.parametrize("program", programs(), ids=str)

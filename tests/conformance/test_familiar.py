@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from conformance.conforming import present, state_of, stored, take, take_until
 
 from holdfast.client import (
     DELETE,
@@ -24,6 +23,7 @@ from holdfast.client import (
     Stream,
     WrongRevisionError,
 )
+from tests.conformance.conforming import present, state_of, stored, take, take_until
 
 # JetStream
 

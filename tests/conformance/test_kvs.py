@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conformance.conforming import present
 
 from holdfast.client import (
     KV,
@@ -14,6 +13,7 @@ from holdfast.client import (
     InvalidNameError,
     WrongRevisionError,
 )
+from tests.conformance.conforming import present
 
 ODD_KEYS = ["", " ", ".", "a.b", "*", ">", "$x", "Ünï", "nul\x00inside", "../x", "k" * 1000]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conformance.conforming import stored, take
 
 from holdfast.client import (
     KV,
@@ -22,6 +21,7 @@ from holdfast.client import (
     Stream,
 )
 from holdfast.protocol.limits import MAX_HEADERS_BYTES
+from tests.conformance.conforming import stored, take
 
 
 async def test_a_full_stream_lets_its_oldest_messages_go(stream: Stream, other: Client) -> None:

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from conformance.conforming import present
 
 from holdfast.client import (
     DELETE,
@@ -25,6 +24,7 @@ from holdfast.client import (
     Rejection,
     Stream,
 )
+from tests.conformance.conforming import present
 
 LARGE = bytes(range(250)) * 4001
 Words = list[int] | None

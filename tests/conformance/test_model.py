@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from conformance.conforming import State
-from conformance.model import Model, Read, Step
 
 from holdfast.client import Change, ChangeKind, Entry
+from tests.conformance.conforming import State
+from tests.conformance.model import Model, Read, Step
 
 
 def good() -> Model:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conformance.conforming import present, stored, take
 
 from holdfast.client import (
     KV,
@@ -19,6 +18,7 @@ from holdfast.client import (
     WrongLastSeqError,
     connect,
 )
+from tests.conformance.conforming import present, stored, take
 
 
 async def seqs(stream: Stream, **bounds: int) -> list[int]:

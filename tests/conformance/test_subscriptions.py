@@ -7,7 +7,6 @@ import asyncio
 import random
 
 import pytest
-from conformance.conforming import State, apply, present, state_of, stored, take, take_until
 
 from holdfast.client import (
     KV,
@@ -19,6 +18,7 @@ from holdfast.client import (
     InvalidNameError,
     Stream,
 )
+from tests.conformance.conforming import State, apply, present, state_of, stored, take, take_until
 
 SET, DELETE, TRIM = ChangeKind.SET, ChangeKind.DELETE, ChangeKind.TRIM
 RESET, READY = ChangeKind.RESET, ChangeKind.READY

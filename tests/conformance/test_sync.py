@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conformance.conforming import apply, present
 
 from holdfast.client import (
     ChangeKind,
@@ -30,6 +29,7 @@ from holdfast.client import (
 )
 from holdfast.client.sync import KV, Client, Subscription, connect
 from holdfast.protocol.errors import BackgroundThreadError, ForkedError
+from tests.conformance.conforming import apply, present
 
 
 @pytest.fixture

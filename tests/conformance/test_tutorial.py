@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from conformance.transcripts import replay
+from tests.conformance.transcripts import replay
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 

@@ -6,9 +6,9 @@ import io
 from typing import Any
 
 import pytest
-from conformance.conforming import present
 
 from holdfast.client import Client, InvalidArgumentError, ValueUnreadableError, sync
+from tests.conformance.conforming import present
 
 TEXT = b"a holdfast is what anchors kelp to the rock while the stream moves. " * 100
 

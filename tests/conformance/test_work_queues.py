@@ -7,7 +7,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from conformance.conforming import present
 
 from holdfast.client import (
     Client,
@@ -18,6 +17,7 @@ from holdfast.client import (
     NotFoundError,
     Stream,
 )
+from tests.conformance.conforming import present
 
 
 async def letters(consumer: Consumer) -> list[tuple[Any, ...]]:

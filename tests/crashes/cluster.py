@@ -16,11 +16,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from unittest.mock import patch
 
-from power.cluster import COORDINATOR, ROOT, Cluster, Life
-from simulation.simulated_disk import HostDisk
-from simulation.simulated_files import Operation
-from simulation.simulated_tiers import OneByOne, resting_files
-
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
 from holdfast.persist.bucket_log import stored_writer
@@ -48,6 +43,10 @@ from holdfast.shared_fs.bucket_log import bucket_log
 from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
+from tests.power.cluster import COORDINATOR, ROOT, Cluster, Life
+from tests.simulation.simulated_disk import HostDisk
+from tests.simulation.simulated_files import Operation
+from tests.simulation.simulated_tiers import OneByOne, resting_files
 
 SERVERS: Final = ("s1", "s2")
 IDLE_CLOSE_SECONDS: Final = 0.1

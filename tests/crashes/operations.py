@@ -11,14 +11,13 @@ import contextlib
 from abc import ABC, abstractmethod
 from typing import ClassVar, Final
 
-from power.application import Violation
-from power.cluster import COORDINATOR, ROOT
-from simulation.simulated_tiers import rebuild
-
-from crashes.cluster import IDLE_CLOSE_SECONDS
-from crashes.world import BYSTANDER, CHAT, NOTES, OTHER, World
 from holdfast.protocol.errors import InvalidArgumentError, NotFoundError
 from holdfast.shared_fs.snapshots.collecting import Collector
+from tests.crashes.cluster import IDLE_CLOSE_SECONDS
+from tests.crashes.world import BYSTANDER, CHAT, NOTES, OTHER, World
+from tests.power.application import Violation
+from tests.power.cluster import COORDINATOR, ROOT
+from tests.simulation.simulated_tiers import rebuild
 
 _DAY_MS: Final = 86_400_000
 

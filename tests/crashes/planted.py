@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from simulation.simulated_disk import HostDisk
-
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.jobs import deleting
 from holdfast.persist.shared_disk.job_results import FileTombstones
@@ -25,6 +23,7 @@ from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, encode_pack
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, Tombstone
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.simulation.simulated_disk import HostDisk
 
 
 @contextlib.contextmanager

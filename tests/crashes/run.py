@@ -29,13 +29,13 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import apsw
-from simulation.simulated_vfs import errors_may_go_unheard
-from simulation.virtual_loop import VirtualLoop
-from support.collection import without_collection
 
-from crashes.cluster import CrashCluster, Point, short_times
-from crashes.operations import OPERATIONS, Operation
-from crashes.world import World
+from tests.crashes.cluster import CrashCluster, Point, short_times
+from tests.crashes.operations import OPERATIONS, Operation
+from tests.crashes.world import World
+from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.virtual_loop import VirtualLoop
+from tests.support.collection import without_collection
 
 _STORY_SECONDS: Final = 120.0
 _RECOVERY_SECONDS: Final = 300.0

@@ -6,11 +6,11 @@ from __future__ import annotations
 import secrets
 
 import pytest
-from support.effort import tries
 
-from crashes.operations import OPERATIONS
-from crashes.planted import PLANTED
-from crashes.run import run
+from tests.crashes.operations import OPERATIONS
+from tests.crashes.planted import PLANTED
+from tests.crashes.run import run
+from tests.support.effort import tries
 
 #: Chooses the points of this run, unless it is thorough and crashes at all of them.
 _SEED = secrets.randbelow(1 << 16)

@@ -7,11 +7,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Protocol
 
-from power.application import Application, Violation, stream
-from power.cluster import COORDINATOR, ROOT
-from simulation.simulated_files import Directory
-
-from crashes.cluster import SERVERS, CrashCluster
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
@@ -26,6 +21,10 @@ from holdfast.shared_fs.snapshots.pack import PACK_PREFIX
 from holdfast.shared_fs.snapshots.pins import PIN_PREFIX
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, verify
 from holdfast.shared_fs.snapshots.store_entry import StoreEntry
+from tests.crashes.cluster import SERVERS, CrashCluster
+from tests.power.application import Application, Violation, stream
+from tests.power.cluster import COORDINATOR, ROOT
+from tests.simulation.simulated_files import Directory
 
 #: What an operation is about, and who stands by.
 NOTES: Final = stream("notes")

@@ -1,4 +1,4 @@
-"""`python -m hostile`: attack a cluster of real processes as a tenant; see `make hostile`.
+"""`python -m tests.hostile`: attack a cluster of real processes as a tenant; see `make hostile`.
 
 Exit codes: 0 nothing is wrong, 1 something is (the data and the histories are kept, and it is said
 where), 2 wrong usage, 128 + n ended by signal n.
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from support.command import parser_of, run_command
 
-from hostile.attacks import attacks
-from hostile.report import print_report
-from hostile.run import HostileRun, Result
+from tests.hostile.attacks import attacks
+from tests.hostile.report import print_report
+from tests.hostile.run import HostileRun, Result
+from tests.support.command import parser_of, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

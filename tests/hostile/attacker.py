@@ -1,4 +1,4 @@
-"""The attacker's process: `python -m hostile.attacker TASK`, where TASK is a Task as JSON.
+"""The attacker's process: `python -m tests.hostile.attacker TASK`, where TASK is a Task as JSON.
 
 Several connections send one volley after the other, each after the servers have taken the one
 before: else most of a flood would only wait in nats-server. What arrives at its subscriptions is
@@ -20,14 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from support.raw_nats import Arrived, RawConnection, RawConnectionError, publication
-from torture.worker import listen, say
-
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError
-from hostile import attacks
-from hostile.attacks import STREAM, Volley, filling
-from hostile.templates import KVS, LARGE_STREAM, STREAMS, World
+from tests.hostile import attacks
+from tests.hostile.attacks import STREAM, Volley, filling
+from tests.hostile.templates import KVS, LARGE_STREAM, STREAMS, World
+from tests.support.raw_nats import Arrived, RawConnection, RawConnectionError, publication
+from tests.torture.worker import listen, say
 
 _CONNECTIONS: Final = 4
 _LARGE_STREAM_MESSAGES: Final = 40_000

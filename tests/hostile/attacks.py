@@ -11,12 +11,11 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from support.raw_nats import publication
-
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MIN_PAYLOAD_BYTES
-from hostile import mutation, templates
-from hostile.templates import FORGED_VERBS, KVS, LARGE_STREAM, STREAMS, VERBS, World, numbered
+from tests.hostile import mutation, templates
+from tests.hostile.templates import FORGED_VERBS, KVS, LARGE_STREAM, STREAMS, VERBS, World, numbered
+from tests.support.raw_nats import publication
 
 STREAM: Final = 1
 KV: Final = 2

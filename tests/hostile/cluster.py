@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from support.supervised_cluster import Parts
+from tests.support.supervised_cluster import Parts
 
 SERVERS: Final = ("s1", "s2")
 #: The tenant that attacks, and the one that must not notice.

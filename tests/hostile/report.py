@@ -7,10 +7,10 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
-from support.checking.history import Outcome
 
-from hostile.run import Result
-from hostile.verdict import LONGEST_PAUSE_SECONDS
+from tests.hostile.run import Result
+from tests.hostile.verdict import LONGEST_PAUSE_SECONDS
+from tests.support.checking.history import Outcome
 
 _SHOWN: Final = 40
 

@@ -21,23 +21,22 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from support.checking.history import Final as FinalState
-from support.checking.history import History, Store
-from support.raw_nats import RawConnection, publication
-from support.supervised_cluster import ClientProcess, Parts, running
-from torture import worker
-from torture.measure import Pause, pauses
-from torture.recording import Recorder, load
-from torture.recording import judge as judge_history
-from torture.run import heard, mark, read_back
-
 from holdfast.client import Client, connect
 from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.names import StoreKind
-from hostile import attacker
-from hostile.cluster import HOSTILE, SERVERS, VICTIM, attacked_parts, url_of
-from hostile.verdict import judge
-from hostile.watch import Evidence, Watch
+from tests.hostile import attacker
+from tests.hostile.cluster import HOSTILE, SERVERS, VICTIM, attacked_parts, url_of
+from tests.hostile.verdict import judge
+from tests.hostile.watch import Evidence, Watch
+from tests.support.checking.history import Final as FinalState
+from tests.support.checking.history import History, Store
+from tests.support.raw_nats import RawConnection, publication
+from tests.support.supervised_cluster import ClientProcess, Parts, running
+from tests.torture import worker
+from tests.torture.measure import Pause, pauses
+from tests.torture.recording import Recorder, load
+from tests.torture.recording import judge as judge_history
+from tests.torture.run import heard, mark, read_back
 
 #: Of the other tenant: enough that every store waits for an ack most of the time.
 _OPERATIONS_PER_SECOND: Final = 150.0
@@ -116,7 +115,7 @@ class HostileRun:
     ) -> tuple[float, attacker.Report, dict[Store, FinalState]]:
         writer = self._client_process(parts, "writer", f"w{self._secret}")
         follower = self._client_process(parts, "follower", "watcher")
-        hostile = ClientProcess(self._attacker_task(parts), "hostile.attacker")
+        hostile = ClientProcess(self._attacker_task(parts), "tests.hostile.attacker")
         # First, since it has to see each question to know its answer.
         await watch.listen()
         async with asyncio.TaskGroup() as tasks:
@@ -241,7 +240,7 @@ class HostileRun:
             operations_per_second=_OPERATIONS_PER_SECOND,
             tenant=VICTIM,
         )
-        return ClientProcess(task, "torture.worker")
+        return ClientProcess(task, "tests.torture.worker")
 
     def _attacker_task(self, parts: Parts) -> attacker.Task:
         return attacker.Task(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.raw_nats import Arrived, publication, published
 
 from holdfast.coordinator.answering import parsing
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MIN_PAYLOAD_BYTES
-from hostile import mutation, templates
-from hostile.attacks import attacks
-from hostile.templates import World
+from tests.hostile import mutation, templates
+from tests.hostile.attacks import attacks
+from tests.hostile.templates import World
+from tests.support.raw_nats import Arrived, publication, published
 
 
 def world() -> World:

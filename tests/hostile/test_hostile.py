@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.effort import tries
+
+from tests.support.effort import tries
 
 SEED = 15
 MINUTES = tries(0.1, 0.3, 1.0)
@@ -17,8 +17,8 @@ MINUTES = tries(0.1, 0.3, 1.0)
 def attack(data: Path, *arguments: str) -> tuple[int, str]:
     """Run the command; return its exit code and its report."""
     process = subprocess.run(
-        [sys.executable, "-P", "-m", "hostile", "--data", str(data), *arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        [sys.executable, "-m", "tests.hostile", "--data", str(data), *arguments],
+        cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

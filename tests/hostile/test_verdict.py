@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.raw_nats import Arrived
-from torture.measure import Pause
 
 from holdfast.protocol import frames
-from hostile.verdict import LONGEST_PAUSE_SECONDS, judge
-from hostile.watch import Evidence, is_of_the_cluster
+from tests.hostile.verdict import LONGEST_PAUSE_SECONDS, judge
+from tests.hostile.watch import Evidence, is_of_the_cluster
+from tests.support.raw_nats import Arrived
+from tests.torture.measure import Pause
 
 WELL = [Pause("stream:torture.s0", 0.5, 1.0)]
 

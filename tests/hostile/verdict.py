@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from torture.measure import Pause
-
 from holdfast.protocol.limits import (
     CONTROL_TIMEOUT_SECONDS,
     FRAME_TIMEOUT_SECONDS,
     PROBE_TIMEOUT_SECONDS,
     SILENCE_SECONDS,
 )
-from hostile.watch import Evidence
+from tests.hostile.watch import Evidence
+from tests.torture.measure import Pause
 
 #: The longest that a takeover makes a writer wait: a server's silence, the probe, a question that
 #: was lost, a frame that was lost.

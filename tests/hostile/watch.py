@@ -9,13 +9,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from support.raw_nats import Arrived, RawConnection
-from support.supervised_cluster import Parts
-
 from holdfast.client import Client
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, UnavailableError
-from hostile.cluster import HOSTILE, SERVERS, VICTIM
+from tests.hostile.cluster import HOSTILE, SERVERS, VICTIM
+from tests.support.raw_nats import Arrived, RawConnection
+from tests.support.supervised_cluster import Parts
 
 _LOOK_SECONDS: Final = 0.25
 _BEAT_SECONDS: Final = 0.05

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.nats_server import NatsServer, running_nats_server
 
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+from tests.support.nats_server import NatsServer, running_nats_server
 
 
 @pytest.fixture

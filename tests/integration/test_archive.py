@@ -15,16 +15,6 @@ from typing import Any
 import duckdb
 import pytest
 from deltalake import DeltaTable
-from support.archive_world import compacted, exported
-from support.persist_processes import (
-    DEADLINE_SECONDS,
-    SUBJECTS,
-    TENANT,
-    Processes,
-    running_processes,
-    until,
-)
-from support.process import Process
 
 from holdfast.client import Stream, connect
 from holdfast.protocol.bus.bus_nats import connect_nats
@@ -37,6 +27,16 @@ from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.spark.export.export import ExportReport
 from holdfast.spark.state import state_sql
+from tests.support.archive_world import compacted, exported
+from tests.support.cluster import (
+    DEADLINE_SECONDS,
+    SUBJECTS,
+    TENANT,
+    Processes,
+    running_processes,
+    until,
+)
+from tests.support.process import Process
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
 Rows = dict[int, tuple[bytes, dict[str, str]]]
@@ -57,7 +57,7 @@ class World:
         self._monkeypatch.setenv("KILL_AT", str(kill_at))
         options = ["--snapshot-seconds", "0.1", "--idle-close-seconds", "3600"]
         return self.processes.start_persist(
-            name, "--bucket", self.url, *options, module="support.eager_server"
+            name, "--bucket", self.url, *options, module="tests.support.eager_server"
         )
 
     def archived_count(self) -> int:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from support.moto_server import running_moto
 
 from holdfast.protocol.errors import ArchiveMissingError, UnavailableError
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, ArchivePlace, checksum_of
+from tests.support.moto_server import running_moto
 
 TIME = 1_800_000_000_000
 DATE = date.fromtimestamp(TIME // 1000)

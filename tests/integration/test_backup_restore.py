@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.holdfast_up import call_holdfast
-from support.persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
 from holdfast.protocol.messages import ChangeKind
+from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes, until
+from tests.support.holdfast_up import call_holdfast
 
 TENANT = "acme"
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forked_bench import forked_servers
 
 from holdfast.bench.compare import compare_jetstream
 from holdfast.bench.compare.compare_jetstream import PLANS, compare
@@ -21,6 +20,7 @@ from holdfast.bench.options import BenchOptions
 from holdfast.bench.read_back import ReadBackRow, WrongReadBackError
 from holdfast.cli.cluster.die_with_parent import tethered
 from holdfast.cli.cluster.nats_binary import find_nats_server
+from tests.support.forked_bench import forked_servers
 
 _RUN_SECONDS = 110.0
 

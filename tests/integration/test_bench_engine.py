@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.forked_bench import forked_servers
 
 from holdfast.bench.harness import Report
 from holdfast.bench.options import BenchOptions
@@ -23,6 +22,7 @@ from holdfast.cli.cluster.die_with_parent import tethered
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.client import connect
 from holdfast.protocol.errors import InvalidArgumentError
+from tests.support.forked_bench import forked_servers
 
 _DEADLINE_SECONDS = 60.0
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.forked_bench import forked_servers
 
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.read_back import WrongReadBackError
@@ -24,6 +23,7 @@ from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectExistsError
 from holdfast.shared_fs.bucket.bucket_probe import probe
+from tests.support.forked_bench import forked_servers
 
 
 @pytest.fixture(autouse=True)

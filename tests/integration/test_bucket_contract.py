@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.effort import examples, tries
-from support.faulty_bucket import Fault, FaultyBackend
-from support.moto_server import running_moto
 
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
 from holdfast.shared_fs.bucket import bucket_writing
@@ -31,6 +28,9 @@ from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_probe import probe
 from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
+from tests.support.effort import examples, tries
+from tests.support.faulty_bucket import Fault, FaultyBackend
+from tests.support.moto_server import running_moto
 
 BACKENDS = ("directory", "memory", "s3")
 #: Wrong bytes and stale lists have tests of their own: they are not hidden from callers.

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from support.faulty_bucket import Fault, FaultyBackend
 
 from holdfast.protocol.errors import StorageError, StorageFailedError
 from holdfast.shared_fs.bucket import bucket_writing
@@ -27,6 +26,7 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_probe import probe
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
+from tests.support.faulty_bucket import Fault, FaultyBackend
 
 #: Of a write, in which nothing or something was done without an answer.
 UNANSWERED = (Fault.LOST_REQUEST, Fault.LOST_ANSWER, Fault.LATE, Fault.TORN)

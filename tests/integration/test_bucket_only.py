@@ -14,18 +14,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.nats_server import running_nats_server
-from support.persist_processes import (
-    DEADLINE_SECONDS,
-    TENANT,
-    Peer,
-    Process,
-    Processes,
-    connected_peer,
-    until,
-)
-from support.world_in_loop import World
-from support.world_in_loop import run as run_in_loop
 
 from holdfast.client import Client, connect
 from holdfast.persist.bucket_only import bucket_mode
@@ -38,6 +26,18 @@ from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket_log.bucket_log import fence_log, is_open, list_logs
 from holdfast.shared_fs.snapshots.manifest import Manifests
+from tests.support.cluster import (
+    DEADLINE_SECONDS,
+    TENANT,
+    Peer,
+    Process,
+    Processes,
+    connected_peer,
+    until,
+)
+from tests.support.nats_server import running_nats_server
+from tests.support.world_in_loop import World
+from tests.support.world_in_loop import run as run_in_loop
 
 SERVERS = ("s1", "s2", "s3")
 

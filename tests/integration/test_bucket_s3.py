@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
-from support.moto_server import BUCKET, REGION, running_moto
 
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.bucket import bucket_s3
@@ -33,6 +32,7 @@ from holdfast.shared_fs.bucket.bucket_probe import probe
 from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
+from tests.support.moto_server import BUCKET, REGION, running_moto
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,15 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from support.nats_server import NatsServer, running_nats_server
-from support.raw_nats import raw_nats
-from support.stalling_proxy import stalling_proxy
 
 from holdfast.protocol.bus import bus_nats
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, TooLargeError
+from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.raw_nats import raw_nats
+from tests.support.stalling_proxy import stalling_proxy
 
 _DEADLINE_SECONDS = 10.0
 

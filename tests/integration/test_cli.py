@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.holdfast_up import (
+
+from holdfast.client import connect
+from tests.support.holdfast_up import (
     DEADLINE_SECONDS,
     RunningUp,
     read_line,
@@ -20,8 +22,6 @@ from support.holdfast_up import (
     running_up,
     started_holdfast,
 )
-
-from holdfast.client import connect
 
 BINARY = bytes(range(256))
 

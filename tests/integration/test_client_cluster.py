@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.fake_persist import until
-from support.holdfast_up import RunningUp, running_up
 
 from holdfast.client import (
     KV,
@@ -26,6 +24,8 @@ from holdfast.client import (
     WrongRevisionError,
     connect,
 )
+from tests.support.fake_persist import until
+from tests.support.holdfast_up import RunningUp, running_up
 
 LARGE = b"x" * 1_000_000
 

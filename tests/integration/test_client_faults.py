@@ -6,10 +6,6 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from support.client_of_fakes import STREAM, all_of, run, take, values
-from support.fake_persist import FakeCluster, fake_cluster, until
-from support.nats_server import NatsServer, running_nats_server
-from support.stalling_proxy import stalling_proxy
 
 from holdfast.client import (
     BusyError,
@@ -30,6 +26,10 @@ from holdfast.client.wire.coalescer import Coalescer
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from tests.support.client_of_fakes import STREAM, all_of, run, take, values
+from tests.support.fake_persist import FakeCluster, fake_cluster, until
+from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.stalling_proxy import stalling_proxy
 
 
 @pytest.fixture(scope="module")

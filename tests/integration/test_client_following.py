@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.client_of_fakes import KV, STREAM, all_of, run, take, values
-from support.fake_persist import FakeCluster, fake_cluster, until
-from support.nats_server import NatsServer, running_nats_server
 
 from holdfast.client import (
     Change,
@@ -26,6 +23,9 @@ from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.names import StoreId, StoreKind
+from tests.support.client_of_fakes import KV, STREAM, all_of, run, take, values
+from tests.support.fake_persist import FakeCluster, fake_cluster, until
+from tests.support.nats_server import NatsServer, running_nats_server
 
 
 @pytest.fixture(scope="module")

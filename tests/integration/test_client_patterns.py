@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.fake_persist import FakeCluster, until
 
 from holdfast.client import (
     Change,
@@ -29,6 +28,7 @@ from holdfast.protocol.bus.bus_memory import MemoryBus, MemoryNetwork
 from holdfast.protocol.changes import CHANGE_TRIM
 from holdfast.protocol.limits import PATTERN_CATCH_UPS
 from holdfast.protocol.names import StoreId, StoreKind
+from tests.support.fake_persist import FakeCluster, until
 
 Seen = dict[str, list[Change]]
 

@@ -10,11 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.cluster_in_loop import pid_of, run_in_cluster
-from support.persist_processes import Processes
 
 from holdfast.client import Client, Consumer, NotFoundError, Stream, connect
 from holdfast.protocol.limits import MAX_VALUE_BYTES
+from tests.support.cluster import Processes
+from tests.support.cluster_in_loop import pid_of, run_in_cluster
 
 MESSAGES = 2000
 WORKERS = 8

@@ -9,9 +9,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.coordinator_peers import SUBJECTS, Cluster, eventually
-from support.nats_server import NatsServer
-from support.raw_nats import raw_nats
 
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.control import StoreInfo, StoreState
@@ -27,6 +24,9 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import encode_control
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
+from tests.support.coordinator_peers import SUBJECTS, Cluster, eventually
+from tests.support.nats_server import NatsServer
+from tests.support.raw_nats import raw_nats
 
 Scenario = Callable[[Cluster], Awaitable[None]]
 

@@ -9,15 +9,14 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
-from support.nats_server import NatsServer
-from support.process import Process
-
 from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import DeposedError
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+from tests.support.coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
+from tests.support.nats_server import NatsServer
+from tests.support.process import Process
 
 _numbers = itertools.count(1)
 

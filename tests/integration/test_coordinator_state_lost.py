@@ -12,8 +12,6 @@ from pathlib import Path
 
 import apsw
 import pytest
-from support.load import Load, running_load
-from support.persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
 from holdfast.client.wire.router import Router
@@ -23,6 +21,8 @@ from holdfast.protocol.errors import HoldfastError, UnavailableError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.disk import Disk
+from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes, until
+from tests.support.load import Load, running_load
 
 TENANT = "acme"
 

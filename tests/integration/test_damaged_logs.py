@@ -7,7 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.persist_processes import (
+
+from holdfast.cli.doctor.checks import DOUBTFUL_STORES, LOG_DAMAGE
+from holdfast.cli.doctor.examination import Examination
+from holdfast.protocol import frames
+from holdfast.protocol.errors import StoreDamagedError
+from tests.support.cluster import (
     Peer,
     Process,
     Processes,
@@ -16,11 +21,6 @@ from support.persist_processes import (
     until,
     values,
 )
-
-from holdfast.cli.doctor.checks import DOUBTFUL_STORES, LOG_DAMAGE
-from holdfast.cli.doctor.examination import Examination
-from holdfast.protocol import frames
-from holdfast.protocol.errors import StoreDamagedError
 
 
 async def append(peer: Peer, name: str, counter: int, value: bytes) -> None:

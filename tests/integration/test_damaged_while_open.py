@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.persist_processes import TENANT, until, values
-from support.world_in_loop import World, run
 
 from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames
@@ -15,6 +13,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.quarantine import quarantined
+from tests.support.cluster import TENANT, until, values
+from tests.support.world_in_loop import World, run
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
 

@@ -11,13 +11,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.holdfast_up import COMMAND, DEADLINE_SECONDS, running_up, started_holdfast, wait_until
-from support.small_repository import FILE_COUNT, make_repository
 
 from holdfast.cli.demo.git_history import BlobReader
 from holdfast.cli.demo.plan import DemoPlan, plan_repository
 from holdfast.cli.demo.verify import DemoVerdict, verify
 from holdfast.client import Client, connect
+from tests.support.holdfast_up import (
+    COMMAND,
+    DEADLINE_SECONDS,
+    running_up,
+    started_holdfast,
+    wait_until,
+)
+from tests.support.small_repository import FILE_COUNT, make_repository
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from support.holdfast_up import (
+from holdfast.client import Client, connect
+from tests.support.holdfast_up import (
     COMMAND,
     DEADLINE_SECONDS,
     RunningUp,
@@ -21,8 +22,6 @@ from support.holdfast_up import (
     running_up,
     wait_until,
 )
-
-from holdfast.client import Client, connect
 
 #: What the checks of the machine say depends on where the tests run.
 OF_THE_MACHINE = {"HF-002", "HF-003"}

@@ -11,8 +11,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from support.load import running_load
-from support.persist_processes import DEADLINE_SECONDS, Process, Processes, running_processes, until
 
 from holdfast.client import Client, connect
 from holdfast.client.wire.router import Router
@@ -25,6 +23,8 @@ from holdfast.protocol.errors import (
     UnavailableError,
 )
 from holdfast.protocol.subjects import Subjects
+from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes, until
+from tests.support.load import running_load
 
 TENANT = "acme"
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.cluster_in_loop import pid_of, run_in_cluster, store_file
-from support.persist_processes import Processes, until
 
 from holdfast.client import Client, StoreDamagedError
+from tests.support.cluster import Processes, until
+from tests.support.cluster_in_loop import pid_of, run_in_cluster, store_file
 
 
 def test_a_stopped_server_is_taken_over_and_acknowledges_nothing_when_it_wakes(

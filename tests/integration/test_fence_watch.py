@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from support.persist_processes import connected_peer, running_processes
-
 from holdfast.protocol import frames
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import fence
+from tests.support.cluster import connected_peer, running_processes
 
 
 def test_an_idle_server_that_is_fenced_by_hand_ends_with_nats_and_the_coordinator_gone(

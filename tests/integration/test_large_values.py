@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
-from support.persist_processes import Process, Processes, running_processes, until
 
 from holdfast.client import Client, Durability, ValueReplacedError, connect
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
+from tests.support.cluster import Process, Processes, running_processes, until
 
 DEADLINE_SECONDS = 60.0
 TENANT = "acme"

@@ -11,14 +11,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from support.fake_persist import until
-from support.holdfast_up import RunningUp, running_up
-from torture.editing_trace import EditingTrace, replay, traces
 
 from holdfast.client import (
     LiveStream,
     connect,
 )
+from tests.support.fake_persist import until
+from tests.support.holdfast_up import RunningUp, running_up
+from tests.torture.editing_trace import EditingTrace, replay, traces
 
 TYPISTS = 8
 TRANSACTIONS = 150

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from support.fake_persist import FakeCluster, fake_cluster, until
-from support.nats_server import NatsServer, running_nats_server
 
 from holdfast.client import (
     Client,
@@ -22,6 +20,8 @@ from holdfast.client import (
 )
 from holdfast.protocol.names import StoreKind
 from holdfast.protocol.own_headers import LIVE_HEADER
+from tests.support.fake_persist import FakeCluster, fake_cluster, until
+from tests.support.nats_server import NatsServer, running_nats_server
 
 STREAM = (int(StoreKind.STREAM), "s")
 KV = (int(StoreKind.KV), "k")

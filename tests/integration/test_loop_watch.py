@@ -7,8 +7,6 @@ import threading
 import time
 from pathlib import Path
 
-from support.persist_processes import connected_peer, running_processes
-
 from holdfast.persist.options import Machine
 from holdfast.persist.service import PersistServer
 from holdfast.persist.threads.loop_watch import LoopWatch
@@ -18,6 +16,7 @@ from holdfast.protocol.limits import SILENCE_SECONDS
 from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
+from tests.support.cluster import connected_peer, running_processes
 
 
 def test_a_loop_that_hangs_for_longer_than_a_silence_fences_nobody(tmp_path: Path) -> None:

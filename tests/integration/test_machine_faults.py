@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.cluster_in_loop import pid_of, run_in_cluster
-from support.persist_processes import Processes
 
 from holdfast.client import Client, StorageFailedError
+from tests.support.cluster import Processes
+from tests.support.cluster_in_loop import pid_of, run_in_cluster
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="limits of a running process are set with prlimit"

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.fake_persist import fake_cluster
-from support.nats_server import NatsServer, running_nats_server
 
 from holdfast.client import Client, NotAllowedError, connect
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.bus.bus_nats import connect_nats
+from tests.support.fake_persist import fake_cluster
+from tests.support.nats_server import NatsServer, running_nats_server
 
 _OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 #: Users of tenant acme that may do less than they need.

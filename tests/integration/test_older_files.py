@@ -7,8 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from support.holdfast_up import call_holdfast
-from support.persist_processes import (
+
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.errors import StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
+from tests.support.cluster import (
     SUBJECTS,
     TENANT,
     Peer,
@@ -17,11 +21,7 @@ from support.persist_processes import (
     running_processes,
     until,
 )
-
-from holdfast.protocol import frames
-from holdfast.protocol.bus.bus import BusMessage
-from holdfast.protocol.errors import StoreDamagedError
-from holdfast.protocol.names import StoreId, StoreKind
+from tests.support.holdfast_up import call_holdfast
 
 DEADLINE_SECONDS = 60.0
 #: One is closed because nobody uses it, the other one because its server is stopped.

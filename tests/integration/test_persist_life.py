@@ -10,7 +10,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.persist_processes import (
+
+from holdfast.client import connect
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import BusMessage, BusTimeoutError, NoRespondersError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import fence
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.cluster import (
     DEADLINE_SECONDS,
     SUBJECTS,
     TENANT,
@@ -22,14 +30,6 @@ from support.persist_processes import (
     running_processes,
     until,
 )
-
-from holdfast.client import connect
-from holdfast.protocol import frames
-from holdfast.protocol.bus.bus import BusMessage, BusTimeoutError, NoRespondersError
-from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.fence import fence
-from holdfast.shared_fs.store_file.store_file import StoreFile
 
 WRITERS = 12
 

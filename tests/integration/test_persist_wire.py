@@ -11,7 +11,13 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.persist_processes import (
+
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from holdfast.protocol.names import StoreId, StoreKind
+from tests.support.cluster import (
     DEADLINE_SECONDS,
     SUBJECTS,
     TENANT,
@@ -22,12 +28,6 @@ from support.persist_processes import (
     refusal,
     running_processes,
 )
-
-from holdfast.protocol import frames
-from holdfast.protocol.bus.bus import BusMessage
-from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
-from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
-from holdfast.protocol.names import StoreId, StoreKind
 
 STREAM, KV = int(StoreKind.STREAM), int(StoreKind.KV)
 HUGE = (1 << 63) - 1

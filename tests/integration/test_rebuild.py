@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.persist_processes import DEADLINE_SECONDS, Processes, running_processes
 
 from holdfast.client import connect
 from holdfast.protocol.messages import Durability
+from tests.support.cluster import DEADLINE_SECONDS, Processes, running_processes
 
 TENANT = "acme"
 

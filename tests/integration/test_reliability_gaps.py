@@ -16,8 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster_in_loop import run_in_cluster
-from support.persist_processes import (
+
+from holdfast.client import Client
+from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.errors import FencedError, StorageFailedError, StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk.disk import AppendFile, Disk
+from tests.support.cluster import (
     SUBJECTS,
     TENANT,
     Peer,
@@ -27,15 +34,8 @@ from support.persist_processes import (
     until,
     values,
 )
-from support.world_in_loop import World, run
-
-from holdfast.client import Client
-from holdfast.protocol import frames
-from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
-from holdfast.protocol.errors import FencedError, StorageFailedError, StoreDamagedError
-from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk import commit_log
-from holdfast.shared_fs.disk.disk import AppendFile, Disk
+from tests.support.cluster_in_loop import run_in_cluster
+from tests.support.world_in_loop import World, run
 
 DEADLINE_SECONDS = 30.0
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")

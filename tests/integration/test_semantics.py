@@ -8,8 +8,6 @@ import random
 from pathlib import Path
 
 import pytest
-from support.cluster_in_loop import run_in_cluster
-from support.persist_processes import Processes
 
 from holdfast.client import (
     KV,
@@ -29,6 +27,8 @@ from holdfast.client import (
     connect,
 )
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
+from tests.support.cluster import Processes
+from tests.support.cluster_in_loop import run_in_cluster
 
 ODD_KEYS = [
     "",

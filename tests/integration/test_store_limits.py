@@ -9,8 +9,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.cluster_in_loop import pid_of, run_in_cluster
-from support.persist_processes import Processes
 
 from holdfast.client import (
     Change,
@@ -25,6 +23,8 @@ from holdfast.client import (
     Subscription,
 )
 from holdfast.protocol.limits import MAX_EVICTED_ROWS
+from tests.support.cluster import Processes
+from tests.support.cluster_in_loop import pid_of, run_in_cluster
 
 DEADLINE_SECONDS = 30.0
 

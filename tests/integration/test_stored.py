@@ -14,16 +14,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from support.nats_server import running_nats_server
-from support.persist_processes import (
-    DEADLINE_SECONDS,
-    TENANT,
-    Process,
-    Processes,
-    connected_peer,
-    until,
-)
-
 from holdfast.client import Client, connect
 from holdfast.protocol import frames
 from holdfast.protocol.messages import Ack, Durability
@@ -32,6 +22,15 @@ from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.snapshot import fetch
+from tests.support.cluster import (
+    DEADLINE_SECONDS,
+    TENANT,
+    Process,
+    Processes,
+    connected_peer,
+    until,
+)
+from tests.support.nats_server import running_nats_server
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import apsw
 import pytest
-from support.write_path_parts import a_life as an_incarnation
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.requests import (
@@ -61,6 +60,7 @@ from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.snapshots import snapshot as snapshots
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from tests.support.write_path_parts import a_life as an_incarnation
 
 A = StoreId("acme", StoreKind.STREAM, "a")
 

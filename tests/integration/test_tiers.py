@@ -7,7 +7,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.persist_processes import (
+
+from holdfast.protocol import frames
+from holdfast.protocol.control import ServerInfo
+from holdfast.protocol.errors import HoldfastError, StoreDamagedError
+from holdfast.protocol.frames import decode_control, encode_control
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
+from tests.support.cluster import (
     DEADLINE_SECONDS,
     SUBJECTS,
     TENANT,
@@ -20,15 +29,6 @@ from support.persist_processes import (
     running_processes,
     until,
 )
-
-from holdfast.protocol import frames
-from holdfast.protocol.control import ServerInfo
-from holdfast.protocol.errors import HoldfastError, StoreDamagedError
-from holdfast.protocol.frames import decode_control, encode_control
-from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket.bucket import open_bucket
-from holdfast.shared_fs.snapshots.manifest import Manifests
-from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 #: Everything as soon as it can be.
 EAGER = [

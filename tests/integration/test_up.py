@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.holdfast_up import (
+
+from tests.support.holdfast_up import (
     DEADLINE_SECONDS,
     RunningUp,
     is_running,
@@ -23,7 +24,7 @@ from support.holdfast_up import (
     started_holdfast,
     wait_until,
 )
-from support.nats_server import running_nats_server
+from tests.support.nats_server import running_nats_server
 
 
 def pids_of(cluster: RunningUp) -> list[int]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.holdfast_up import DEADLINE_SECONDS, read_line
+
+from tests.support.holdfast_up import DEADLINE_SECONDS, read_line
 
 ROOT = Path(__file__).parents[2]
 #: What Spark finds by its name, and where it lies.

@@ -16,10 +16,10 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from power.choice import every_cut
-from power.cluster import Cut
-from power.run import run, run_job
-from power.scenarios import SCENARIOS
+from tests.power.choice import every_cut
+from tests.power.cluster import Cut
+from tests.power.run import run, run_job
+from tests.power.scenarios import SCENARIOS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from simulation.simulated_files import Survival
-
-from power.cluster import Cut, Scope
-from power.run import run
+from tests.power.cluster import Cut, Scope
+from tests.power.run import run
+from tests.simulation.simulated_files import Survival
 
 
 def every_cut(scenario: str, seed: int) -> Iterator[tuple[Cut, ...]]:

@@ -22,10 +22,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
-from simulation.simulated_disk import HostDisk
-from simulation.simulated_files import Operation, SimulatedFileSystem, Survival
-from simulation.virtual_loop import Process, current_process
-
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
 from holdfast.persist.options import Machine, ServerOptions
@@ -34,6 +30,9 @@ from holdfast.persist.shared_disk.fence_watch import no_watch
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.errors import FencedError
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+from tests.simulation.simulated_disk import HostDisk
+from tests.simulation.simulated_files import Operation, SimulatedFileSystem, Survival
+from tests.simulation.virtual_loop import Process, current_process
 
 ROOT: Final = Path("/data")
 LAYOUT: Final = Layout(ROOT)

@@ -12,13 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from simulation.planted import (
-    ack_before_the_sync,
-    forget_outcomes_in_a_takeover,
-    retire_the_log_without_a_sync,
-)
-from simulation.simulated_disk import HostDisk
-
 from holdfast.persist.shared_disk.new_files import NewFiles
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.write_path.checkpointing import Checkpointer
@@ -26,6 +19,12 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import NewStore
+from tests.simulation.planted import (
+    ack_before_the_sync,
+    forget_outcomes_in_a_takeover,
+    retire_the_log_without_a_sync,
+)
+from tests.simulation.simulated_disk import HostDisk
 
 
 @contextlib.contextmanager

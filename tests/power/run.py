@@ -21,20 +21,19 @@ from dataclasses import dataclass, field
 from typing import Final
 from unittest.mock import patch
 
-from simulation.simulated_files import Survival
-from simulation.simulated_vfs import errors_may_go_unheard
-from simulation.virtual_loop import Deadlock, VirtualLoop
-from support.collection import without_collection
-
 from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from power.application import Application, Model, Violation
-from power.cluster import COORDINATOR, LAYOUT, Cluster, Cut
-from power.scenarios import SCENARIOS, Scenario, dead_logs
+from tests.power.application import Application, Model, Violation
+from tests.power.cluster import COORDINATOR, LAYOUT, Cluster, Cut
+from tests.power.scenarios import SCENARIOS, Scenario, dead_logs
+from tests.simulation.simulated_files import Survival
+from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.virtual_loop import Deadlock, VirtualLoop
+from tests.support.collection import without_collection
 
 _SEGMENT_BYTES: Final = 2048
 _STORY_SECONDS: Final = 60.0

@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from simulation.simulated_files import Survival
-
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId
-from power.application import Application, kv, stream
-from power.cluster import COORDINATOR, LAYOUT, ROOT, Cluster
+from tests.power.application import Application, kv, stream
+from tests.power.cluster import COORDINATOR, LAYOUT, ROOT, Cluster
+from tests.simulation.simulated_files import Survival
 
 CHAT: Final = stream("chat")
 NOTES: Final = stream("notes.today")

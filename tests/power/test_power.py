@@ -6,17 +6,17 @@ import asyncio
 import random
 
 import pytest
-from simulation.simulated_files import Survival
-from simulation.virtual_loop import VirtualLoop
-from support.effort import tries
 
 from holdfast.shared_fs.disk.quarantine import quarantined
-from power.application import Application, Violation
-from power.choice import some_cuts
-from power.cluster import COORDINATOR, LAYOUT, Cluster, Cut, Scope
-from power.planted import PLANTED
-from power.run import run, with_small_limits
-from power.scenarios import CHAT, SCENARIOS
+from tests.power.application import Application, Violation
+from tests.power.choice import some_cuts
+from tests.power.cluster import COORDINATOR, LAYOUT, Cluster, Cut, Scope
+from tests.power.planted import PLANTED
+from tests.power.run import run, with_small_limits
+from tests.power.scenarios import CHAT, SCENARIOS
+from tests.simulation.simulated_files import Survival
+from tests.simulation.virtual_loop import VirtualLoop
+from tests.support.effort import tries
 
 _SEED = 1
 #: A cut that finds it, where few do. It is tried before the others.

@@ -19,8 +19,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from simulation.planted import PLANTED
-from simulation.run import run_seed
+from tests.simulation.planted import PLANTED
+from tests.simulation.run import run_seed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +79,7 @@ def _command(seed: int, options: argparse.Namespace) -> str:
         return f"make simulate SEED={seed}" + "".join(
             f" {name.upper()}=1" for name in ("tiers", "wide") if getattr(options, name)
         )
-    words = [f"PYTHONPATH=tests {sys.executable} -P -m simulation --seed {seed}"]
+    words = [f"{sys.executable} -m tests.simulation --seed {seed}"]
     for name in ("fault", "planted"):
         if getattr(options, name) is not None:
             words.append(f"--{name} {getattr(options, name)}")

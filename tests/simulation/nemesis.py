@@ -12,10 +12,10 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from simulation.doomed import DoomedStream
-from simulation.expiring import ExpiringKeys
-from simulation.simulated_cluster import Node, ServerNode, Simulation
-from simulation.stranger import Stranger
+from tests.simulation.doomed import DoomedStream
+from tests.simulation.expiring import ExpiringKeys
+from tests.simulation.simulated_cluster import Node, ServerNode, Simulation
+from tests.simulation.stranger import Stranger
 
 Fault = Callable[[], Awaitable[None]]
 

@@ -11,17 +11,16 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Final
 
-from support.checking.history import Following, Store, change_of
-
 from holdfast.client.connection import Client
 from holdfast.client.following.pattern import PatternSubscription, StoreChange
 from holdfast.client.following.pattern_feed import StoreFeed
 from holdfast.client.following.track import OUTAGES
 from holdfast.protocol.names import StoreKind, matches
-from simulation.workload import Application, last_value
+from tests.simulation.workload import Application, last_value
+from tests.support.checking.history import Following, Store, change_of
 
 if TYPE_CHECKING:
-    from simulation.simulated_cluster import Simulation
+    from tests.simulation.simulated_cluster import Simulation
 
 PATTERN: Final = "project.*.x"
 PROJECTS: Final[tuple[Store, ...]] = tuple(

@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final
 
-from support.checking.history import Delivery, History, Store
-
 from holdfast.client.connection import Client
 from holdfast.client.handles.consumer import Consumer
 from holdfast.client.handles.consumer import Delivery as Fetched
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreKind
-from simulation.workload import Application
+from tests.simulation.workload import Application
+from tests.support.checking.history import Delivery, History, Store
 
 if TYPE_CHECKING:
-    from simulation.simulated_cluster import Simulation
+    from tests.simulation.simulated_cluster import Simulation
 
 QUEUE: Final[Store] = (int(StoreKind.STREAM), "tasks")
 _CONSUMER: Final = "workers"

@@ -7,25 +7,20 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from support.checking.calls import read_final
-from support.checking.checker import check
-from support.checking.history import Store
-from support.collection import without_collection
-
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreKind
-from simulation.nemesis import Nemesis
-from simulation.planted import PLANTED
-from simulation.simulated_bucket import SimulatedBucket
-from simulation.simulated_cluster import ROOT, ClientNode, Simulation, small_limits
-from simulation.simulated_disk import HostDisk
-from simulation.simulated_tiers import in_the_simulation, rebuild
-from simulation.simulated_vfs import errors_may_go_unheard
-from simulation.virtual_loop import VirtualLoop
-from simulation.wide import STORES as WIDE_STORES
-from simulation.wide import Wide
-from simulation.workload import (
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.planted import PLANTED
+from tests.simulation.simulated_bucket import SimulatedBucket
+from tests.simulation.simulated_cluster import ROOT, ClientNode, Simulation, small_limits
+from tests.simulation.simulated_disk import HostDisk
+from tests.simulation.simulated_tiers import in_the_simulation, rebuild
+from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.wide import STORES as WIDE_STORES
+from tests.simulation.wide import Wide
+from tests.simulation.workload import (
     EXPIRED_SECONDS,
     MAX_MESSAGES,
     STORES,
@@ -34,6 +29,10 @@ from simulation.workload import (
     configure,
     write_last_values,
 )
+from tests.support.checking.calls import read_final
+from tests.support.checking.checker import check
+from tests.support.checking.history import Store
+from tests.support.collection import without_collection
 
 #: How long the workload and the faults go on, in virtual seconds.
 RUN_SECONDS: Final = 20.0

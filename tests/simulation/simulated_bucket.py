@@ -28,7 +28,7 @@ from holdfast.shared_fs.bucket.bucket_backend import (
 )
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
-from simulation.simulated_threads import current_thread
+from tests.simulation.simulated_threads import current_thread
 
 _T = TypeVar("_T")
 

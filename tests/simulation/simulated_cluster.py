@@ -22,8 +22,6 @@ from types import SimpleNamespace
 from typing import Any, Final, Self
 from unittest.mock import patch
 
-from support.checking.history import Broadcast, History, change_of_wire
-
 from holdfast.client.connection import Client
 from holdfast.client.following.follower import Follower
 from holdfast.client.wire.link import Link
@@ -46,12 +44,13 @@ from holdfast.shared_fs.bucket import cluster_id
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.layout import Layout, open_layout
-from simulation.simulated_bucket import SimulatedBucket
-from simulation.simulated_disk import HostDisk
-from simulation.simulated_files import Inode, Operation, SimulatedFileSystem
-from simulation.simulated_threads import Outcome, SimulatedThread, current_thread
-from simulation.simulated_tiers import short_policy
-from simulation.virtual_loop import Process, current_process
+from tests.simulation.simulated_bucket import SimulatedBucket
+from tests.simulation.simulated_disk import HostDisk
+from tests.simulation.simulated_files import Inode, Operation, SimulatedFileSystem
+from tests.simulation.simulated_threads import Outcome, SimulatedThread, current_thread
+from tests.simulation.simulated_tiers import short_policy
+from tests.simulation.virtual_loop import Process, current_process
+from tests.support.checking.history import Broadcast, History, change_of_wire
 
 ROOT: Final = Path("/data")
 TENANT: Final = "acme"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
 from holdfast.shared_fs.disk.disk import Disk, LockFile
-from simulation.simulated_files import Directory, Inode, Operation, SimulatedFileSystem
-from simulation.simulated_vfs import SimulatedVfs
+from tests.simulation.simulated_files import Directory, Inode, Operation, SimulatedFileSystem
+from tests.simulation.simulated_vfs import SimulatedVfs
 
 _vfs_numbers = itertools.count(1)
 

@@ -41,9 +41,9 @@ from holdfast.shared_fs.snapshots import snapshot
 from holdfast.shared_fs.snapshots.collecting import Collector
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
-from simulation.simulated_bucket import LATE_SECONDS
-from simulation.simulated_files import Directory, Inode, SimulatedFileSystem
-from simulation.simulated_threads import SimulatedEvent
+from tests.simulation.simulated_bucket import LATE_SECONDS
+from tests.simulation.simulated_files import Directory, Inode, SimulatedFileSystem
+from tests.simulation.simulated_threads import SimulatedEvent
 
 #: Longer than anybody reads without a pin, in the worst weather.
 _MIN_AGE_SECONDS: Final = 8.0

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import apsw
 
 from holdfast.protocol.errors import StorageFailedError
-from simulation.simulated_files import SECTOR_BYTES, Inode
+from tests.simulation.simulated_files import SECTOR_BYTES, Inode
 
 
 class Files(Protocol):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from hostile import attacks
-from hostile.templates import KVS, STREAMS, World
-from support.raw_nats import published
-
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.errors import InvalidArgumentError, UnavailableError
-from simulation.simulated_cluster import SERVERS, TENANT, Simulation
+from tests.hostile import attacks
+from tests.hostile.templates import KVS, STREAMS, World
+from tests.simulation.simulated_cluster import SERVERS, TENANT, Simulation
+from tests.support.raw_nats import published
 
 STRANGER: Final = "evil"
 #: Those that are about what is sent and not about how much.

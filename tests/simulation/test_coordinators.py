@@ -27,7 +27,7 @@ from holdfast.shared_fs.bucket.cluster_id import read_cluster_id
 from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.disk.fence import create_fence, is_open
 from holdfast.shared_fs.disk.layout import Layout, open_layout
-from simulation.virtual_loop import VirtualLoop
+from tests.simulation.virtual_loop import VirtualLoop
 
 SUBJECTS = Subjects()
 _Result = TypeVar("_Result")

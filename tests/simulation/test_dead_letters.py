@@ -10,9 +10,9 @@ import pytest
 from holdfast.client.connection import Client
 from holdfast.client.handles.consumer import Consumer
 from holdfast.protocol.control import Owner
-from simulation.simulated_cluster import ClientNode, Simulation
-from simulation.simulated_vfs import errors_may_go_unheard
-from simulation.virtual_loop import VirtualLoop
+from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.virtual_loop import VirtualLoop
 
 MESSAGES = 5
 

@@ -12,10 +12,10 @@ from holdfast.client.connection import Client
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import UnavailableError
 from holdfast.protocol.frames import decode_control, encode_control
-from simulation.run import tiers_of
-from simulation.simulated_cluster import ClientNode, Simulation
-from simulation.simulated_vfs import errors_may_go_unheard
-from simulation.virtual_loop import VirtualLoop
+from tests.simulation.run import tiers_of
+from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.virtual_loop import VirtualLoop
 
 
 async def kill_owner(simulation: Simulation, client: Client, name: str) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import pytest
 
 from holdfast.client import LiveKV, LiveStream
-from simulation.nemesis import Nemesis
-from simulation.run import HEAL_SECONDS, RUN_SECONDS
-from simulation.simulated_cluster import ClientNode, Simulation
-from simulation.simulated_vfs import errors_may_go_unheard
-from simulation.virtual_loop import VirtualLoop
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.run import HEAL_SECONDS, RUN_SECONDS
+from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.virtual_loop import VirtualLoop
 
 #: Which seeds with what patience; with little, most flights that a fault hits are looked for.
 _RUNS = [(1, 300.0), (2, 0.3), (3, 0.3)]

@@ -21,8 +21,8 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from simulation.simulated_disk import HostDisk
-from simulation.simulated_files import Operation, SimulatedFileSystem, Survival
+from tests.simulation.simulated_disk import HostDisk
+from tests.simulation.simulated_files import Operation, SimulatedFileSystem, Survival
 
 _FOLDER = Path("/data/folder")
 _STORE = StoreId("acme", int(StoreKind.STREAM), "s")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectExistsError
-from simulation.simulated_bucket import SimulatedBucket
-from simulation.simulated_threads import Outcome, SimulatedThread, current_thread
-from simulation.virtual_loop import VirtualLoop
+from tests.simulation.simulated_bucket import SimulatedBucket
+from tests.simulation.simulated_threads import Outcome, SimulatedThread, current_thread
+from tests.simulation.virtual_loop import VirtualLoop
 
 
 class Caller:

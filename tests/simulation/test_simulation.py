@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from support.effort import tries
 
-from simulation.planted import PLANTED
-from simulation.run import Result, run_seed
+from tests.simulation.planted import PLANTED
+from tests.simulation.run import Result, run_seed
+from tests.support.effort import tries
 
 #: Some at random, and some that found a bug once: what each found is in REGRESSIONS. Only a
 #: thorough run has those, since what a seed does changes with the code.
@@ -150,12 +150,14 @@ def test_a_seed_replays_to_the_byte_in_this_process_and_in_another(tiers: bool) 
     seed = 5
     first, second = run_seed(seed, tiers=tiers), run_seed(seed, tiers=tiers)
     assert first.trace == second.trace
-    environment = {**os.environ, "PYTHONHASHSEED": "4711", "PYTHONPATH": str(_TESTS)}
+    environment = {**os.environ, "PYTHONHASHSEED": "4711"}
     program = (
-        f"from simulation.run import run_seed; print(run_seed({seed}, tiers={tiers}).checksum)"
+        "from tests.simulation.run import run_seed; "
+        f"print(run_seed({seed}, tiers={tiers}).checksum)"
     )
     other = subprocess.run(
-        [sys.executable, "-P", "-c", program],
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
         env=environment,
         capture_output=True,
         text=True,
@@ -164,5 +166,3 @@ def test_a_seed_replays_to_the_byte_in_this_process_and_in_another(tiers: bool) 
     )
     assert int(other.stdout) == first.checksum
 
-
-_TESTS = Path(__file__).parents[1]

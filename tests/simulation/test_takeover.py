@@ -15,9 +15,9 @@ import pytest
 
 from holdfast.client.connection import Client
 from holdfast.protocol.limits import SILENCE_SECONDS
-from simulation.simulated_cluster import ClientNode, CoordinatorNode, ServerNode, Simulation
-from simulation.simulated_vfs import errors_may_go_unheard
-from simulation.virtual_loop import VirtualLoop
+from tests.simulation.simulated_cluster import ClientNode, CoordinatorNode, ServerNode, Simulation
+from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.virtual_loop import VirtualLoop
 
 STORES: Final = tuple(f"s{number}" for number in range(6))
 #: Between two appends of one writer.

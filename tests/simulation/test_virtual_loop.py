@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simulation.virtual_loop import Deadlock, Process, VirtualLoop, current_process
+from tests.simulation.virtual_loop import Deadlock, Process, VirtualLoop, current_process
 
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -11,12 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from support.checking.calls import note_answer
-from support.checking.history import Key, Outcome, Transaction
-
 from holdfast.protocol.messages import Ack, Deleted
 from holdfast.protocol.names import StoreKind
-from simulation.workload import KEYS, KVS, STREAMS, Application
+from tests.simulation.workload import KEYS, KVS, STREAMS, Application
+from tests.support.checking.calls import note_answer
+from tests.support.checking.history import Key, Outcome, Transaction
 
 
 class Transactor(Application):

@@ -17,8 +17,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
-from support.checking.history import Store, value_of
-
 from holdfast.client.connection import Client
 from holdfast.client.following.track import OUTAGES
 from holdfast.client.handles import large_value, value_source, value_upload
@@ -33,10 +31,11 @@ from holdfast.protocol.frames import UPLOAD, pack
 from holdfast.protocol.limits import UPLOAD_ID_BYTES
 from holdfast.protocol.messages import Ack, Entry
 from holdfast.protocol.names import StoreKind
-from simulation.workload import Application
+from tests.simulation.workload import Application
+from tests.support.checking.history import Store, value_of
 
 if TYPE_CHECKING:
-    from simulation.simulated_cluster import ClientNode, Simulation
+    from tests.simulation.simulated_cluster import ClientNode, Simulation
 
 FILES: Final[Store] = (int(StoreKind.KV), "files")
 _KEYS: Final = ("f.1", "f.2")

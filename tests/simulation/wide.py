@@ -11,16 +11,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-from support.checking.history import Store
-
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
-from simulation import queueing
-from simulation.pattern_following import OTHERS, PROJECTS, FollowPattern, ProjectWriter
-from simulation.queueing import QUEUE, QueueWorker
-from simulation.simulated_cluster import ClientNode, Simulation
-from simulation.transacting import Transactor
-from simulation.uploading import FILES, Uploader, Uploads
+from tests.simulation import queueing
+from tests.simulation.pattern_following import OTHERS, PROJECTS, FollowPattern, ProjectWriter
+from tests.simulation.queueing import QUEUE, QueueWorker
+from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.transacting import Transactor
+from tests.simulation.uploading import FILES, Uploader, Uploads
+from tests.support.checking.history import Store
 
 STORES: Final[tuple[Store, ...]] = (QUEUE, FILES, *PROJECTS, *OTHERS)
 _PATTERN_FOLLOWERS: Final = 2

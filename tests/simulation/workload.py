@@ -11,17 +11,6 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import ClassVar, Final, TypeVar
 
-from support.checking.calls import Answer, note_answer
-from support.checking.history import (
-    Following,
-    History,
-    Key,
-    Operation,
-    Outcome,
-    Store,
-    change_of,
-)
-
 from holdfast.client.connection import Client
 from holdfast.client.following.subscription import Subscription
 from holdfast.client.following.track import OUTAGES
@@ -34,7 +23,17 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.messages import Change, Durability, Head
 from holdfast.protocol.names import StoreKind
-from simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.support.checking.calls import Answer, note_answer
+from tests.support.checking.history import (
+    Following,
+    History,
+    Key,
+    Operation,
+    Outcome,
+    Store,
+    change_of,
+)
 
 STREAMS: Final = ("log", "chat.7", "edits")
 KVS: Final = ("settings", "jobs")

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
-from support.holdfast_up import RunningUp, running_up
 
 from holdfast.spark.errors import JavaMissingError
 from holdfast.spark.java import use_java
 from holdfast.spark.session import session
+from tests.support.holdfast_up import RunningUp, running_up
 
 
 @pytest.fixture(scope="session")

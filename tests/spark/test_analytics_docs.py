@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from support.bucket_world import BucketWorld, entry, kv, message, stream
 
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.shared_fs.archive.table_location import default_table
 from holdfast.spark.export.export import export
 from holdfast.spark.rows import rows
 from holdfast.spark.tables.table import TABLE_SCHEMA
+from tests.support.bucket_world import BucketWorld, entry, kv, message, stream
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "analytics.md").read_text()
 TUTORIAL = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()

@@ -15,8 +15,6 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from support.holdfast_up import COMMAND, RunningUp
-from support.small_repository import FILE_COUNT, make_repository
 
 from holdfast.cli.demo import export as demo_export
 from holdfast.cli.demo.export import judge, missing_for_export
@@ -28,6 +26,8 @@ from holdfast.protocol.distribution import how_to_install
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, state_sql
+from tests.support.holdfast_up import COMMAND, RunningUp
+from tests.support.small_repository import FILE_COUNT, make_repository
 
 
 def blobs_of(plan: DemoPlan) -> dict[str, bytes]:

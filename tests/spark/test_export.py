@@ -18,8 +18,6 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from support.bucket_world import DAY_MS, BucketWorld, entry, kv, message, rows_of, state_of, stream
-from support.moto_server import running_moto
 
 from holdfast.protocol import frames
 from holdfast.protocol.changes import (
@@ -40,6 +38,17 @@ from holdfast.spark.rows import planning
 from holdfast.spark.rows.planning import SnapshotWork, Task
 from holdfast.spark.state import latest, read_table, state_sql
 from holdfast.spark.tables.table import ChangesTable
+from tests.support.bucket_world import (
+    DAY_MS,
+    BucketWorld,
+    entry,
+    kv,
+    message,
+    rows_of,
+    state_of,
+    stream,
+)
+from tests.support.moto_server import running_moto
 
 HERE = Path(__file__).parent
 TRIM = CHANGE_TRIM

@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from support.holdfast_up import RunningUp
 
 from holdfast.client import Client, Durability, Message, connect
 from holdfast.spark.errors import OutputRemovedError, RowsChangedError
 from holdfast.spark.sink.chunks import BatchId, Chunker, OutputRow, RowChunk
 from holdfast.spark.sink.output import DEFAULT_LEDGER, Ledger, Output
+from tests.support.holdfast_up import RunningUp
 
 BATCH = BatchId("query", 0, 0)
 

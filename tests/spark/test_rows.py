@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgpack
 import pyarrow as pa
-from support.bucket_world import kv, stream
 
 from holdfast.protocol.names import StoreId
 from holdfast.spark.rows.rows import (
@@ -19,6 +18,7 @@ from holdfast.spark.rows.rows import (
     Shape,
 )
 from holdfast.spark.tables.table import FILE_SCHEMA
+from tests.support.bucket_world import kv, stream
 
 
 def messages(store: StoreId, count: int, value: bytes = b"v") -> Piece:

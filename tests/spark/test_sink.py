@@ -13,10 +13,10 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from support.holdfast_up import RunningUp
 
 from holdfast.client import Message, connect
 from holdfast.spark.sink.chunks import CHUNK_HEADER
+from tests.support.holdfast_up import RunningUp
 
 ROWS = 5000
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from support.bucket_world import BucketWorld, entry, kv, message, rows_of, stream
-from support.holdfast_up import RunningUp
 
 import holdfast.spark
 from holdfast.client import Client, connect
 from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_TRIM
+from tests.support.bucket_world import BucketWorld, entry, kv, message, rows_of, stream
+from tests.support.holdfast_up import RunningUp
 
 TENANT = "reading"
 LARGE_ROWS = 6000

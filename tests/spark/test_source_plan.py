@@ -21,7 +21,6 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
-from support.effort import examples
 
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.names import StoreKind
@@ -40,6 +39,7 @@ from holdfast.spark.sink.sink import BatchSink, _rows
 from holdfast.spark.source.offsets import Loss, Offsets, advance, between, bounded, losses
 from holdfast.spark.source.pushdown import wanted_of
 from holdfast.spark.source.ranges import StoreExtent, limited, tasks
+from tests.support.effort import examples
 
 NATS = {"nats": "nats://127.0.0.1:4222"}
 

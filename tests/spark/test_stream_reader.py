@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from support.holdfast_up import RunningUp, wait_until
 
 from holdfast.client import Client, connect
 from holdfast.spark.options import Connection, NamePattern
 from holdfast.spark.source.survey import StoreSurvey
+from tests.support.holdfast_up import RunningUp, wait_until
 
 Seen = list[tuple[int, str, int, bytes]]
 

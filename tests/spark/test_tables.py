@@ -16,8 +16,6 @@ from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
-from support.bucket_world import BucketWorld, entry, kv, message, state_of, stream
-from support.holdfast_up import RunningUp
 
 from holdfast.cli.command import holdfast
 from holdfast.client import connect
@@ -30,6 +28,8 @@ from holdfast.spark.export.export import export
 from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, read_table, state_sql
 from holdfast.spark.tables.table import ChangesTable
+from tests.support.bucket_world import BucketWorld, entry, kv, message, state_of, stream
+from tests.support.holdfast_up import RunningUp
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "editing-traces"
 PATCHES = stream("project.42.patches")

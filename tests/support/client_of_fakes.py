@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from support.fake_persist import FakeCluster, fake_cluster
-from support.nats_server import NatsServer
-
 from holdfast.client import Change, Client, Subscription, connect
 from holdfast.protocol.names import StoreKind
+from tests.support.fake_persist import FakeCluster, fake_cluster
+from tests.support.nats_server import NatsServer
 
 STREAM = (int(StoreKind.STREAM), "s")
 KV = (int(StoreKind.KV), "k")

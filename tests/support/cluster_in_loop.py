@@ -11,12 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from support.persist_processes import Processes, running_processes
-
 from holdfast.client import Client, UnavailableError, connect
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
+from tests.support.cluster import Processes, running_processes
 
 DEADLINE_SECONDS = 40.0
 

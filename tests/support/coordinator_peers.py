@@ -8,8 +8,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Self
 
-from support.nats_server import NatsServer
-
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import BusMessage, BusSubscription
@@ -22,6 +20,7 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence, is_open
 from holdfast.shared_fs.disk.layout import Layout
+from tests.support.nats_server import NatsServer
 
 DEADLINE_SECONDS = 20.0
 SUBJECTS = Subjects()

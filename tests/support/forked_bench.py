@@ -14,9 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from support.forked_process import ForkedProcess
-
 from holdfast.bench import processes
+from tests.support.forked_process import ForkedProcess
 
 _FORKED = ("holdfast.coordinator", "holdfast.persist")
 

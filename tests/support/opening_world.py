@@ -7,9 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.stores import file_of, record_of, stream_id
-from support.write_path_parts import a_life, at_once
-
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.store import Store
@@ -19,6 +16,8 @@ from holdfast.shared_fs.disk import fence
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+from tests.support.stores import file_of, record_of, stream_id
+from tests.support.write_path_parts import a_life, at_once
 
 STREAM = stream_id()
 DISK = Disk()

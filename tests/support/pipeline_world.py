@@ -8,9 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from support.stores import abandon
-from support.write_path_parts import WritePath, a_life
-
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
@@ -22,6 +19,8 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import abandon
+from tests.support.write_path_parts import WritePath, a_life
 
 
 class World(WritePath):

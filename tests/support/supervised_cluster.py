@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections import Counter
@@ -26,8 +25,8 @@ from holdfast.cli.cluster.part import Part
 SERVERS: Final = ("s1", "s2", "s3")
 _COORDINATORS: Final = ("c1", "c2")
 _ADDRESS: Final = "127.0.0.1"
-#: Where the packages of the tests lie.
-_PYTHON_PATH: Final = Path(__file__).resolve().parents[1]
+#: Where the package `tests` lies.
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _LINE_BYTES: Final = 1024 * 1024
 
 
@@ -142,7 +141,7 @@ class ClientProcess(Generic[_Task]):
 
     async def run(self) -> None:
         """Start it and listen to it until it ends. Raises RuntimeError if it fails."""
-        command = [sys.executable, "-P", "-m", self._module, self.task.to_json()]
+        command = [sys.executable, "-m", self._module, self.task.to_json()]
         log = Path(self.task.file).with_suffix(".stderr")
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
@@ -152,7 +151,7 @@ class ClientProcess(Generic[_Task]):
                 stderr=stderr,
                 start_new_session=True,
                 limit=_LINE_BYTES,
-                env={**os.environ, "PYTHONPATH": str(_PYTHON_PATH)},
+                cwd=_ROOT,
             )
         self._process = process
         try:

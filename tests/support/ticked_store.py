@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from support.stores import abandon, file_of, record_of
-
 from holdfast.persist.operations import eviction, operations, reads
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.store.store import Store
@@ -15,6 +13,7 @@ from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import abandon, file_of, record_of
 
 
 class Bench:

@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from support.persist_processes import Peer
-
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
 from holdfast.persist.options import Machine, ServerOptions
@@ -22,6 +20,7 @@ from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import is_open
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+from tests.support.cluster import Peer
 
 _DEADLINE_SECONDS = 60.0
 

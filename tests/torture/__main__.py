@@ -1,4 +1,4 @@
-"""`python -m torture`: torture a cluster of real processes; see `make torture`.
+"""`python -m tests.torture`: torture a cluster of real processes; see `make torture`.
 
 Exit codes: 0 nothing is wrong, 1 something is (the data and the histories are kept, and it is said
 where), 2 wrong usage, 128 + n ended by signal n.
@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from support.command import parser_of, run_command
 
-from torture.report import print_report
-from torture.run import Result, Torture
+from tests.support.command import parser_of, run_command
+from tests.torture.report import print_report
+from tests.torture.run import Result, Torture
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

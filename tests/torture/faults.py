@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from support.checking.history import Store
+from tests.support.checking.history import Store
 
 
 class FaultKind(StrEnum):

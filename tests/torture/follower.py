@@ -13,12 +13,11 @@ import random
 import time
 from typing import Final
 
-from support.checking.history import Store
-
 from holdfast.client import Change, Client, Subscription
 from holdfast.protocol.errors import UnavailableError
-from torture.recording import Recorder, name_of
-from torture.workload import KVS, MARKER_ID, STREAMS, is_stream
+from tests.support.checking.history import Store
+from tests.torture.recording import Recorder, name_of
+from tests.torture.workload import KVS, MARKER_ID, STREAMS, is_stream
 
 _SESSION_SECONDS: Final = (3.0, 20.0)
 _RETRY_SECONDS: Final = 0.2

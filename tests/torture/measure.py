@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from support.checking.facts import name_of_store
-from support.checking.history import History, Operation, Outcome, Store
-
-from torture.faults import Fault, FaultKind
+from tests.support.checking.facts import name_of_store
+from tests.support.checking.history import History, Operation, Outcome, Store
+from tests.torture.faults import Fault, FaultKind
 
 #: A kill counts as alone if nothing else happened within this time of it.
 ALONE_SECONDS: Final = 3.0

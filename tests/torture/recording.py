@@ -17,9 +17,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-from support.checking.checker import check
-from support.checking.facts import name_of_store
-from support.checking.history import (
+from holdfast.protocol.messages import ChangeKind, Entry, Message
+from tests.support.checking.checker import check
+from tests.support.checking.facts import name_of_store
+from tests.support.checking.history import (
     ChangeOf,
     Final,
     Following,
@@ -29,8 +30,6 @@ from support.checking.history import (
     Store,
     What,
 )
-
-from holdfast.protocol.messages import ChangeKind, Entry, Message
 
 #: What a client may be told while parts of the cluster are away, or because of what others did.
 EXPECTED_ERRORS = frozenset(

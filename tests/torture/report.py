@@ -9,13 +9,13 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
-from support.checking.history import Operation, Outcome
 
 from holdfast.protocol.messages import ChangeKind
-from torture.faults import FaultKind
-from torture.measure import pauses, recoveries
-from torture.run import Result
-from torture.workload import is_stream
+from tests.support.checking.history import Operation, Outcome
+from tests.torture.faults import FaultKind
+from tests.torture.measure import pauses, recoveries
+from tests.torture.run import Result
+from tests.torture.workload import is_stream
 
 _SHOWN_VIOLATIONS: Final = 40
 #: Always told, also when there are none.

@@ -19,20 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from support.checking.calls import read_final
-from support.checking.history import Final as FinalState
-from support.checking.history import History, Operation, Store
-from support.supervised_cluster import SERVERS, ClientProcess, Parts, running
-
 from holdfast.client import Client, connect
-from torture import editing_trace
-from torture.editing_trace import EditingTrace, Typed
-from torture.faults import Fault
-from torture.recording import Recorder, judge, load, name_of
-from torture.tormentor import Tormentor
-from torture.worker import Task
-from torture.workload import KVS, MARKER_ID, MARKER_KEY, STREAMS, is_stream
-from torture.writer import perform
+from tests.support.checking.calls import read_final
+from tests.support.checking.history import Final as FinalState
+from tests.support.checking.history import History, Operation, Store
+from tests.support.supervised_cluster import SERVERS, ClientProcess, Parts, running
+from tests.torture import editing_trace
+from tests.torture.editing_trace import EditingTrace, Typed
+from tests.torture.faults import Fault
+from tests.torture.recording import Recorder, judge, load, name_of
+from tests.torture.tormentor import Tormentor
+from tests.torture.worker import Task
+from tests.torture.workload import KVS, MARKER_ID, MARKER_KEY, STREAMS, is_stream
+from tests.torture.writer import perform
 
 WRITER_COUNT: Final = 4
 #: Of all writers together. More would be no harder on the cluster, only on the checker's memory.
@@ -175,7 +174,7 @@ class Torture:
             operations_per_second=OPERATIONS_PER_SECOND / WRITER_COUNT,
             trace=trace,
         )
-        return ClientProcess(task, "torture.worker")
+        return ClientProcess(task, "tests.torture.worker")
 
 
 async def _wait_until_well(tormentor: Tormentor) -> None:

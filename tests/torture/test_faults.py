@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 import pytest
-from support.checking.history import Following, History, Operation, Outcome, Store
 
 from holdfast.protocol.messages import ChangeKind
 from holdfast.protocol.names import StoreKind
-from torture.faults import (
+from tests.support.checking.history import Following, History, Operation, Outcome, Store
+from tests.torture.faults import (
     ROUND,
     Fault,
     FaultKind,
@@ -19,7 +19,7 @@ from torture.faults import (
     choose,
     strikes,
 )
-from torture.measure import longest_pause, recoveries
+from tests.torture.measure import longest_pause, recoveries
 
 SERVERS = ["s1", "s2", "s3"]
 KV: Store = (int(StoreKind.KV), "k")

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.effort import tries
+
+from tests.support.effort import tries
 
 MINUTES = tries(0.3, 0.4, 1.0)
 DEADLINE_SECONDS = 60.0
@@ -24,8 +25,8 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason=
 def torture(data: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run the command around the body."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "torture", "--data", str(data), *arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        [sys.executable, "-m", "tests.torture", "--data", str(data), *arguments],
+        cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from support.checking.history import Store
-from support.supervised_cluster import SERVERS, Parts
-
 from holdfast.client import Client
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import UnavailableError
-from torture.faults import Fault, FaultKind, PlannedFault, Strike, choose, strikes
-from torture.workload import KVS, STREAMS
+from tests.support.checking.history import Store
+from tests.support.supervised_cluster import SERVERS, Parts
+from tests.torture.faults import Fault, FaultKind, PlannedFault, Strike, choose, strikes
+from tests.torture.workload import KVS, STREAMS
 
 #: How long a strike waits for its servers; then another one gets its turn.
 _WELL_SECONDS: Final = 12.0

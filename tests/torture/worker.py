@@ -1,4 +1,4 @@
-"""A client process: `python -m torture.worker TASK`, where TASK is a Task as JSON.
+"""A client process: `python -m tests.torture.worker TASK`, where TASK is a Task as JSON.
 
 It says on stdout how far it is, as JSON lines, first `{"connected": true}`, and hears words on
 stdin, one to a line:
@@ -21,10 +21,10 @@ from typing import Any, Final, TextIO
 
 from holdfast.cli.settings import DEFAULT_TENANT
 from holdfast.client import Client, connect
-from torture.editing_trace import EditingTrace, type_trace
-from torture.follower import Follower
-from torture.recording import Recorder
-from torture.writer import Writer
+from tests.torture.editing_trace import EditingTrace, type_trace
+from tests.torture.follower import Follower
+from tests.torture.recording import Recorder
+from tests.torture.writer import Writer
 
 _FLUSH_SECONDS: Final = 0.5
 

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from support.checking.history import Operation, Outcome, Store
-
 from holdfast.protocol.names import StoreKind
+from tests.support.checking.history import Operation, Outcome, Store
 
 STREAM_COUNT: Final = 20
 KV_COUNT: Final = 5

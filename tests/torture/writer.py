@@ -7,14 +7,13 @@ import random
 import time
 from typing import Final
 
-from support.checking.calls import Answer, note_answer
-from support.checking.history import Operation, Outcome
-
 from holdfast.client import Client
 from holdfast.protocol.errors import HoldfastError, RequestError, StaleWriteError
 from holdfast.protocol.messages import Ack
-from torture.recording import Recorder, name_of, value_of
-from torture.workload import Workload, is_stream
+from tests.support.checking.calls import Answer, note_answer
+from tests.support.checking.history import Operation, Outcome
+from tests.torture.recording import Recorder, name_of, value_of
+from tests.torture.workload import Workload, is_stream
 
 _CONCURRENT_ACTORS: Final = 16
 #: How often an application tries an append with a `msg_id` again after an error.

@@ -13,7 +13,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import pytest
-from support.faulty_vfs import FaultyVfs
+
+from tests.support.faulty_vfs import FaultyVfs
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from support.checking.history import Final, Key, Operation, Store, value_of
-
 from holdfast.client import Client
 from holdfast.protocol.messages import Ack, Deleted, Durability, Entry, Head, Message
 from holdfast.protocol.names import StoreKind
+from tests.support.checking.history import Final, Key, Operation, Store, value_of
 
 Answer = Ack | list[Ack] | Deleted | Head | Message | Entry | None
 """Of a call that is one operation."""

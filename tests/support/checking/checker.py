@@ -24,10 +24,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 
-from support.checking.deliveries import check_deliveries
-from support.checking.facts import Facts, name_of_store, text_of
-from support.checking.followers import before, check_following
-from support.checking.history import (
+from holdfast.protocol.names import StoreKind
+from tests.support.checking.deliveries import check_deliveries
+from tests.support.checking.facts import Facts, name_of_store, text_of
+from tests.support.checking.followers import before, check_following
+from tests.support.checking.history import (
     ChangeOf,
     Final,
     History,
@@ -37,8 +38,6 @@ from support.checking.history import (
     Transaction,
     What,
 )
-
-from holdfast.protocol.names import StoreKind
 
 
 def check(history: History) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from support.checking.history import Delivery, History
+from tests.support.checking.history import Delivery, History
 
 #: Times of stores are whole milliseconds.
 _ROUNDING_SECONDS: Final = 0.002

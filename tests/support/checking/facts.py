@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 
-from support.checking.history import (
+from holdfast.protocol.names import StoreKind
+from tests.support.checking.history import (
     ChangeOf,
     Final,
     History,
@@ -21,8 +22,6 @@ from support.checking.history import (
     Store,
     What,
 )
-
-from holdfast.protocol.names import StoreKind
 
 
 class Facts:

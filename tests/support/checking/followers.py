@@ -10,11 +10,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 
-from support.checking.facts import Facts, agree, text_of
-from support.checking.history import ChangeOf, Following, Key, What
-
 from holdfast.protocol.messages import ChangeKind
 from holdfast.protocol.names import StoreKind
+from tests.support.checking.facts import Facts, agree, text_of
+from tests.support.checking.history import ChangeOf, Following, Key, What
 
 
 def check_following(facts: Facts, following: Following, *, may_reset: bool) -> Iterator[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from support.documents import documented_json, read, shape
-from support.documents import table as documented_table
-
 from holdfast.bench.compare.compare_jetstream import HOLDFAST, HOLDFAST_APPLIED, PLANS, table
 from holdfast.bench.harness import FORMAT, Goal, Measurement, Report, Work
+from tests.support.documents import documented_json, read, shape
+from tests.support.documents import table as documented_table
 
 DOCUMENT = read("performance.md")
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import click
 import pytest
-from support import documents
-from support.documents import ROOT, documented_json, fenced, read
 
 from holdfast.cli.command import holdfast
 from holdfast.cli.commands.backup import delete_report, restore_report, version_row
@@ -54,6 +52,8 @@ from holdfast.shared_fs.snapshots.collecting import Collected
 from holdfast.spark.export.compaction import CompactionReport
 from holdfast.spark.export.export import ExportReport
 from holdfast.spark.replay import ImportReport
+from tests.support import documents
+from tests.support.documents import ROOT, documented_json, fenced, read
 
 DOCUMENT = read("cli.md")
 SECTION = re.compile(r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from support import small_repository
 
 from holdfast.cli.demo.git_history import (
     BlobReader,
@@ -18,6 +17,7 @@ from holdfast.cli.demo.git_history import (
     read_versions,
     repository_root,
 )
+from tests.support import small_repository
 
 ENVIRONMENT = {
     **small_repository.ENVIRONMENT,

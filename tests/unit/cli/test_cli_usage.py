@@ -17,7 +17,6 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
-from support.documents import read, tables
 
 import holdfast.client as holdfast_client
 from holdfast.cli.advice import EXIT_FAILED, EXIT_USAGE, explain
@@ -34,6 +33,7 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     NoBucketError,
     ObjectMissingError,
 )
+from tests.support.documents import read, tables
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import apsw
 import pytest
-from support.documents import documented_json, read, shape
 
 from holdfast.cli.commands.doctor import shared_folder
 from holdfast.cli.doctor import checks
@@ -29,6 +28,7 @@ from holdfast.shared_fs.disk.privacy import private_files
 from holdfast.shared_fs.disk.quarantine import quarantine
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.documents import documented_json, read, shape
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
 DISK = Disk()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.coalescer_client import Client
+
+from tests.support.coalescer_client import Client
 
 
 @pytest.fixture

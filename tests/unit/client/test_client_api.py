@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
-from support.documents import read
-
 import holdfast.client
 import holdfast.client.sync
 from holdfast.protocol import limits
 from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError
+from tests.support.documents import read
 
 GUIDE = read("guide.md")
 MODULES = (holdfast.client, holdfast.client.sync)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from support.coalescer_client import OTHER, STORE, Caller, Client, answered, groups_of
-
 from holdfast.client.wire.credit import LATE_RATIO, Credit
 from holdfast.client.wire.effects import SendFrame
 from holdfast.protocol import frames
@@ -19,6 +17,7 @@ from holdfast.protocol.limits import (
     MIN_WAITING_OPERATIONS,
     PING_SECONDS,
 )
+from tests.support.coalescer_client import OTHER, STORE, Caller, Client, answered, groups_of
 
 TIMEOUT_SECONDS = 10.0
 LATE_SECONDS = 2 * LATE_RATIO * TIMEOUT_SECONDS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.client.following.buffers import Buffers, Share, size_of
 from holdfast.client.following.merge import Broadcast, Cursor, Merge
@@ -12,6 +11,7 @@ from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.frames import ChangeBatch
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
+from tests.support.effort import examples
 
 LIMIT = 80_000
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-from support.coalescer_client import OTHER, OWNER, STORE, Caller, Client, answered, groups_of
 
 from holdfast.client.wire.effects import Suspect
 from holdfast.client.wire.filling import fill
@@ -37,6 +36,7 @@ from holdfast.protocol.limits import (
     PING_SECONDS,
 )
 from holdfast.protocol.messages import Durability
+from tests.support.coalescer_client import OTHER, OWNER, STORE, Caller, Client, answered, groups_of
 
 
 def test_a_frame_is_byte_for_byte_what_the_protocol_encodes(client: Client) -> None:

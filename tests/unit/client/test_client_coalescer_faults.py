@@ -8,8 +8,6 @@ from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.coalescer_client import OWNER, STORE, Caller, Client, answered
-from support.effort import examples
 
 from holdfast.client.wire.effects import Resolve, SendFrame
 from holdfast.client.wire.store_queue import StoreKey
@@ -25,6 +23,8 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import (
     MAX_WRITER_OUTCOMES,
 )
+from tests.support.coalescer_client import OWNER, STORE, Caller, Client, answered
+from tests.support.effort import examples
 
 
 class Server:

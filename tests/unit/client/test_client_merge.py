@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.client.following.merge import Broadcast, Cursor, Merge
 from holdfast.protocol.changes import (
@@ -18,6 +17,7 @@ from holdfast.protocol.changes import (
 )
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import ChangeBatch, WireChange
+from tests.support.effort import examples
 
 
 def append(seq: int) -> WireChange:

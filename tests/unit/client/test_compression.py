@@ -10,7 +10,6 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.client.values.codec import RAW, codec_of
 from holdfast.client.values.values import Values
@@ -20,6 +19,7 @@ from holdfast.protocol.errors import InvalidArgumentError, TooLargeError, ValueU
 from holdfast.protocol.limits import COMPRESS_ABOVE_BYTES, MAX_HEADERS_BYTES, MAX_VALUE_BYTES
 from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue, Message
 from holdfast.shared_fs.store_file.exported_values import exported, exported_bytes, stored_again
+from tests.support.effort import examples
 
 MARK = {ENCODING_HEADER: ZSTD}
 TEXT = b"a holdfast is what anchors kelp to the rock. " * 100

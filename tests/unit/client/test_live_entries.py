@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.client.live import live_entries
 from holdfast.client.live.live_entries import (
@@ -21,6 +20,7 @@ from holdfast.client.live.live_entries import (
 from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LargeValueNotHeldError, LimitExceededError
 from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue
+from tests.support.effort import examples
 
 REFUSAL = LimitExceededError(what="max_messages", limit=1, value=2)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.client.live import live_messages
 from holdfast.client.live.live_messages import (
@@ -21,6 +20,7 @@ from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LimitExceededError
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Durability, Message
 from holdfast.protocol.own_headers import LIVE_HEADER
+from tests.support.effort import examples
 
 
 class Owner:

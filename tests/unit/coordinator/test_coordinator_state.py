@@ -6,27 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.coordinator_batches import (
-    DEAD_A,
-    LIVE_A,
-    LIVE_B,
-    ONE,
-    TWO,
-    A,
-    B,
-    check,
-    fields,
-    member,
-    own,
-    present,
-    reads,
-    refused,
-    releases,
-    row_of,
-    run,
-    said,
-    writes,
-)
 
 from holdfast.coordinator.answering.parsing import parse
 from holdfast.coordinator.answering.records import RecordFound, RecordFoundCold, RecordSurveyed
@@ -67,6 +46,27 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import encode_control
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import Disk
+from tests.support.coordinator_batches import (
+    DEAD_A,
+    LIVE_A,
+    LIVE_B,
+    ONE,
+    TWO,
+    A,
+    B,
+    check,
+    fields,
+    member,
+    own,
+    present,
+    reads,
+    refused,
+    releases,
+    row_of,
+    run,
+    said,
+    writes,
+)
 
 LISTED = ListStores("acme", None, "", None, 10)
 

@@ -9,22 +9,6 @@ from pathlib import Path
 
 import apsw
 import pytest
-from support.coordinator_batches import (
-    LIVE_A,
-    LIVE_B,
-    ONE,
-    TWO,
-    A,
-    B,
-    check,
-    fields,
-    own,
-    reads,
-    row_of,
-    run,
-    said,
-    writes,
-)
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.requests import (
@@ -46,6 +30,22 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import Disk
+from tests.support.coordinator_batches import (
+    LIVE_A,
+    LIVE_B,
+    ONE,
+    TWO,
+    A,
+    B,
+    check,
+    fields,
+    own,
+    reads,
+    row_of,
+    run,
+    said,
+    writes,
+)
 
 
 def made_older(path: Path, version: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.coordinator.decisions.events import (
     AskToRegister,
@@ -47,6 +46,7 @@ from holdfast.protocol.limits import (
     PROBE_TIMEOUT_SECONDS,
     SILENCE_SECONDS,
 )
+from tests.support.effort import examples
 
 LONG_SECONDS = SILENCE_SECONDS + 0.1
 

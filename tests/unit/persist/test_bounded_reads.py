@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.write_path_parts import WritePath, a_life
 
 from holdfast.persist.operations import reads
 from holdfast.persist.store.consumers import ConsumerState
@@ -27,6 +26,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.write_path_parts import WritePath, a_life
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
 COUNT = 20_000

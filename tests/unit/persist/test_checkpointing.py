@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.write_path_parts import WritePath, a_life
 
 from holdfast.persist.operations.without_file import needs_file
 from holdfast.persist.store.open_stores import Arrival
@@ -27,6 +26,7 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.write_path_parts import WritePath, a_life
 
 OLD_ENOUGH = LOG_CAP_BYTES // LOG_SEGMENT_BYTES
 

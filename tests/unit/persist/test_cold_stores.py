@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.write_path_parts import a_life
 
 from holdfast.persist.store.open_stores import WantedStore
 from holdfast.persist.threads.tier_threads import TierThreads
@@ -25,6 +24,7 @@ from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, Tombstone, deleted
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.write_path_parts import a_life
 
 COLD = Grant(epoch=5, state=StoreState.DURABLE, state_before=StoreState.DURABLE, cold=0)
 

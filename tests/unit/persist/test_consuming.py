@@ -16,8 +16,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.effort import examples
-from support.ticked_store import Bench
 
 from holdfast.client.following.queue_feed import _News
 from holdfast.protocol import frames
@@ -31,6 +29,8 @@ from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.frames import VERB_ACK, VERB_IN_PROGRESS, VERB_NAK, VERB_TERM
 from holdfast.protocol.limits import MAX_CONSUMERS
 from holdfast.protocol.names import StoreKind
+from tests.support.effort import examples
+from tests.support.ticked_store import Bench
 
 WAIT_MS = 1000
 

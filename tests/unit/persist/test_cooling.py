@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.write_path_parts import a_life
 
 from holdfast.persist.tier.cooling import Cooler
 from holdfast.shared_fs.disk.layout import Layout
+from tests.support.write_path_parts import a_life
 
 
 async def test_an_unexpected_exception_in_one_sweep_ends_no_server(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.write_path_parts import a_life
 
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.commands import Commands
@@ -31,6 +30,7 @@ from holdfast.protocol.frames import decode_control, encode_control, encode_cont
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.layout import Layout
+from tests.support.write_path_parts import a_life
 
 ONE = StoreId("acme", 1, "one")
 COMMANDS: list[dict[str, str]] = [

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.write_path_parts import WritePath, a_life
 
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.draining import HAND_OVER_STORES, Drainer
@@ -29,6 +28,7 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.write_path_parts import WritePath, a_life
 
 DEADLINE_SECONDS = 10.0
 SUBJECTS = Subjects()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ticked_store import Bench, append, configure, put
 
 from holdfast.persist.operations import eviction
 from holdfast.persist.store.retention import NEVER
@@ -22,6 +21,7 @@ from holdfast.protocol.changes import (
 )
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS
 from holdfast.protocol.names import StoreKind
+from tests.support.ticked_store import Bench, append, configure, put
 
 
 @pytest.fixture

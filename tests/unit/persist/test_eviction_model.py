@@ -11,13 +11,13 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.effort import examples
-from support.ticked_store import Bench, append, configure, put
 
 from holdfast.persist.recovery.takeover import plan
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.effort import examples
+from tests.support.ticked_store import Bench, append, configure, put
 
 
 class AgainstAModel(RuleBasedStateMachine):

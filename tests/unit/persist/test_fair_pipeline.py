@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipeline_world import World, running
 
 from holdfast.persist.write_path.inbox import TENANT_TURN_OPERATIONS
 from holdfast.protocol import frames
 from holdfast.protocol.limits import MAX_INBOX_BYTES
+from tests.support.pipeline_world import World, running
 
 APPEND, HEAD = [frames.APPEND, b"v"], [frames.HEAD]
 FLOOD = 20_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.persist.store.horizon import Horizon
+from tests.support.effort import examples
 
 SECONDS = 600.0
 DAY_MS = 86_400_000

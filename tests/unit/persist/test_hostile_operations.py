@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
-from support.hostile_values import DEEP, NUMBERS, ODD, Raw, nested, payload, values
 
 from holdfast.persist.operations import eviction, reads
 from holdfast.persist.store.open_stores import Arrival, OpenStores
@@ -27,6 +25,8 @@ from holdfast.protocol.limits import FRAME_RESERVE_BYTES, MIN_PAYLOAD_BYTES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.effort import examples
+from tests.support.hostile_values import DEEP, NUMBERS, ODD, Raw, nested, payload, values
 
 UPLOAD = bytes(range(16))
 LARGE = [UPLOAD, 3, bytes(32), 891568578]

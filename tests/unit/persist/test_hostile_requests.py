@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.coordinator_batches import LIVE_A, LIVE_B, member
-from support.hostile_values import DEEP, NUMBERS, ODD, payload
-from support.write_path_parts import a_life
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.parsing import (
@@ -33,6 +30,9 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
+from tests.support.coordinator_batches import LIVE_A, LIVE_B, member
+from tests.support.hostile_values import DEEP, NUMBERS, ODD, payload
+from tests.support.write_path_parts import a_life
 
 PEER = {"server": "a", "incarnation": "a1"}
 VERBS: dict[tuple[str, str], dict[str, Any]] = {

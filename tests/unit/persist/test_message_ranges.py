@@ -17,7 +17,6 @@ from unittest import mock
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.client.handles.stream import Stream
 from holdfast.client.values.codec import RAW
@@ -31,6 +30,7 @@ from holdfast.protocol.names import StoreId, StoreKind, StoreName
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.effort import examples
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a")
 #: Messages of the stream, `time` of each is 1000 + 10 * seq.

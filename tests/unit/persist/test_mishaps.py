@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipeline_world import World, running
 
 from holdfast.persist.operations import operations, reads
 from holdfast.persist.store.store import Store
@@ -17,6 +16,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_ARCHIVE
 from holdfast.protocol.names import StoreKind
 from holdfast.protocol.serving.mishaps import Mishaps
+from tests.support.pipeline_world import World, running
 
 APPEND, TRIM, HEAD = [frames.APPEND, b"v"], [frames.TRIM, 1], [frames.HEAD]
 

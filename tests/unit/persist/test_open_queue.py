@@ -9,9 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.opening_world import STREAM, Life, new_layout
-from support.stores import abandon, store_of, stream_id
-from support.write_path_parts import a_life
 
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.giving_back import GivingBack
@@ -25,6 +22,9 @@ from holdfast.protocol.frames import Group
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.opening_world import STREAM, Life, new_layout
+from tests.support.stores import abandon, store_of, stream_id
+from tests.support.write_path_parts import a_life
 
 
 class World:

@@ -18,8 +18,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
-from support.write_path_parts import a_life
 
 from holdfast.coordinator.state.lost_state import stores_on_disk
 from holdfast.persist.recovery.takeover import DeadLogs
@@ -36,6 +34,8 @@ from holdfast.shared_fs.disk.fence import create_fence, fence
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.effort import examples
+from tests.support.write_path_parts import a_life
 
 DISK = Disk()
 NAMES = ("a", "b", "c", "d", "e")

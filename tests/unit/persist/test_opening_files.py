@@ -9,9 +9,6 @@ from typing import Any
 
 import apsw
 import pytest
-from support.faulty_vfs import FaultyVfs, disk_with
-from support.opening_world import STREAM, Life, new_layout
-from support.stores import abandon, file_of
 
 from holdfast.persist.shared_disk import locked_files
 from holdfast.protocol.control import StoreState
@@ -20,6 +17,9 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.generations import current_generation
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.faulty_vfs import FaultyVfs, disk_with
+from tests.support.opening_world import STREAM, Life, new_layout
+from tests.support.stores import abandon, file_of
 
 
 @pytest.mark.parametrize("after", range(16))

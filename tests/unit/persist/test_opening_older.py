@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.opening_world import DISK, STREAM, Life, new_layout
-from support.stores import file_of
 
 from holdfast.persist.shared_disk import locked_files
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.shared_fs.disk.quarantine import quarantined
+from tests.support.opening_world import DISK, STREAM, Life, new_layout
+from tests.support.stores import file_of
 
 
 @dataclass

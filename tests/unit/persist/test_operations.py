@@ -9,7 +9,6 @@ from typing import Any
 
 import msgpack
 import pytest
-from support.ticked_store import Bench
 
 from holdfast.protocol import frames
 from holdfast.protocol.compression import ENCODING_HEADER, compressed_always
@@ -25,6 +24,7 @@ from holdfast.protocol.limits import (
     MIN_PAYLOAD_BYTES,
 )
 from holdfast.protocol.names import StoreKind
+from tests.support.ticked_store import Bench
 
 APPEND, SET, DELETE, TRIM = 1, 2, 3, 4
 SET_ENTRY, DELETE_ENTRIES, CLEAR, BATCH = 5, 6, 7, 8

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.write_path_parts import WritePath, a_life
 
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -24,6 +23,7 @@ from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import new_store_image
+from tests.support.write_path_parts import WritePath, a_life
 
 CHAT = StoreId("acme", StoreKind.STREAM, "chat")
 

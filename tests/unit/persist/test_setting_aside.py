@@ -9,10 +9,6 @@ from typing import cast
 
 import apsw
 import pytest
-from support.faulty_vfs import FaultyVfs, disk_with
-from support.opening_world import DISK, STREAM, Life, new_layout
-from support.stores import abandon, file_of, stream_id
-from support.write_path_parts import a_life, at_once, nothing
 
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.shared_disk.withdrawing import Withdrawal
@@ -38,6 +34,10 @@ from holdfast.shared_fs.disk.record_spool import RecordSpool
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.faulty_vfs import FaultyVfs, disk_with
+from tests.support.opening_world import DISK, STREAM, Life, new_layout
+from tests.support.stores import abandon, file_of, stream_id
+from tests.support.write_path_parts import a_life, at_once, nothing
 
 OTHER = stream_id("other")
 

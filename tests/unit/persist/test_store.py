@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.persist.store.change_sizes import bytes_of, entry_bytes_of, message_bytes_of
 from holdfast.persist.store.store import Store
@@ -19,6 +18,7 @@ from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.applying import WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.effort import examples
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a")
 

@@ -12,8 +12,6 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.effort import examples
-from support.ticked_store import Bench
 
 from holdfast.persist.operations import reads
 from holdfast.persist.store.store import Store
@@ -26,6 +24,8 @@ from holdfast.protocol.changes import (
     CHANGE_TRIM,
 )
 from holdfast.protocol.names import StoreKind
+from tests.support.effort import examples
+from tests.support.ticked_store import Bench
 
 APPEND, SET, DELETE, TRIM = 1, 2, 3, 4
 SET_ENTRY, DELETE_ENTRIES, CLEAR, BATCH = 5, 6, 7, 8

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.persist.recovery.takeover import (
     DeadLog,
@@ -26,6 +25,7 @@ from holdfast.shared_fs.disk.commit_log import CommitLog, LogContents, LogDamage
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence, fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+from tests.support.effort import examples
 
 STORE = StoreId("acme", StoreKind.STREAM, "a.b")
 OTHER = StoreId("acme", StoreKind.KV, "a.b")

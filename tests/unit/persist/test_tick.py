@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
@@ -26,6 +25,7 @@ from holdfast.protocol.limits import (
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.effort import examples
 
 FULL = StorageFailedError(reason="full")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from unit.persist.test_tick import FULL, append, arrival, codes, outcome_of, store_named
 
 from holdfast.persist.operations import operations
 from holdfast.persist.store.open_stores import Arrival, OpenStores
@@ -20,6 +19,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError, FencedError
 from holdfast.protocol.limits import MAX_INBOX_BYTES
 from holdfast.protocol.messages import Durability
+from tests.unit.persist.test_tick import FULL, append, arrival, codes, outcome_of, store_named
 
 HEAD = [frames.HEAD]
 

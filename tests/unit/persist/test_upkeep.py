@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -13,6 +12,7 @@ from holdfast.persist.store.upkeep import Upkeep
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.effort import examples
 
 SEGMENTS = st.one_of(st.none(), st.integers(1, 5))
 STEPS = st.lists(

@@ -16,9 +16,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.effort import examples
-from support.stores import file_of
-from support.ticked_store import Bench
 
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.write_path.tick import Tick
@@ -27,6 +24,9 @@ from holdfast.protocol.changes import CHANGE_PUT_CHUNK
 from holdfast.protocol.limits import MAX_CHUNK_BYTES, MAX_STAGED_UPLOADS, UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind
+from tests.support.effort import examples
+from tests.support.stores import file_of
+from tests.support.ticked_store import Bench
 
 RETENTION_MS = int(UPLOAD_RETENTION_SECONDS * 1000)
 

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipeline_world import World, running
-from support.stores import file_of
-from support.ticked_store import Bench
 
 from holdfast.persist.operations import operations
 from holdfast.persist.store.open_stores import Arrival, OpenStores
@@ -22,6 +19,9 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError
 from holdfast.protocol.limits import GROUP_BYTES
 from holdfast.protocol.names import StoreKind
+from tests.support.pipeline_world import World, running
+from tests.support.stores import file_of
+from tests.support.ticked_store import Bench
 
 APPEND, HEAD = [frames.APPEND, b"v"], [frames.HEAD]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol.limits import MAX_WRITER_OUTCOME_BYTES, MAX_WRITER_OUTCOMES
+from tests.support.effort import examples
 
 
 def answer(counter: int) -> bytes:

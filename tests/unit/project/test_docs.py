@@ -19,7 +19,6 @@ from xml.etree import ElementTree
 
 import click
 import pytest
-from support.documents import ROOT, bare, fenced, read, table, tables
 
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.command import holdfast
@@ -54,6 +53,7 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket.bucket_errors import NoBucketError
 from holdfast.shared_fs.disk.layout import Layout, NoDataError
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.documents import ROOT, bare, fenced, read, table, tables
 
 PROTOCOL, OPERATIONS = read("protocol.md"), read("operations.md")
 #: Where limits are listed.

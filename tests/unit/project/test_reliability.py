@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 
-from support.documents import ROOT, read, tables
+from tests.support.documents import ROOT, read, tables
 
 TESTS = ROOT / "tests"
 DOCUMENT = read("reliability.md") + "\n" + read("fault-matrix.md")

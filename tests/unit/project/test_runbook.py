@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 
-from support.documents import read
-
 from holdfast.cli.doctor.checks import CHECKS
+from tests.support.documents import read
 
 RUNBOOK, OPERATIONS = read("runbook.md"), read("operations.md")
 

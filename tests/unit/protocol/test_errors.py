@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol import errors, frames
 from holdfast.protocol.errors import (
@@ -24,6 +23,7 @@ from holdfast.protocol.errors import (
     error_from_wire,
     error_to_wire,
 )
+from tests.support.effort import examples
 
 CLASSES = sorted(ERRORS_BY_CODE.values(), key=lambda cls: cls.code)
 #: What fields hold.

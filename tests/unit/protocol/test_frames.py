@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
@@ -22,6 +21,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS, MAX_NESTING
 from holdfast.protocol.messages import Ack, ChangeKind, Durability, LargeValue
+from tests.support.effort import examples
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
 VALUES: st.SearchStrategy[Any] = st.recursive(

@@ -7,7 +7,6 @@ import string
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol.errors import InvalidNameError
 from holdfast.protocol.limits import MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_NAME_TOKENS
@@ -24,6 +23,7 @@ from holdfast.protocol.names import (
     quote,
     unquote,
 )
+from tests.support.effort import examples
 
 TOKEN_CHARACTERS = string.ascii_letters + string.digits + "_=%@+~,:-"
 

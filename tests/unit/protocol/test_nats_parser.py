@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol.bus.nats_parser import (
     ErrorEvent,
@@ -20,6 +19,7 @@ from holdfast.protocol.bus.nats_parser import (
     PongEvent,
 )
 from holdfast.protocol.limits import MAX_NATS_LINE_BYTES
+from tests.support.effort import examples
 
 #: All that a nats-server takes for a byte of a subject: anything but space, tab and the end of the
 #: line. (A lone CR is one too.)

@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.ticked_store import Bench, append, configure, put
 
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreKind
+from tests.support.ticked_store import Bench, append, configure, put
 
 #: One that was set for a moment, and one of a machine whose battery is empty.
 LEAPS = (3_600_000, 30 * 365 * 86_400_000)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol.errors import InvalidNameError
 from holdfast.protocol.names import StoreId, StoreKind, check_tenant
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
+from tests.support.effort import examples
 
 TENANTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,20}", fullmatch=True)
 NAMES = st.from_regex(

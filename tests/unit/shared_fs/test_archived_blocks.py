@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.persist.operations import eviction
 from holdfast.persist.store.store import Store
@@ -29,6 +28,7 @@ from holdfast.shared_fs.store_file.applying import AppliedBatch, pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, checksum_of, digest_of
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_rows import GoingOrder
+from tests.support.effort import examples
 
 STREAM = StoreId("acme", StoreKind.STREAM, "notes")
 FAR = (1 << 63) - 1

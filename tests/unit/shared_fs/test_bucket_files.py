@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.bucket.bucket_backend import check_key
 from holdfast.shared_fs.bucket.bucket_files import names_of, object_path, walk
+from tests.support.effort import examples
 
 OBJECTS = Path("/objects")
 

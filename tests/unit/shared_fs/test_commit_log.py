@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
@@ -27,6 +26,7 @@ from holdfast.shared_fs.disk.commit_log import (
     segment_name,
 )
 from holdfast.shared_fs.disk.disk import AppendFile, Disk
+from tests.support.effort import examples
 
 DISK = Disk()
 STORE = StoreId("acme", StoreKind.STREAM, "a.b")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import FORMAT_VERSION, HASH_FOLDER, Layout, open_layout
+from tests.support.effort import examples
 
 DISK = Disk()
 NAMES = st.from_regex(r"[a-z=%-]{1,4}(\.[a-z=%-]{1,4}){0,2}", fullmatch=True)

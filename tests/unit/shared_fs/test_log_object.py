@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
@@ -21,6 +20,7 @@ from holdfast.shared_fs.bucket_log.log_object import (
     index_bytes,
 )
 from holdfast.shared_fs.disk.commit_log import LogRecord
+from tests.support.effort import examples
 
 NUMBERS = st.integers(0, (1 << 63) - 1)
 RECORDS = st.builds(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
 
 from holdfast.protocol.limits import (
     LOG_OBJECT_BYTES,
@@ -12,6 +11,7 @@ from holdfast.protocol.limits import (
     LOG_OBJECT_SECONDS,
 )
 from holdfast.shared_fs.disk.log_pace import LogPace
+from tests.support.effort import examples
 
 
 def test_nothing_is_put_while_nothing_changes() -> None:

@@ -9,7 +9,6 @@ from dataclasses import fields
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.faulty_bucket import Fault, FaultyBackend
 
 from holdfast.protocol.errors import NewerFormatError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -30,6 +29,7 @@ from holdfast.shared_fs.snapshots.store_entry import (
     pruned,
     with_version,
 )
+from tests.support.faulty_bucket import Fault, FaultyBackend
 
 DAY_MS = 86_400_000
 KEEP = KeepPolicy()

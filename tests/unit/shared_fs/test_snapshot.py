@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from support.faulty_bucket import Fault, FaultyBackend
 
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StoreDamagedError
@@ -41,6 +40,7 @@ from holdfast.shared_fs.snapshots.snapshot import (
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.faulty_bucket import Fault, FaultyBackend
 
 STORE = StoreId("acme", StoreKind.STREAM, "project.42")
 HASTY = Surroundings(sleep=lambda seconds: None)

@@ -11,8 +11,6 @@ import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
-from support.small_store_files import KV, STREAM, appends, rows_of
 
 from holdfast.protocol import frames
 from holdfast.protocol.changes import (
@@ -29,6 +27,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.effort import examples
+from tests.support.small_store_files import KV, STREAM, appends, rows_of
 
 
 @pytest.fixture

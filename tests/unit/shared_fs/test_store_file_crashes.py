@@ -10,13 +10,13 @@ from pathlib import Path
 
 import apsw
 import pytest
-from support.faulty_vfs import FaultyVfs
-from support.small_store_files import KV, STREAM, appends, rows_of
 
 from holdfast.protocol.changes import CHANGE_SET_ENTRY
 from holdfast.protocol.errors import BusyError, StorageFailedError
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.faulty_vfs import FaultyVfs
+from tests.support.small_store_files import KV, STREAM, appends, rows_of
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import apsw
 import pytest
-from support.small_store_files import STREAM, appends, rows_of
 
 from holdfast.protocol.changes import CHANGE_CONFIGURE, CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StoreDamagedError
@@ -18,6 +17,7 @@ from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_rows import GoingOrder
+from tests.support.small_store_files import STREAM, appends, rows_of
 
 
 @pytest.fixture

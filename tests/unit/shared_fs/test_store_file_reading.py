@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.effort import examples
-from support.small_store_files import KV, STREAM, appends, rows_of
 
 from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE, CHANGE_TRIM
 from holdfast.protocol.errors import StorageError
@@ -20,6 +18,8 @@ from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_rows import _prefix_end
+from tests.support.effort import examples
+from tests.support.small_store_files import KV, STREAM, appends, rows_of
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.checking.checker import check
-from support.checking.deliveries import check_deliveries
-from support.checking.history import (
+
+from holdfast.protocol.messages import ChangeKind
+from holdfast.protocol.names import StoreKind
+from tests.support.checking.checker import check
+from tests.support.checking.deliveries import check_deliveries
+from tests.support.checking.history import (
     Broadcast,
     ChangeOf,
     Delivery,
@@ -21,9 +24,6 @@ from support.checking.history import (
     Transaction,
     What,
 )
-
-from holdfast.protocol.messages import ChangeKind
-from holdfast.protocol.names import StoreKind
 
 _STREAM: Store = (int(StoreKind.STREAM), "s")
 _KV: Store = (int(StoreKind.KV), "k")

@@ -17,9 +17,6 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.nats_server import NatsServer, running_nats_server
-from support.process import DEADLINE_SECONDS, Process
-
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
 from holdfast.protocol.bus.bus_nats import connect_nats
@@ -28,6 +25,8 @@ from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.layout import Layout
+from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.process import DEADLINE_SECONDS, Process
 
 TENANT = "acme"
 SUBJECTS = Subjects()
