@@ -38,8 +38,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that `share` of the ascending values do not exceed (nearest
-    rank)."""
+    """Return the smallest value that `share` of the ascending values do not
+    exceed (nearest rank)."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

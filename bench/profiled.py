@@ -20,8 +20,8 @@ _TOP_FUNCTIONS: Final = 40
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `MODULE.main(ARGUMENTS)` and return its exit code. `MODULE` may be a package with a
-    `__main__`."""
+    """Run `MODULE.main(ARGUMENTS)` and return its exit code. `MODULE` may be a package with
+    a `__main__`."""
     out, name, *rest = arguments
     module = import_module(f"{name}.__main__")
     profile = cProfile.Profile()

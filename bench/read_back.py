@@ -18,7 +18,7 @@ class WrongReadBackError(HoldfastError):
     """A side returned something else than it acknowledged."""
 
     code = "wrong_read_back"
-    template = "{side} gave back something else than was stored, in {work}: {reason}"
+    template = "{side} returned something else than was stored, in {work}: {reason}"
 
 
 class ReadBackRow(NamedTuple):

@@ -97,8 +97,8 @@ def _print_error(code: str, message: str, advice: str) -> None:
 
 
 class _RootGroup(click.Group):
-    """Imports a command when it is called, and turns errors into one line on stderr and an exit
-    code."""
+    """Imports a command when it is called, and turns errors into one line on stderr and an
+    exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*_COMMANDS, *self.commands})

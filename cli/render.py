@@ -55,8 +55,8 @@ def print_table(
     optional: Sequence[str] = (),
 ) -> None:
     """Print rows under a header. Columns in `right` are aligned to the right; bad words in `states`
-    are coloured. A terminal that is too narrow leaves out `optional` columns, the first one
-    first."""
+    are coloured. A terminal that is too narrow leaves out `optional` columns, the first one first.
+    """
     # Imported here, because the import takes longer than most commands.
     from rich.table import Table
     from rich.text import Text

@@ -7,9 +7,9 @@
         await hf.kv("settings").set("theme", b"dark")
 
 The path of a write: `handles/stream.py` or `kv.py` checks and packs it (`wire/operations.py`).
-`wire/link.py` hands it to `coalescer.py`, which gathers the writes of a store (`store_queue.py`)
-into a frame (`frame.py`) for the server that `router.py` has found, within the client's
-`credit.py`.
+`wire/link.py` hands it to `coalescer.py`, which gathers the writes of a store
+(`store_queue.py`) into a frame (`frame.py`) for the server that `router.py` has found, within
+the client's `credit.py`.
 
 The path of a change: `following/follower.py` feeds the `track.py` of a `subscription.py`, which
 first reads what exists and then returns what `merge.py` has put in order. `pattern.py` does so for

@@ -280,8 +280,8 @@ class Client:
         *,
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[StoreInfo]:
-        """Yield the stores of the tenant whose name starts with `prefix`, in order of name and
-        kind.
+        """Yield the stores of the tenant whose name starts with `prefix`, in order of name
+        and kind.
 
         `kind` restricts them to streams or kvs. Pages are fetched as you iterate; `timeout_seconds`
         applies to each page, as in `servers`.
@@ -353,8 +353,8 @@ class Client:
 
 
 class Connecting:
-    """The result of `connect`: use it with `async with`, or `await` it and close the client
-    yourself.
+    """The result of `connect`: use it with `async with`, or `await` it and close the
+    client yourself.
     """
 
     def __init__(

@@ -85,8 +85,8 @@ def connect(
       after which connecting is given up, 5 by default. `inbox_prefix` restricts replies to a part
       of the tenant's inboxes, `_INBOX.<tenant>.>`.
 
-    Raises InvalidNameError, InvalidArgumentError, and ConnectionFailedError if NATS cannot be
-    reached.
+    Raises InvalidNameError, InvalidArgumentError, and ConnectionFailedError if NATS cannot
+    be reached.
 
         with connect("nats://127.0.0.1:4222", tenant="acme") as hf:
             hf.stream("project.42.patches").append(b"...")

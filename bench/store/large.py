@@ -146,7 +146,7 @@ def _check(target: Path, sha256: str) -> None:
     """Raise WrongReadBackError if the file has another sha256."""
     with target.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise WrongReadBackError(reason="what was got is not what was put")
+            raise WrongReadBackError(reason="the value read back is not the one written")
 
 
 def _copy_seconds(source: Path, target: Path) -> float:

@@ -324,7 +324,7 @@ def _run(
     if options.quick:
         click.echo("a quick run: these numbers mean nothing", err=True)
     if options.profile is not None:
-        click.echo(f"profiled, which makes all of it slower; see {options.profile}", err=True)
+        click.echo(f"profiled, so everything is slower; see {options.profile}", err=True)
     return report
 
 

@@ -31,8 +31,8 @@ def collect(settings: Settings, bucket: str, dry_run: bool, min_age_hours: float
     """Remove unneeded snapshots and log objects from the bucket.
 
     The coordinator does this periodically. A run marks the garbage that it finds; a later run
-    removes what is still garbage. You may run it while the cluster runs, and more than once at a
-    time.
+    removes what is still garbage. You may run it while the cluster runs, and more than once at
+    a time.
     """
     with needed_server_packages():
         from holdfast.shared_fs.snapshots.collecting import Collector

@@ -292,8 +292,8 @@ class _Run:
         self._follower = _Worker("follower", self._task("follower", 0), self._on_followed)
 
     async def refuse_earlier_demo(self) -> None:
-        """Raises DemoUsedError if the stores exist, because their messages would count as
-        duplicates."""
+        """Raises DemoUsedError if the stores exist, because their messages would count
+        as duplicates."""
         async with self._connect() as client:
             async for _ in client.stores(prefix=self._plan.prefix):
                 raise DemoUsedError(data=str(self._options.data), prefix=self._plan.prefix)

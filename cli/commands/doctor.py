@@ -52,8 +52,8 @@ def doctor(settings: Settings, data: Path, deep: bool) -> None:
 
 
 def shared_folder(data: Path) -> Path:
-    """Return the shared file system: `data` itself, or its folder `shared` if `data` is that of
-    `up`."""
+    """Return the shared file system: `data` itself, or its folder `shared` if `data` is that
+    of `up`."""
     shared = data / "shared"
     return shared if not (data / "FORMAT").exists() and shared.is_dir() else data
 

@@ -1,7 +1,7 @@
 """What the doctor finds in the folders of incarnations: fences, and logs that wait.
 
-Of the records only numbers are kept, so memory depends on the waiting logs and not on the number of
-stores.
+Of the records only numbers are kept, so memory depends on the waiting logs and not on the number
+of stores.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class StoreChecks:
         self._deep = deep
 
     def run(self, progress: Callable[[float], None]) -> None:
-        """Check everything. `progress` is called with the part that is done, 0 to 1. Raises
-        StorageFailedError."""
+        """Check everything. `progress` is called with the part that is done, 0 to 1.
+        Raises StorageFailedError."""
         with known_stores(self._layout, self._findings) as known:
             for folder in walk_stores(self._layout):
                 self._check_leftovers(folder)

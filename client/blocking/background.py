@@ -1,5 +1,5 @@
-"""The background: one event loop on one thread of its own, which serves every blocking client of a
-process.
+"""The background: one event loop on one thread of its own, which serves every blocking client of
+a process.
 
 A blocking call hands work to it and waits. It is made on first use. A child of `os.fork` has none
 of its parent's threads, so it makes a background of its own; clients that were made before the
@@ -72,8 +72,8 @@ class Background:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end, and return what it returns or raise what it raises.
 
-        Raises BackgroundThreadError and ForkedError, and ConnectionFailedError at the exit of the
-        process.
+        Raises BackgroundThreadError and ForkedError, and ConnectionFailedError at the exit of
+        the process.
         """
         try:
             self.check()

@@ -262,8 +262,8 @@ class Client:
         *,
         timeout_seconds: float | None = None,
     ) -> Rows[StoreInfo]:
-        """Yield the stores of the tenant whose name starts with `prefix`, in order of name and
-        kind.
+        """Yield the stores of the tenant whose name starts with `prefix`, in order of name
+        and kind.
 
         `kind` restricts them to streams or kvs. Pages are fetched as you iterate; `timeout_seconds`
         applies to each page, as in `servers`.

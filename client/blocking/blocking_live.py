@@ -67,10 +67,10 @@ class _LiveReplica(ABC, Generic[V]):
     def save(self, timeout_seconds: float | None = None) -> None:
         """Return once every earlier write is confirmed: stored, with its durability.
 
-        Raises the error of the first write that was rejected since the last `save`, with the others
-        in its notes; OperationTimeoutError after `timeout_seconds` (the client's timeout by
-        default), in which case the writes stay unsaved and are still tried; `error` if there is
-        one.
+        Raises the error of the first write that was rejected since the last `save`, with the
+        others in its notes; OperationTimeoutError after `timeout_seconds` (the client's timeout
+        by default), in which case the writes stay unsaved and are still tried; `error` if there
+        is one.
         """
         self._background.run(self._replica.save(timeout_seconds))
 
@@ -191,8 +191,8 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
     def on_change(
         self, callback: Callable[[EntryChange[V | LargeValue]], object]
     ) -> Callable[[], None]:
-        """Call `callback` with each EntryChange, including local ones. Return a function that ends
-        this.
+        """Call `callback` with each EntryChange, including local ones. Return a function that
+        ends this.
 
         A LargeValue takes the place of a value that is not held. The entries that exist when the
         replica is opened are not reported.

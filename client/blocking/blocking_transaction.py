@@ -77,8 +77,8 @@ class KVTransaction(_Transaction[AsyncKVTransaction[V]], Generic[V]):
         return self._background.run(self._transaction.get_many(keys))
 
     def expect(self, key: str, revision: int) -> None:
-        """Commit only if `revision` is the revision of `key` at that time (0: the key does not
-        exist).
+        """Commit only if `revision` is the revision of `key` at that time (0: the key does
+        not exist).
         """
         self._transaction.expect(key, revision)
 
@@ -121,8 +121,8 @@ class StreamTransaction(_Transaction[AsyncStreamTransaction[V]], Generic[V]):
         return self._background.run(self._transaction.get_many(seqs))
 
     def expect(self, seq: int, revision: int) -> None:
-        """Commit only if `revision` is the revision of message `seq` at that time (0: it does not
-        exist).
+        """Commit only if `revision` is the revision of message `seq` at that time (0: it does
+        not exist).
         """
         self._transaction.expect(seq, revision)
 

@@ -18,9 +18,9 @@ class ValueReader(io.RawIOBase, Generic[_Row]):
     """Reads the value of one message or entry. Made by `get_reader`; for one thread.
 
     It is a binary file that is read from its beginning to its end, for `shutil.copyfileobj`,
-    `io.BufferedReader` and everything else that takes a file. `for chunk in reader` yields it piece
-    by piece, not line by line. The last piece is returned only if the whole value has the right
-    sha256.
+    `io.BufferedReader` and everything else that takes a file. `for chunk in reader` yields it
+    piece by piece, not line by line. The last piece is returned only if the whole value has the
+    right sha256.
 
     Raises ValueReplacedError if the message or key was replaced or deleted meanwhile,
     LargeValueDamagedError if the value is damaged, and what any read raises.

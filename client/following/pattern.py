@@ -26,8 +26,8 @@ class StoreChange(NamedTuple):
 
 
 class PatternSubscription:
-    """An async iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one
-    consumer.
+    """An async iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for
+    one consumer.
 
     End it with `async with` or `aclose()`. `Client.close` ends it too, and so does dropping the
     last reference to it.

@@ -31,9 +31,9 @@ class Subscription(Generic[V]):
 
     While it starts, it raises what any read raises, such as NoCoordinatorError and
     OperationTimeoutError. Later it raises only errors that no retry can help, such as
-    StoreDamagedError; you may continue to iterate, and it raises again until the cause is repaired.
-    Reading the `value` of a message or entry that cannot be read raises ValueUnreadableError, only
-    there.
+    StoreDamagedError; you may continue to iterate, and it raises again until the cause is
+    repaired. Reading the `value` of a message or entry that cannot be read raises
+    ValueUnreadableError, only there.
     """
 
     def __init__(self, follower: Follower, feed: TrackFeed, values: Values[V]) -> None:

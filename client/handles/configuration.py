@@ -33,5 +33,5 @@ async def config(link: Link, key: StoreKey, timeout_seconds: float | None) -> St
 
 def _from_wire(wire: object) -> StoreConfig:
     if type(wire) is not dict:
-        raise MalformedFrameError(reason="a configuration is a map")
+        raise MalformedFrameError(reason="a configuration must be a map")
     return StoreConfig.from_wire(wire)

@@ -60,9 +60,9 @@ _FETCH_DURABILITY: Final = int(Durability.SYNCED)
 class Delivery(Generic[V]):
     """A message that this worker has until its ack wait is over.
 
-    A large value is not included: `message.large` stands for it. Give `message` to `get_reader` or
-    `get_file` of the stream to read it, and call `in_progress` if that takes longer than the ack
-    wait.
+    A large value is not included: `message.large` stands for it. Give `message` to `get_reader`
+    or `get_file` of the stream to read it, and call `in_progress` if that takes longer than the
+    ack wait.
     """
 
     __slots__ = ("_consumer", "_consumer_id", "_row", "delivery_count")
@@ -90,8 +90,8 @@ class Delivery(Generic[V]):
         """Acknowledge the message: the work is done, and the message is not delivered again.
 
         Return False if the message was already finished: another worker had it later and
-        acknowledged it, or it was given up. Acks of one turn of the event loop travel as one
-        operation.
+        acknowledged it, or it was given up. Acks of one turn of the event loop travel as
+        one operation.
         """
         return await self._consumer._said_of(self, VERB_ACK)
 
@@ -117,8 +117,8 @@ class Delivery(Generic[V]):
 
 
 class Consumer(Generic[V]):
-    """A handle on one consumer of a stream: a work queue that several workers share. Made by
-    `Stream.consumer`.
+    """A handle on one consumer of a stream: a work queue that several workers share. Made
+    by `Stream.consumer`.
 
     Each message is delivered at least once, and to one worker at a time. The consumer is created in
     the stream on first use, with the settings of the handle. The settings of a later handle change
@@ -195,8 +195,8 @@ class Consumer(Generic[V]):
         cancelled, the messages that it was about to return are delivered again after that time.
         `timeout_seconds` applies to each request.
 
-        Large values are not included: `message.large` stands for one, and `Stream.get_reader` reads
-        it.
+        Large values are not included: `message.large` stands for one, and `Stream.get_reader`
+        reads it.
         """
         if type(batch) is not int or not 1 <= batch <= MAX_FETCH:
             raise InvalidArgumentError(
@@ -234,8 +234,8 @@ class Consumer(Generic[V]):
         return self.deliveries()
 
     async def ack(self, deliveries: Iterable[Delivery[V]]) -> list[bool]:
-        """Acknowledge several deliveries in one operation. Return for each what `Delivery.ack`
-        returns.
+        """Acknowledge several deliveries in one operation. Return for each what
+        `Delivery.ack` returns.
         """
         said = [self._said_of(delivery, VERB_ACK) for delivery in deliveries]
         return list(await asyncio.gather(*said))
@@ -251,8 +251,8 @@ class Consumer(Generic[V]):
     async def delete(self, *, timeout_seconds: float | None = None) -> bool:
         """Delete the consumer and its record of deliveries. Return False if it did not exist.
 
-        The next use of a handle with this name creates a new consumer, which begins at its
-        `start_seq`.
+        The next use of a handle with this name creates a new consumer, which begins at
+        its `start_seq`.
         """
         packed = pack([CONSUMER_DELETE, self.name])
         (count, _), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
@@ -262,8 +262,8 @@ class Consumer(Generic[V]):
     async def dead_letters(
         self, *, timeout_seconds: float | None = None
     ) -> AsyncIterator[DeadLetter[V]]:
-        """Yield the messages that this consumer gave up and its `dead_letter` stream has, oldest
-        first.
+        """Yield the messages that this consumer gave up and its `dead_letter` stream has,
+        oldest first.
 
         Pages are fetched as you iterate; `timeout_seconds` applies to each. Without a `dead_letter`
         stream there are none.
@@ -280,8 +280,8 @@ class Consumer(Generic[V]):
         """Append a dead letter to its stream again, as a new message for all consumers of that
         stream, and then delete it from the dead-letter stream. Return the ack of the append.
 
-        If the call is interrupted, repeat it: the message is appended only once within the stream's
-        `dedupe_window_seconds`.
+        If the call is interrupted, repeat it: the message is appended only once within the
+        stream's `dedupe_window_seconds`.
 
         Raises NotFoundError if the letter no longer exists.
         """

@@ -1,5 +1,5 @@
-"""Transactions: several writes to one store, with the reads they rest on, stored together or not at
-all.
+"""Transactions: several writes to one store, with the reads they rest on, stored together or not
+at all.
 
 They are optimistic: nothing is locked. The client remembers what was read, with its revision. The
 owner stores the writes only if all of that is unchanged; otherwise nothing is stored and the caller
@@ -155,7 +155,7 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
 
     def _check_open(self) -> None:
         if self._committed:
-            raise InvalidArgumentError(argument="transaction", reason="it has been committed")
+            raise InvalidArgumentError(argument="transaction", reason="it is already committed")
 
     async def _call(self, operation: list[Any]) -> Any:
         answer = await self._link.call(
@@ -260,8 +260,8 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         return None if wire is None else self._values.entry(entry_from_wire(wire))
 
     def expect(self, key: str, revision: int) -> None:
-        """Commit only if `revision` is the revision of `key` at that time (0: the key does not
-        exist).
+        """Commit only if `revision` is the revision of `key` at that time (0: the key does
+        not exist).
         """
         self._check_open()
         expect_operation(check_key(key), revision)
@@ -327,8 +327,8 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         return [found.get(seq) for seq in keys[:count]], count
 
     def expect(self, seq: int, revision: int) -> None:
-        """Commit only if `revision` is the revision of message `seq` at that time (0: it does not
-        exist).
+        """Commit only if `revision` is the revision of message `seq` at that time (0: it does
+        not exist).
         """
         self._check_open()
         expect_operation(check_seq("seq", seq), revision)

@@ -48,8 +48,8 @@ def local_wins(base: bytes | None, local: bytes | None, remote: bytes | None) ->
 
 
 class EntryChange(NamedTuple, Generic[V]):
-    """The value of `key` has changed from `previous` to `value`. None means that the key does not
-    exist.
+    """The value of `key` has changed from `previous` to `value`. None means that the key does
+    not exist.
     """
 
     key: str

@@ -198,8 +198,8 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
     def on_change(
         self, callback: Callable[[EntryChange[V | LargeValue]], object]
     ) -> Callable[[], None]:
-        """Call `callback` with each EntryChange, including local ones. Return a function that ends
-        this.
+        """Call `callback` with each EntryChange, including local ones. Return a function that
+        ends this.
 
         A LargeValue takes the place of a value that is not held. The entries that exist when the
         replica is opened are not reported.

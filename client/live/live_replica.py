@@ -5,9 +5,9 @@ Two tasks of one group run until `aclose`, the end of the client, or an error th
 time. All state is in a pure core (`live_entries.py`, `live_messages.py`). Reads and writes of the
 application touch only that core, so they need no await and work as well during an outage.
 
-Callbacks run in the event loop, right after the change, in the order of the changes. They may read
-and write the replica. What they raise goes to the loop's exception handler and affects nothing
-else.
+Callbacks run in the event loop, right after the change, in the order of the changes. They may
+read and write the replica. What they raise goes to the loop's exception handler and affects
+nothing else.
 """
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ class LiveReplica(ABC, Generic[C, V]):
     async def save(self, timeout_seconds: float | None = None) -> None:
         """Return once every earlier write is confirmed: stored, with its durability.
 
-        Raises the error of the first write that was rejected since the last `save`, with the others
-        in its notes; OperationTimeoutError after `timeout_seconds` (the client's timeout by
-        default), in which case the writes stay unsaved and are still tried; `error` if there is
-        one.
+        Raises the error of the first write that was rejected since the last `save`, with the
+        others in its notes; OperationTimeoutError after `timeout_seconds` (the client's timeout
+        by default), in which case the writes stay unsaved and are still tried; `error` if there
+        is one.
         """
         target = self._core.last_write
         if self._core.first_unsaved <= target:

@@ -18,9 +18,9 @@ The replica follows everything that happens to the stream: messages that are rep
 are held.
 
 A large value (above MAX_VALUE_BYTES), which `Stream.append` and `Stream.put_file` write, is not
-held: reading its message raises LargeValueNotHeldError, and `Stream.get_reader` of `Client.stream`
-reads it. In changes a LargeValue takes the place of the value. A large value cannot be appended
-here.
+held: reading its message raises LargeValueNotHeldError, and `Stream.get_reader` of
+`Client.stream` reads it. In changes a LargeValue takes the place of the value. A large value
+cannot be appended here.
 
 To recognise its own messages, it adds a header to each (`live`). It hides the header from its own
 readers; others see it.

@@ -248,7 +248,7 @@ class Router:
 def _owners(fields: Mapping[str, Any], count: int) -> list[Owner | HoldfastError]:
     rows = fields.get("owners")
     if not isinstance(rows, list) or len(rows) != count:
-        raise MalformedFrameError(reason=f"resolve: {count} owners were asked for")
+        raise MalformedFrameError(reason=f"resolve: not an answer with {count} owners")
     try:
         return [
             error_from_wire(row[1], row[2]) if row[0] is None else _owner(*row[:3]) for row in rows

@@ -78,8 +78,8 @@ def compact(
     collect: bool = True,
     keep_hours: float = KEEP_HOURS,
 ) -> CompactionReport:
-    """Merge the small files of a table. No row changes; readers and exports may run at the same
-    time.
+    """Merge the small files of a table. No row changes; readers and exports may run at the
+    same time.
 
     - `table` is the URL of the table.
     - `progress(done, total)` is called with the number of finished merges and of all merges.

@@ -1,5 +1,5 @@
-"""`format("holdfast")`: streams and kvs as a Spark data source and sink, over NATS or from a
-bucket.
+"""`format("holdfast")`: streams and kvs as a Spark data source and sink, over NATS or from
+a bucket.
 
     spark.read.format("holdfast").options(nats=..., tenant="acme", stream="project.>").load()
     spark.read.format("holdfast").options(bucket=..., tenant="acme").load()
