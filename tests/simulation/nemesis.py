@@ -96,7 +96,6 @@ class Nemesis:
             self._other_weights = []
         self._stranger_itself = Stranger(simulation)
         self._leap_count = 0
-        self._power_was_cut = self._state_is_being_restored = False
         self._doomed: list[DoomedStream] = []
 
     async def run(self, until: float) -> None:
@@ -170,7 +169,7 @@ class Nemesis:
         pausing = asyncio.create_task(self._pause(zombie, self._chance.uniform(2.5, 6.0)))
         await asyncio.sleep(self._chance.uniform(3.0, 6.5))
         heir.kill(power=self._chance.random() < 0.5)
-        if heir.running is False and self._may_cut_power():
+        if heir.running is False and self._simulation.may_cut_power():
             self._simulation.files.power_cut({heir.name})
         await asyncio.sleep(self._chance.uniform(0.1, 3.0))
         heir.start()
@@ -196,14 +195,8 @@ class Nemesis:
         process.resume()
 
     # --- hosts -----------------------------------------------------------------------------------
-    def _may_cut_power(self) -> bool:
-        if self._state_is_being_restored:
-            return False
-        self._power_was_cut = True
-        return True
-
     async def _cut_power_of_host(self) -> None:
-        if not self._may_cut_power():
+        if not self._simulation.may_cut_power():
             return
         node = self._chance.choice(self._simulation.nodes)
         node.kill(power=True)
@@ -212,7 +205,7 @@ class Nemesis:
         node.start()
 
     async def _cut_all_power(self) -> None:
-        if not self._may_cut_power():
+        if not self._simulation.may_cut_power():
             return
         nodes = self._simulation.nodes
         for node in nodes:
@@ -344,14 +337,15 @@ class Nemesis:
         was never durable and is torn is refused once the state that knew of it is lost
         (docs/reliability.md, Known gaps).
         """
-        if self._power_was_cut or self._state_is_being_restored:
+        simulation = self._simulation
+        if simulation.power_was_cut or simulation.state_is_being_restored:
             return
-        self._state_is_being_restored = True
+        simulation.state_is_being_restored = True
         try:
             await self._restore_older_state()
             await asyncio.sleep(_SURVEY_SECONDS)
         finally:
-            self._state_is_being_restored = False
+            simulation.state_is_being_restored = False
 
     async def _restore_older_state(self) -> None:
         simulation, chance = self._simulation, self._other_chance

@@ -38,7 +38,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
 from holdfast.protocol.errors import HoldfastError, RequestError
-from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES
+from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES, SILENCE_SECONDS
 from holdfast.protocol.subjects import Subjects, inboxes_of
 from holdfast.shared_fs.bucket import cluster_id
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -156,6 +156,10 @@ class Simulation:
         self._arrivals: dict[tuple[str, str], float] = {}
         #: Where the fence of each incarnation lies, by the name of its process.
         self._fences: dict[str, Path] = {}
+        #: When a heartbeat of a server last reached a coordinator, by the names of their processes.
+        self._heard_at: dict[tuple[str, str], float] = {}
+        #: These two exclude each other: see `Nemesis._restore_state`.
+        self.power_was_cut = self.state_is_being_restored = False
         self.servers = [ServerNode(self, name) for name in SERVERS]
         self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
         #: How often the coordinators' clocks have been set.
@@ -264,6 +268,8 @@ class Simulation:
             at = max(now + delays[0], self._arrivals.get((sender, receiver), 0.0) + 1e-7)
             self._arrivals[sender, receiver] = at
             delays[0] = at - now
+        if subject == self._subjects.heartbeat():
+            self._heard_at[sender, receiver] = asyncio.get_running_loop().time() + delays[0]
         self.trace.add(
             f"send {subject} to {receiver} in {delays[0]:.6f} {zlib.crc32(payload):08x}"
         )
@@ -318,11 +324,27 @@ class Simulation:
                 next(node for node in self.nodes if node.name == operation.host).crash()
 
     def _observe_deaf(self, operation: Operation) -> None:
-        """Who hears nothing takes everybody for dead, and must know that it may be deaf itself."""
-        seconds = self.loop.time() - self.deaf[operation.process]
-        is_fence = operation.kind == "write" and operation.path.endswith("/fence")
-        if is_fence and seconds > HEARING_SECONDS:
+        """A coordinator that hears nothing must know that it may be deaf itself. What it heard
+        before counts: a server that was silent long enough by then may be fenced."""
+        if operation.kind != "write" or not operation.path.endswith("/fence"):
+            return
+        deaf_at = self.deaf[operation.process]
+        seconds = self.loop.time() - deaf_at
+        heard_at = [
+            self._heard_at.get((process, operation.process), -SILENCE_SECONDS)
+            for process, path in self._fences.items()
+            if str(path) == operation.path
+        ]
+        was_silent = all(deaf_at - at > SILENCE_SECONDS for at in heard_at)
+        if seconds > HEARING_SECONDS and not was_silent:
             self.fail(f"{operation.process} fences, and has heard nothing for {seconds:.1f} s")
+
+    def may_cut_power(self) -> bool:
+        """Tell if the power may be cut now, which it is then."""
+        if self.state_is_being_restored:
+            return False
+        self.power_was_cut = True
+        return True
 
     def thread_seconds(self, host: str) -> float:
         """Return how long a call in a thread takes."""
@@ -398,15 +420,17 @@ class Node(ABC):
         self.disk.kill()
         life, chance = self.life, self.simulation.crash_chance
         power, everybody = chance.random() < 0.3, chance.random() < 0.15
+        power |= everybody
         pause_seconds = chance.choice((0.05, 0.5, 3.0))
 
         def die() -> None:
             nodes = self.simulation.nodes if everybody else [self]
             if self.life != life:
                 return
+            is_power = power and self.simulation.may_cut_power()
             for node in nodes:
-                node.kill(power=power or everybody)
-            if power or everybody:
+                node.kill(power=is_power)
+            if is_power:
                 self.simulation.files.power_cut(
                     {node.name for node in nodes}, file_server=everybody
                 )
