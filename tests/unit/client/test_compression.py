@@ -87,7 +87,7 @@ def test_a_damaged_or_hostile_value_is_an_error_of_its_own_and_exported_as_it_is
 
 
 def test_an_encoding_that_is_not_known_is_named() -> None:
-    with pytest.raises(ValueUnreadableError, match="'br' is not known"):
+    with pytest.raises(ValueUnreadableError, match="unknown encoding 'br'"):
         decompressed(b"x", {ENCODING_HEADER: "br"}, "it")
 
 
