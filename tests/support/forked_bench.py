@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from holdfast.bench import processes
-from tests.support.forked_process import ForkedProcess
+from tests.support.process import Process
 
 _FORKED = ("holdfast.coordinator", "holdfast.persist")
 
@@ -24,7 +24,7 @@ class _Forked:
     """As much of a Popen as the benchmarks need."""
 
     def __init__(self, module: str, arguments: Sequence[str], output: Path) -> None:
-        process = ForkedProcess(f"{module}.__main__", arguments, output)
+        process = Process(f"{module}.__main__", arguments, output)
         self.pid = process.pid
         self.poll = process.poll
         self.terminate = process.terminate

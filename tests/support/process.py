@@ -60,12 +60,17 @@ class Process:
 
     @property
     def running(self) -> bool:
-        return self._exit_code() is None
+        return self.poll() is None
 
-    def wait(self) -> int:
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        with self._lock:
+            return self._process.exitcode
+
+    def wait(self, timeout_seconds: float = DEADLINE_SECONDS) -> int:
         """Return the exit code, once it has ended."""
-        wait([self._process.sentinel], DEADLINE_SECONDS)
-        exit_code = self._exit_code()
+        wait([self._process.sentinel], timeout_seconds)
+        exit_code = self.poll()
         assert exit_code is not None, f"process {self.pid} still runs"
         return exit_code
 
@@ -93,10 +98,6 @@ class Process:
         """End it at once, if it runs."""
         self._process.kill()
         self.wait()
-
-    def _exit_code(self) -> int | None:
-        with self._lock:
-            return self._process.exitcode
 
 
 def _run(module: str, arguments: list[str], output: Path, environment: Mapping[str, str]) -> None:
