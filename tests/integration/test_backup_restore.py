@@ -6,8 +6,8 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,8 @@ class Scene:
         return connect(self.processes.nats.url, tenant=TENANT, timeout_seconds=DEADLINE_SECONDS)
 
 
-@contextmanager
-def scene(tmp_path: Path, *, local: bool = False) -> Iterator[Scene]:
+@asynccontextmanager
+async def running_scene(tmp_path: Path, *, local: bool = False) -> AsyncIterator[Scene]:
     with running_processes(tmp_path) as processes:
         found = Scene(processes, tmp_path, local=local)
         if local:
@@ -73,11 +73,6 @@ def scene(tmp_path: Path, *, local: bool = False) -> Iterator[Scene]:
         yield found
 
 
-def run(tmp_path: Path, body: Callable[[Scene], Awaitable[None]], *, local: bool = False) -> None:
-    with scene(tmp_path, local=local) as found:
-        asyncio.run(body(found))
-
-
 async def values(client: Client, name: str) -> list[str]:
     return [message.value.decode() async for message in client.stream(name).get_all()]
 
@@ -86,240 +81,218 @@ BOTH = pytest.mark.parametrize("local", [False, True], ids=["shared", "local"])
 
 
 @BOTH
-def test_a_store_goes_back_to_a_backup_and_the_restore_can_be_undone(
+async def test_a_store_goes_back_to_a_backup_and_the_restore_can_be_undone(
     tmp_path: Path, local: bool
 ) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client:
-            notes = client.stream("notes")
-            for number in range(3):
-                await notes.append(f"a{number}".encode())
-            [made] = (await scene.json("backup", "notes"))["backups"]
-            assert (made["revision"], made["count"]) == (3, 3)
-            for number in range(2):
-                await notes.append(f"b{number}".encode())
-            report = await scene.json("restore", "notes", "--to-revision", "3", "--yes")
-            assert report["exact"]
-            assert report["restored_revision"] == 3
-            assert report["revision"] == 6
-            assert await values(client, "notes") == ["a0", "a1", "a2"]
-            ack = await notes.append(b"c")
-            # Neither revision nor seq is used a second time.
-            assert (ack.revision, ack.seq) == (7, 6)
-            kept = (await scene.json("backups", "notes"))["backups"]
-            assert [each["revision"] for each in kept][:3] == [6, 5, 3]
-            await scene.json("restore", "notes", "--to-revision", "5", "--yes")
-            assert await values(client, "notes") == ["a0", "a1", "a2", "b0", "b1"]
-
-    run(tmp_path, body, local=local)
+    async with running_scene(tmp_path, local=local) as scene, scene.client() as client:
+        notes = client.stream("notes")
+        for number in range(3):
+            await notes.append(f"a{number}".encode())
+        [made] = (await scene.json("backup", "notes"))["backups"]
+        assert (made["revision"], made["count"]) == (3, 3)
+        for number in range(2):
+            await notes.append(f"b{number}".encode())
+        report = await scene.json("restore", "notes", "--to-revision", "3", "--yes")
+        assert report["exact"]
+        assert report["restored_revision"] == 3
+        assert report["revision"] == 6
+        assert await values(client, "notes") == ["a0", "a1", "a2"]
+        ack = await notes.append(b"c")
+        # Neither revision nor seq is used a second time.
+        assert (ack.revision, ack.seq) == (7, 6)
+        kept = (await scene.json("backups", "notes"))["backups"]
+        assert [each["revision"] for each in kept][:3] == [6, 5, 3]
+        await scene.json("restore", "notes", "--to-revision", "5", "--yes")
+        assert await values(client, "notes") == ["a0", "a1", "a2", "b0", "b1"]
 
 
 @BOTH
-def test_a_point_between_two_backups_is_reached_by_the_log_or_refused(
+async def test_a_point_between_two_backups_is_reached_by_the_log_or_refused(
     tmp_path: Path, local: bool
 ) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client:
-            config = client.kv("config")
-            for number in range(3):
-                await config.set("key", f"{number}".encode())
-            await scene.json("backup", "config")
-            for number in range(3, 6):
-                await config.set("key", f"{number}".encode())
-            report = await scene.json("restore", "config", "--to-revision", "5", "--dry-run")
-            assert (report["exact"], report["replayed"], report["revision"]) == (True, 2, None)
-            entry = await config.get("key")
-            assert entry is not None
-            assert entry.value == b"5"
-            report = await scene.json("restore", "config", "--to-revision", "5", "--yes")
-            entry = await config.get("key")
-            assert entry is not None
-            assert entry.value == b"4"
-            refused = await scene.error("restore", "config", "--to-revision", "100", "--yes")
-            assert refused["error"] == "point_not_reached"
-            assert "--nearest" in refused["try"]
-
-    run(tmp_path, body, local=local)
+    async with running_scene(tmp_path, local=local) as scene, scene.client() as client:
+        config = client.kv("config")
+        for number in range(3):
+            await config.set("key", f"{number}".encode())
+        await scene.json("backup", "config")
+        for number in range(3, 6):
+            await config.set("key", f"{number}".encode())
+        report = await scene.json("restore", "config", "--to-revision", "5", "--dry-run")
+        assert (report["exact"], report["replayed"], report["revision"]) == (True, 2, None)
+        entry = await config.get("key")
+        assert entry is not None
+        assert entry.value == b"5"
+        report = await scene.json("restore", "config", "--to-revision", "5", "--yes")
+        entry = await config.get("key")
+        assert entry is not None
+        assert entry.value == b"4"
+        refused = await scene.error("restore", "config", "--to-revision", "100", "--yes")
+        assert refused["error"] == "point_not_reached"
+        assert "--nearest" in refused["try"]
 
 
-def test_a_time_is_reached_exactly_where_nothing_can_have_happened_since(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client:
-            notes = client.stream("notes")
-            await notes.append(b"one")
-            await scene.json("backup", "notes")
-            between = int(time.time() * 1000)
-            await asyncio.sleep(0.01)
-            await notes.append(b"two")
-            report = await scene.json("restore", "notes", "--to-time", str(between), "--yes")
-            assert report["exact"]
-            assert await values(client, "notes") == ["one"]
-            refused = await scene.error("restore", "notes", "--to-time", "1000000000000", "--yes")
-            assert refused["error"] == "point_not_reached"
-
-    run(tmp_path, body)
+async def test_a_time_is_reached_exactly_where_nothing_can_have_happened_since(
+    tmp_path: Path,
+) -> None:
+    async with running_scene(tmp_path) as scene, scene.client() as client:
+        notes = client.stream("notes")
+        await notes.append(b"one")
+        await scene.json("backup", "notes")
+        between = int(time.time() * 1000)
+        await asyncio.sleep(0.01)
+        await notes.append(b"two")
+        report = await scene.json("restore", "notes", "--to-time", str(between), "--yes")
+        assert report["exact"]
+        assert await values(client, "notes") == ["one"]
+        refused = await scene.error("restore", "notes", "--to-time", "1000000000000", "--yes")
+        assert refused["error"] == "point_not_reached"
 
 
 @BOTH
-def test_a_restore_into_a_new_store_leaves_the_old_one_alone_and_takes_no_old_name(
+async def test_a_restore_into_a_new_store_leaves_the_old_one_alone_and_takes_no_old_name(
     tmp_path: Path, local: bool
 ) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client:
-            notes = client.stream("notes")
-            await notes.append(b"one")
-            await scene.json("backup", "notes")
-            await notes.append(b"two")
-            await scene.json("restore", "notes", "--to-revision", "1", "--as", "yesterday")
-            assert await values(client, "yesterday") == ["one"]
-            assert await values(client, "notes") == ["one", "two"]
-            await client.stream("yesterday").append(b"three")
-            refused = await scene.error(
-                "restore", "notes", "--to-revision", "1", "--as", "yesterday"
-            )
-            assert refused["error"] == "invalid_argument"
-            assert await values(client, "yesterday") == ["one", "three"]
-
-    run(tmp_path, body, local=local)
+    async with running_scene(tmp_path, local=local) as scene, scene.client() as client:
+        notes = client.stream("notes")
+        await notes.append(b"one")
+        await scene.json("backup", "notes")
+        await notes.append(b"two")
+        await scene.json("restore", "notes", "--to-revision", "1", "--as", "yesterday")
+        assert await values(client, "yesterday") == ["one"]
+        assert await values(client, "notes") == ["one", "two"]
+        await client.stream("yesterday").append(b"three")
+        refused = await scene.error("restore", "notes", "--to-revision", "1", "--as", "yesterday")
+        assert refused["error"] == "invalid_argument"
+        assert await values(client, "yesterday") == ["one", "three"]
 
 
-def test_followers_of_a_restored_store_are_given_the_whole_state_anew(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client, scene.client() as other:
-            notes = client.stream("notes")
-            await notes.append(b"one")
-            await scene.json("backup", "notes")
-            await notes.append(b"two")
-            seen: list[Any] = []
+async def test_followers_of_a_restored_store_are_given_the_whole_state_anew(tmp_path: Path) -> None:
+    async with (
+        running_scene(tmp_path) as scene,
+        scene.client() as client,
+        scene.client() as other,
+    ):
+        notes = client.stream("notes")
+        await notes.append(b"one")
+        await scene.json("backup", "notes")
+        await notes.append(b"two")
+        seen: list[Any] = []
 
-            async def follow() -> None:
-                async for change in other.stream("notes").subscribe(start_seq=1):
-                    seen.append(change)
+        async def follow() -> None:
+            async for change in other.stream("notes").subscribe(start_seq=1):
+                seen.append(change)
 
-            following = asyncio.create_task(follow())
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                while len(seen) < 2:
-                    await asyncio.sleep(0.02)
-            await scene.json("restore", "notes", "--to-revision", "1", "--yes")
-            await notes.append(b"three")
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                while not any(
-                    change.message is not None and change.message.value == b"three"
-                    for change in seen
-                ):
-                    await asyncio.sleep(0.02)
-            following.cancel()
-            kinds = [change.kind for change in seen]
-            start = kinds.index(ChangeKind.RESET)
-            after = [change.message.value for change in seen[start:] if change.message is not None]
-            assert after == [b"one", b"three"]
-
-    run(tmp_path, body)
+        following = asyncio.create_task(follow())
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while len(seen) < 2:
+                await asyncio.sleep(0.02)
+        await scene.json("restore", "notes", "--to-revision", "1", "--yes")
+        await notes.append(b"three")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not any(
+                change.message is not None and change.message.value == b"three" for change in seen
+            ):
+                await asyncio.sleep(0.02)
+        following.cancel()
+        kinds = [change.kind for change in seen]
+        start = kinds.index(ChangeKind.RESET)
+        after = [change.message.value for change in seen[start:] if change.message is not None]
+        assert after == [b"one", b"three"]
 
 
 @BOTH
-def test_a_restored_store_survives_its_server(tmp_path: Path, local: bool) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client:
-            notes = client.stream("notes")
-            await notes.append(b"one")
-            await scene.json("backup", "notes")
-            await notes.append(b"two")
-            await scene.json("restore", "notes", "--to-revision", "1", "--yes")
-            await notes.append(b"three")
-            scene.servers["s1"].kill()
-            scene.start("s2")
-            assert await values(client, "notes") == ["one", "three"]
-
-    run(tmp_path, body, local=local)
+async def test_a_restored_store_survives_its_server(tmp_path: Path, local: bool) -> None:
+    async with running_scene(tmp_path, local=local) as scene, scene.client() as client:
+        notes = client.stream("notes")
+        await notes.append(b"one")
+        await scene.json("backup", "notes")
+        await notes.append(b"two")
+        await scene.json("restore", "notes", "--to-revision", "1", "--yes")
+        await notes.append(b"three")
+        scene.servers["s1"].kill()
+        scene.start("s2")
+        assert await values(client, "notes") == ["one", "three"]
 
 
 @BOTH
-def test_a_deleted_store_is_gone_with_every_copy_and_begins_anew_at_seq_1(
+async def test_a_deleted_store_is_gone_with_every_copy_and_begins_anew_at_seq_1(
     tmp_path: Path, local: bool
 ) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client:
-            notes = client.stream("notes")
-            for number in range(3):
-                await notes.append(b"secret-%d" % number)
-            await scene.json("backup", "notes")
-            await client.stream("others").append(b"stay")
-            report = await scene.json("delete", "notes", "--yes")
-            assert report["snapshots"] >= 1
-            stores = (await scene.json("stores"))["stores"]
-            assert [each["name"] for each in stores] == ["others"]
-            snapshots = scene.directory / "bucket" / "objects" / "snapshots" / TENANT
-            assert not [each for each in snapshots.glob("notes*/*") if each.is_file()]
-            assert (await scene.error("restore", "notes", "--to-revision", "1", "--yes"))[
-                "error"
-            ] == "not_found"
-            ack = await notes.append(b"new")
-            assert ack.seq == 1
-            assert await values(client, "notes") == ["new"]
-            scene.servers["s1"].kill()
-            scene.start("s2")
-            assert await values(client, "notes") == ["new"]
-            assert await values(client, "others") == ["stay"]
-
-    run(tmp_path, body, local=local)
+    async with running_scene(tmp_path, local=local) as scene, scene.client() as client:
+        notes = client.stream("notes")
+        for number in range(3):
+            await notes.append(b"secret-%d" % number)
+        await scene.json("backup", "notes")
+        await client.stream("others").append(b"stay")
+        report = await scene.json("delete", "notes", "--yes")
+        assert report["snapshots"] >= 1
+        stores = (await scene.json("stores"))["stores"]
+        assert [each["name"] for each in stores] == ["others"]
+        snapshots = scene.directory / "bucket" / "objects" / "snapshots" / TENANT
+        assert not [each for each in snapshots.glob("notes*/*") if each.is_file()]
+        assert (await scene.error("restore", "notes", "--to-revision", "1", "--yes"))[
+            "error"
+        ] == "not_found"
+        ack = await notes.append(b"new")
+        assert ack.seq == 1
+        assert await values(client, "notes") == ["new"]
+        scene.servers["s1"].kill()
+        scene.start("s2")
+        assert await values(client, "notes") == ["new"]
+        assert await values(client, "others") == ["stay"]
 
 
 @BOTH
-def test_a_log_that_is_replayed_after_a_crash_brings_nothing_of_a_deleted_store_back(
+async def test_a_log_that_is_replayed_after_a_crash_brings_nothing_of_a_deleted_store_back(
     tmp_path: Path, local: bool
 ) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client:
-            notes = client.stream("notes")
-            await notes.append(b"one")
-            await notes.append(b"two")
-            await scene.json("delete", "notes", "--yes")
-            # Its log still has all of it.
-            scene.servers["s1"].kill()
-            scene.start("s2")
-            assert await values(client, "notes") == []
-            ack = await notes.append(b"new")
-            assert ack.seq == 1
-            assert ack.revision > 2
-            assert await values(client, "notes") == ["new"]
-
-    run(tmp_path, body, local=local)
+    async with running_scene(tmp_path, local=local) as scene, scene.client() as client:
+        notes = client.stream("notes")
+        await notes.append(b"one")
+        await notes.append(b"two")
+        await scene.json("delete", "notes", "--yes")
+        # Its log still has all of it.
+        scene.servers["s1"].kill()
+        scene.start("s2")
+        assert await values(client, "notes") == []
+        ack = await notes.append(b"new")
+        assert ack.seq == 1
+        assert ack.revision > 2
+        assert await values(client, "notes") == ["new"]
 
 
-def test_followers_of_a_deleted_store_are_told_to_begin_anew(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
-        async with scene.client() as client, scene.client() as other:
-            config = client.kv("config")
-            await config.set("a", b"1")
-            seen: list[Any] = []
+async def test_followers_of_a_deleted_store_are_told_to_begin_anew(tmp_path: Path) -> None:
+    async with (
+        running_scene(tmp_path) as scene,
+        scene.client() as client,
+        scene.client() as other,
+    ):
+        config = client.kv("config")
+        await config.set("a", b"1")
+        seen: list[Any] = []
 
-            async def follow() -> None:
-                async for change in other.kv("config").watch():
-                    seen.append(change)
+        async def follow() -> None:
+            async for change in other.kv("config").watch():
+                seen.append(change)
 
-            following = asyncio.create_task(follow())
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                while not any(change.entry is not None for change in seen):
-                    await asyncio.sleep(0.02)
-            await scene.json("delete", "config", "--yes")
-            for number in range(5):
-                await config.set(f"b{number}", b"2")
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                while not any(
-                    change.entry is not None and change.entry.key == "b4" for change in seen
-                ):
-                    await asyncio.sleep(0.02)
-            following.cancel()
-            start = [change.kind for change in seen].index(ChangeKind.RESET)
-            keys = {change.entry.key for change in seen[start:] if change.entry is not None}
-            assert keys == {"b0", "b1", "b2", "b3", "b4"}
-
-    run(tmp_path, body)
+        following = asyncio.create_task(follow())
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not any(change.entry is not None for change in seen):
+                await asyncio.sleep(0.02)
+        await scene.json("delete", "config", "--yes")
+        for number in range(5):
+            await config.set(f"b{number}", b"2")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not any(change.entry is not None and change.entry.key == "b4" for change in seen):
+                await asyncio.sleep(0.02)
+        following.cancel()
+        start = [change.kind for change in seen].index(ChangeKind.RESET)
+        keys = {change.entry.key for change in seen[start:] if change.entry is not None}
+        assert keys == {"b0", "b1", "b2", "b3", "b4"}
 
 
-def test_cold_stores_are_restored_and_deleted_like_any_other(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_cold_stores_are_restored_and_deleted_like_any_other(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene:
         scene.servers["s1"].stop()
         scene.start(
             *("s1", "--cold-after-seconds", "1", "--idle-close-seconds", "0.2"),
@@ -345,11 +318,9 @@ def test_cold_stores_are_restored_and_deleted_like_any_other(tmp_path: Path) -> 
             assert (await client.stream("two").append(b"new")).seq == 1
             assert await values(client, "two") == ["new"]
 
-    run(tmp_path, body)
 
-
-def test_a_store_whose_file_is_lost_comes_back_from_its_backup(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_store_whose_file_is_lost_comes_back_from_its_backup(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene:
         async with scene.client() as client:
             notes = client.stream("notes")
             await notes.append(b"one")
@@ -365,11 +336,9 @@ def test_a_store_whose_file_is_lost_comes_back_from_its_backup(tmp_path: Path) -
             ack = await client.stream("notes").append(b"two")
             assert ack.seq == 2
 
-    run(tmp_path, body)
 
-
-def test_all_is_one_tenant_and_all_tenants_is_everybody(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_all_is_one_tenant_and_all_tenants_is_everybody(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene:
         other = await connect(scene.processes.nats.url, tenant="other")
         async with scene.client() as client, other:
             await client.stream("notes").append(b"x")
@@ -390,5 +359,3 @@ def test_all_is_one_tenant_and_all_tenants_is_everybody(tmp_path: Path) -> None:
                 {"tenant": "other", "streams": 0, "kvs": 1},
             ]
         }
-
-    run(tmp_path, body)

@@ -10,7 +10,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,7 @@ from tests.support.cluster import (
     until,
 )
 from tests.support.nats_server import running_nats_server
-from tests.support.world_in_loop import World
-from tests.support.world_in_loop import run as run_in_loop
+from tests.support.world_in_loop import world_in_loop
 
 SERVERS = ("s1", "s2", "s3")
 
@@ -56,14 +56,11 @@ class LocalDisks(Processes):
     def disk(self, name: str) -> Path:
         return self.directory / "disks" / name
 
-    def start(self, part: str, name: str, *arguments: str, data: Path | None = None) -> Process:
-        return super().start(
-            part,
-            name,
-            *("--disk", "local", "--bucket", self.url),
-            *arguments,
-            data=data or self.disk(name),
-        )
+    def start(
+        self, part: str, name: str, *arguments: str, data: Path | None = None, module: str = ""
+    ) -> Process:
+        arguments = ("--disk", "local", "--bucket", self.url, *arguments)
+        return super().start(part, name, *arguments, data=data or self.disk(name), module=module)
 
     def start_server(self, name: str, *arguments: str) -> Process:
         return self.start_persist(
@@ -77,16 +74,13 @@ class LocalDisks(Processes):
         shutil.rmtree(self.disk(name))
 
 
-def run(directory: Path, body: Callable[[LocalDisks], Awaitable[None]]) -> None:
-    async def main(processes: LocalDisks) -> None:
-        async with asyncio.timeout(4 * DEADLINE_SECONDS):
-            await body(processes)
-
+@asynccontextmanager
+async def local_disks(directory: Path) -> AsyncIterator[LocalDisks]:
     with running_nats_server(directory) as nats:
         (directory / "bucket").mkdir()
         processes = LocalDisks(directory, nats)
         try:
-            asyncio.run(main(processes))
+            yield processes
         finally:
             processes.end()
 
@@ -115,8 +109,10 @@ async def read_all(client: Client, names: list[str]) -> dict[str, dict[int, byte
     }
 
 
-def test_every_acknowledged_write_outlives_all_servers_and_all_their_disks(tmp_path: Path) -> None:
-    async def body(processes: LocalDisks) -> None:
+async def test_every_acknowledged_write_outlives_all_servers_and_all_their_disks(
+    tmp_path: Path,
+) -> None:
+    async with local_disks(tmp_path) as processes:
         acked: dict[str, dict[int, bytes]] = {}
         servers = processes.start_servers()
         async with connected(processes) as client, connected_peer(processes) as peer:
@@ -136,11 +132,9 @@ def test_every_acknowledged_write_outlives_all_servers_and_all_their_disks(tmp_p
             await write_much(client, acked, count=5)
             assert await read_all(client, list(acked)) == acked
 
-    run(tmp_path, body)
 
-
-def test_they_outlive_the_coordinators_disk_as_well(tmp_path: Path) -> None:
-    async def body(processes: LocalDisks) -> None:
+async def test_they_outlive_the_coordinators_disk_as_well(tmp_path: Path) -> None:
+    async with local_disks(tmp_path) as processes:
         acked: dict[str, dict[int, bytes]] = {}
         servers = processes.start_servers()
         async with connected(processes) as client:
@@ -155,11 +149,9 @@ def test_they_outlive_the_coordinators_disk_as_well(tmp_path: Path) -> None:
             await write_much(client, acked, count=5)
             assert await read_all(client, list(acked)) == acked
 
-    run(tmp_path, body)
 
-
-def test_a_server_that_dies_is_taken_over_from_the_bucket(tmp_path: Path) -> None:
-    async def body(processes: LocalDisks) -> None:
+async def test_a_server_that_dies_is_taken_over_from_the_bucket(tmp_path: Path) -> None:
+    async with local_disks(tmp_path) as processes:
         acked: dict[str, dict[int, bytes]] = {}
         servers = processes.start_servers()
         async with connected(processes) as client:
@@ -173,11 +165,23 @@ def test_a_server_that_dies_is_taken_over_from_the_bucket(tmp_path: Path) -> Non
             for name, messages in acked.items():
                 assert list(messages) == list(range(1, 36)), name
 
-    run(tmp_path, body)
 
+async def test_a_zombie_that_wakes_past_its_fence_acknowledges_nothing(tmp_path: Path) -> None:
+    async def ask_zombie(peer: Peer) -> object:
+        write = frames.encode_request(
+            b"another", [(StoreKind.STREAM, "notes", 1, 1, 0, [[frames.APPEND, b"zombie"]])]
+        )
+        read = frames.encode_request(
+            b"another", [(StoreKind.STREAM, "notes", 0, 0, 0, [[frames.HEAD]])]
+        )
+        for payload in (write, read):
+            try:
+                return await peer.ask(payload, server="s1", timeout_seconds=8.0)
+            except (BusTimeoutError, NoRespondersError):
+                continue
+        return None
 
-def test_a_zombie_that_wakes_past_its_fence_acknowledges_nothing(tmp_path: Path) -> None:
-    async def body(processes: LocalDisks) -> None:
+    async with local_disks(tmp_path) as processes:
         zombie = processes.start_server("s1")
         async with connected_peer(processes) as peer:
             await peer.write("notes", 1, [frames.APPEND, b"before"])
@@ -196,25 +200,11 @@ def test_a_zombie_that_wakes_past_its_fence_acknowledges_nothing(tmp_path: Path)
             pages = await peer.read("notes", [frames.HEAD])
             assert pages[0][2] == 2, "its write is nowhere"
 
-    async def ask_zombie(peer: Peer) -> object:
-        write = frames.encode_request(
-            b"another", [(StoreKind.STREAM, "notes", 1, 1, 0, [[frames.APPEND, b"zombie"]])]
-        )
-        read = frames.encode_request(
-            b"another", [(StoreKind.STREAM, "notes", 0, 0, 0, [[frames.HEAD]])]
-        )
-        for payload in (write, read):
-            try:
-                return await peer.ask(payload, server="s1", timeout_seconds=8.0)
-            except (BusTimeoutError, NoRespondersError):
-                continue
-        return None
 
-    run(tmp_path, body)
-
-
-def test_a_server_that_ends_or_is_drained_hands_over_what_only_its_log_has(tmp_path: Path) -> None:
-    async def body(processes: LocalDisks) -> None:
+async def test_a_server_that_ends_or_is_drained_hands_over_what_only_its_log_has(
+    tmp_path: Path,
+) -> None:
+    async with local_disks(tmp_path) as processes:
         acked: dict[str, dict[int, bytes]] = {}
         first = processes.start_server("s1", "--snapshot-seconds", "3600")
         async with connected(processes) as client:
@@ -233,10 +223,8 @@ def test_a_server_that_ends_or_is_drained_hands_over_what_only_its_log_has(tmp_p
                         await asyncio.sleep(0.05)
                 assert await read_all(client, list(acked)) == acked
 
-    run(tmp_path, body)
 
-
-def test_a_clean_end_is_one_however_long_the_bucket_takes_to_fence_it(
+async def test_a_clean_end_is_one_however_long_the_bucket_takes_to_fence_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A heartbeat that found the fence which the server itself had made ended it with code 1."""
@@ -245,7 +233,11 @@ def test_a_clean_end_is_one_however_long_the_bucket_takes_to_fence_it(
         time.sleep(10 * heartbeat_seconds)
         fence_log(bucket, server, incarnation)
 
-    async def body(world: World) -> None:
+    heartbeat_seconds = 0.02
+    monkeypatch.setattr(heartbeats, "HEARTBEAT_SECONDS", heartbeat_seconds)
+    monkeypatch.setattr(bucket_mode, "fence_log", take_long)
+    bucket = Bucket(MemoryBackend())
+    async with world_in_loop(tmp_path, bucket) as world:
         server = await world.start("s1")
         await world.peer.live()
         server.stop()
@@ -253,15 +245,11 @@ def test_a_clean_end_is_one_however_long_the_bucket_takes_to_fence_it(
         (log,) = list_logs(bucket, "s1")
         assert not is_open(bucket, "s1", log.incarnation)
 
-    heartbeat_seconds = 0.02
-    monkeypatch.setattr(heartbeats, "HEARTBEAT_SECONDS", heartbeat_seconds)
-    monkeypatch.setattr(bucket_mode, "fence_log", take_long)
-    bucket = Bucket(MemoryBackend())
-    run_in_loop(tmp_path, body, bucket)
 
-
-def test_slots_go_when_snapshots_are_beyond_them_and_logs_of_the_dead_too(tmp_path: Path) -> None:
-    async def body(processes: LocalDisks) -> None:
+async def test_slots_go_when_snapshots_are_beyond_them_and_logs_of_the_dead_too(
+    tmp_path: Path,
+) -> None:
+    async with local_disks(tmp_path) as processes:
         acked: dict[str, dict[int, bytes]] = {}
         server = processes.start_server("s1")
         async with connected(processes) as client:
@@ -286,11 +274,9 @@ def test_slots_go_when_snapshots_are_beyond_them_and_logs_of_the_dead_too(tmp_pa
             processes.start_server("s2")
             assert await read_all(client, list(acked)) == acked
 
-    run(tmp_path, body)
 
-
-def test_a_store_whose_snapshot_is_gone_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
-    async def body(processes: LocalDisks) -> None:
+async def test_a_store_whose_snapshot_is_gone_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
+    async with local_disks(tmp_path) as processes:
         server = processes.start_server("s1")
         async with connected(processes) as client:
             await client.stream("notes").append(b"1")
@@ -306,5 +292,3 @@ def test_a_store_whose_snapshot_is_gone_is_refused_and_not_begun_anew(tmp_path: 
             processes.start_server("s2")
             with pytest.raises(Exception, match="no snapshot of it"):
                 await client.stream("notes").append(b"2")
-
-    run(tmp_path, body)

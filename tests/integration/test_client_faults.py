@@ -212,43 +212,40 @@ def test_a_message_to_an_inbox_that_is_no_reply_is_ignored(
 
 
 @pytest.mark.parametrize("event", ["reply", "no_responders", "tick", "reconnected"])
-def test_a_bug_in_a_callback_fails_the_client_and_leaves_nobody_waiting(
+async def test_a_bug_in_a_callback_fails_the_client_and_leaves_nobody_waiting(
     event: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        cluster, bus = FakeCluster(network.connect("cluster")), network.connect("client")
-        await cluster.start("a")
-        async with connect(bus=bus, timeout_seconds=60.0) as client, asyncio.timeout(20):
-            stream = client.stream("s")
+    network = MemoryNetwork()
+    cluster, bus = FakeCluster(network.connect("cluster")), network.connect("client")
+    await cluster.start("a")
+    async with connect(bus=bus, timeout_seconds=60.0) as client, asyncio.timeout(20):
+        stream = client.stream("s")
+        await stream.append(b"")
+        following = asyncio.ensure_future(anext(client.stream("quiet").subscribe()))
+        await until(lambda: bool(client._follower._feeds))
+        monkeypatch.setattr(Coalescer, event, broken)
+        server = cluster.servers[0]
+        server.silent = event in ("tick", "reconnected")
+        if event == "no_responders":
+            await server.stop()
+        calls = [asyncio.ensure_future(stream.append(b"")) for _ in range(3)]
+        calls.append(asyncio.ensure_future(client.kv("k").get("a")))
+        if event == "reconnected":
+            await asyncio.sleep(0)
+            bus.drop()
+            bus.come_back()
+        for waiting in [*calls, following]:
+            with pytest.raises(ConnectionFailedError, match=r"the client failed: .*planted"):
+                await waiting
+        with pytest.raises(ConnectionFailedError, match="planted"):
             await stream.append(b"")
-            following = asyncio.ensure_future(anext(client.stream("quiet").subscribe()))
-            await until(lambda: bool(client._follower._feeds))
-            monkeypatch.setattr(Coalescer, event, broken)
-            server = cluster.servers[0]
-            server.silent = event in ("tick", "reconnected")
-            if event == "no_responders":
-                await server.stop()
-            calls = [asyncio.ensure_future(stream.append(b"")) for _ in range(3)]
-            calls.append(asyncio.ensure_future(client.kv("k").get("a")))
-            if event == "reconnected":
-                await asyncio.sleep(0)
-                bus.drop()
-                bus.come_back()
-            for waiting in [*calls, following]:
-                with pytest.raises(ConnectionFailedError, match=r"the client failed: .*planted"):
-                    await waiting
-            with pytest.raises(ConnectionFailedError, match="planted"):
-                await stream.append(b"")
-        (record,) = [each for each in caplog.records if each.message == "client.failed"]
-        assert record.exc_info is not None
-        assert str(record.exc_info[1]) == "planted"
-        assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()
-
-    asyncio.run(main())
+    (record,) = [each for each in caplog.records if each.message == "client.failed"]
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "planted"
+    assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()
 
 
 def test_a_cancelled_caller_leaves_the_others_alone(nats: NatsServer) -> None:
@@ -310,52 +307,46 @@ def test_callers_beyond_the_limit_wait_for_room_in_order(
     run(nats, test)
 
 
-def test_a_connection_that_passes_nothing_any_more_costs_a_pause_and_no_write(
+async def test_a_connection_that_passes_nothing_any_more_costs_a_pause_and_no_write(
     nats: NatsServer,
 ) -> None:
-    async def main() -> None:
-        async with (
-            asyncio.timeout(100),
-            fake_cluster(nats.url, "a") as cluster,
-            stalling_proxy(nats.port) as proxy,
-            connect(proxy.url, timeout_seconds=60.0) as client,
-        ):
-            stream = client.stream("s")
-            await stream.append(b"first")
-            proxy.stall()
-            # More than the sockets on the way hold, so that some of it stays unsent.
-            values = [b"%d " % number + bytes(200_000) for number in range(100)]
-            appends = [asyncio.create_task(stream.append(value)) for value in values]
-            await until(lambda: proxy.accepted_count > 1, 30.0)
-            proxy.heal()
-            acks = await asyncio.gather(*appends)
-            assert [ack.seq for ack in acks] == list(range(2, 102))
-            assert len(cluster.owner) == 1
-            # And it closes while the next one is stalled.
-            proxy.stall()
-            waiting = asyncio.create_task(stream.append(bytes(900_000)))
-            await asyncio.sleep(0)
-            await client.close()
-            with pytest.raises(ConnectionFailedError):
-                await waiting
-
-    asyncio.run(main())
+    async with (
+        asyncio.timeout(100),
+        fake_cluster(nats.url, "a") as cluster,
+        stalling_proxy(nats.port) as proxy,
+        connect(proxy.url, timeout_seconds=60.0) as client,
+    ):
+        stream = client.stream("s")
+        await stream.append(b"first")
+        proxy.stall()
+        # More than the sockets on the way hold, so that some of it stays unsent.
+        values = [b"%d " % number + bytes(200_000) for number in range(100)]
+        appends = [asyncio.create_task(stream.append(value)) for value in values]
+        await until(lambda: proxy.accepted_count > 1, 30.0)
+        proxy.heal()
+        acks = await asyncio.gather(*appends)
+        assert [ack.seq for ack in acks] == list(range(2, 102))
+        assert len(cluster.owner) == 1
+        # And it closes while the next one is stalled.
+        proxy.stall()
+        waiting = asyncio.create_task(stream.append(bytes(900_000)))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(ConnectionFailedError):
+            await waiting
 
 
 # When there is nobody to ask
 
 
-def test_without_a_coordinator_the_error_says_so(nats: NatsServer) -> None:
-    async def main() -> None:
-        async with connect(nats.url, timeout_seconds=0.3) as client:
-            with pytest.raises(NoCoordinatorError):
-                await client.stream("s").append(b"")
-            with pytest.raises(NoCoordinatorError):
-                await client.servers()
-            with pytest.raises(NoCoordinatorError):
-                await anext(client.stream("s").subscribe())
-
-    asyncio.run(main())
+async def test_without_a_coordinator_the_error_says_so(nats: NatsServer) -> None:
+    async with connect(nats.url, timeout_seconds=0.3) as client:
+        with pytest.raises(NoCoordinatorError):
+            await client.stream("s").append(b"")
+        with pytest.raises(NoCoordinatorError):
+            await client.servers()
+        with pytest.raises(NoCoordinatorError):
+            await anext(client.stream("s").subscribe())
 
 
 def test_without_a_server_the_error_says_so_and_a_new_server_is_found(nats: NatsServer) -> None:
@@ -392,32 +383,26 @@ def test_a_question_that_died_with_its_coordinator_is_asked_again(nats: NatsServ
     run(nats, test)
 
 
-def test_without_nats_connect_fails_with_the_url() -> None:
-    async def main() -> None:
-        with pytest.raises(ConnectionFailedError, match=r"127\.0\.0\.1:1"):
-            await connect("nats://127.0.0.1:1")
-
-    asyncio.run(main())
+async def test_without_nats_connect_fails_with_the_url() -> None:
+    with pytest.raises(ConnectionFailedError, match=r"127\.0\.0\.1:1"):
+        await connect("nats://127.0.0.1:1")
 
 
-def test_close_fails_what_waits_and_ends_subscriptions(nats: NatsServer) -> None:
-    async def main() -> None:
-        async with fake_cluster(nats.url, "a") as cluster:
-            client = await connect(nats.url)
+async def test_close_fails_what_waits_and_ends_subscriptions(nats: NatsServer) -> None:
+    async with fake_cluster(nats.url, "a") as cluster:
+        client = await connect(nats.url)
+        await client.stream("s").append(b"")
+        changes = client.stream("s").subscribe(start_seq=1)
+        assert values(await take(changes, 1)) == [b""]
+        following = asyncio.ensure_future(anext(changes, None))
+        cluster.servers[0].silent = True
+        write = asyncio.create_task(client.stream("s").append(b""))
+        await asyncio.sleep(0.05)
+        await client.close()
+        await client.close()
+        with pytest.raises(ConnectionFailedError, match="closed"):
+            await write
+        assert await following is None
+        with pytest.raises(ConnectionFailedError):
             await client.stream("s").append(b"")
-            changes = client.stream("s").subscribe(start_seq=1)
-            assert values(await take(changes, 1)) == [b""]
-            following = asyncio.ensure_future(anext(changes, None))
-            cluster.servers[0].silent = True
-            write = asyncio.create_task(client.stream("s").append(b""))
-            await asyncio.sleep(0.05)
-            await client.close()
-            await client.close()
-            with pytest.raises(ConnectionFailedError, match="closed"):
-                await write
-            assert await following is None
-            with pytest.raises(ConnectionFailedError):
-                await client.stream("s").append(b"")
-            assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()
-
-    asyncio.run(main())
+        assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()

@@ -290,30 +290,29 @@ def test_breaking_out_of_the_loop_stops_listening(nats: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("pattern", [False, True])
-def test_a_subscription_that_is_ended_while_it_begins_leaves_nothing_behind(pattern: bool) -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        cluster = FakeCluster(network.connect("cluster"))
-        await cluster.start("a")
-        async with connect(bus=network.connect("client")) as client, asyncio.timeout(60):
-            await client.stream("s").append(b"1")
-            listening, follower = len(network._subscriptions), client._follower
-            for turns in range(20):
-                changes = client.subscribe("*") if pattern else client.stream("s").subscribe()
-                beginning = asyncio.create_task(anext(changes))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                await changes.aclose()
-                with pytest.raises(StopAsyncIteration):
-                    await beginning
-                assert not follower._feeds
-                assert not follower._patterns
-                await until(lambda: len(network._subscriptions) == listening)
+async def test_a_subscription_that_is_ended_while_it_begins_leaves_nothing_behind(
+    pattern: bool,
+) -> None:
+    network = MemoryNetwork()
+    cluster = FakeCluster(network.connect("cluster"))
+    await cluster.start("a")
+    async with connect(bus=network.connect("client")) as client, asyncio.timeout(60):
+        await client.stream("s").append(b"1")
+        listening, follower = len(network._subscriptions), client._follower
+        for turns in range(20):
+            changes = client.subscribe("*") if pattern else client.stream("s").subscribe()
+            beginning = asyncio.create_task(anext(changes))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await changes.aclose()
+            with pytest.raises(StopAsyncIteration):
+                await beginning
+            assert not follower._feeds
+            assert not follower._patterns
+            await until(lambda: len(network._subscriptions) == listening)
 
-    asyncio.run(main())
 
-
-def test_broadcasts_that_make_no_sense_are_logged_and_mended_by_the_owner(
+async def test_broadcasts_that_make_no_sense_are_logged_and_mended_by_the_owner(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd: list[Any] = [
@@ -324,34 +323,30 @@ def test_broadcasts_that_make_no_sense_are_logged_and_mended_by_the_owner(
         [9, 1, 0, [[CHANGE_SET_MESSAGE, 2, b""], [CHANGE_SET_MESSAGE, "3", b""]]],
         [9, 1, 0, [None]],
     ]
+    network = MemoryNetwork()
+    cluster = FakeCluster(network.connect("cluster"))
+    await cluster.start("a")
+    subject = cluster.subjects.changes(StoreId("default", *STREAM))
+    async with connect(bus=network.connect("client")) as client, asyncio.timeout(30):
+        stream = client.stream("s")
+        async with stream.subscribe() as changes:
+            await stream.append(b"0")
+            for number, each in enumerate(odd, 1):
+                await cluster.bus.publish(subject, frames.encode(each))
+                await stream.append(b"%d" % number)
+            await cluster.bus.publish(subject, b"\x02 of a later version")
+            await cluster.bus.publish(subject, b"")
+            assert [c.revision for c in await take(changes, 7)] == list(range(1, 8))
+            await until(lambda: caplog.text.count("client.broadcast_malformed") == len(odd) + 2)
 
-    async def main() -> None:
-        network = MemoryNetwork()
-        cluster = FakeCluster(network.connect("cluster"))
-        await cluster.start("a")
-        subject = cluster.subjects.changes(StoreId("default", *STREAM))
-        async with connect(bus=network.connect("client")) as client, asyncio.timeout(30):
-            stream = client.stream("s")
-            async with stream.subscribe() as changes:
-                await stream.append(b"0")
-                for number, each in enumerate(odd, 1):
-                    await cluster.bus.publish(subject, frames.encode(each))
-                    await stream.append(b"%d" % number)
-                await cluster.bus.publish(subject, b"\x02 of a later version")
-                await cluster.bus.publish(subject, b"")
-                assert [c.revision for c in await take(changes, 7)] == list(range(1, 8))
-                await until(lambda: caplog.text.count("client.broadcast_malformed") == len(odd) + 2)
+            def broken(*_: object) -> None:
+                raise RuntimeError("planted")
 
-                def broken(*_: object) -> None:
-                    raise RuntimeError("planted")
-
-                with monkeypatch.context() as patch:
-                    patch.setattr("holdfast.client.following.merge.Merge._apply", broken)
-                    await stream.append(b"7")
-                    await until(lambda: "client.broadcast_failed" in caplog.text)
-                assert values(await take(changes, 1)) == [b"7"]
-
-    asyncio.run(main())
+            with monkeypatch.context() as patch:
+                patch.setattr("holdfast.client.following.merge.Merge._apply", broken)
+                await stream.append(b"7")
+                await until(lambda: "client.broadcast_failed" in caplog.text)
+            assert values(await take(changes, 1)) == [b"7"]
 
 
 def test_an_owner_that_makes_no_sense_is_an_error_for_as_long_as_it_lasts(
@@ -426,46 +421,43 @@ def test_a_saved_revision_that_is_no_good_any_more_is_a_reset_with_everything(
     run(nats, test)
 
 
-def test_a_slow_consumer_of_a_busy_kv_takes_no_more_memory_with_time() -> None:
-    async def main() -> None:
-        network = MemoryNetwork()
-        cluster = FakeCluster(network.connect("cluster"))
-        await cluster.start("a")
-        async with connect(bus=network.connect("client")) as client, asyncio.timeout(60):
-            kv, buffers = client.kv("k"), client._follower.buffers
-            subject = cluster.subjects.changes(StoreId("default", *KV))
-            async with kv.watch() as changes:
-                await take(changes, 1)
-                store = cluster.store(*KV)
-                sizes = []
-                for tick in range(500):
-                    # What a server says of a hundred keys overwritten in one turn.
-                    rows = [[CHANGE_SET_ENTRY, str(i), b"%8d" % tick] for i in range(100)]
-                    await cluster.bus.publish(
-                        subject, frames.encode_changes(1, store.revision, 0, rows)
-                    )
-                    for row in rows:
-                        store.revision += 1
-                        store.entries[row[1]] = (store.revision, 0, row[2], None)
-                    store.log = [
-                        (entry[0], 0, [5, key, entry[2]]) for key, entry in store.entries.items()
-                    ]
-                    await asyncio.sleep(0)
-                    sizes.append(buffers.used_bytes)
-                assert max(sizes) <= SUBSCRIPTION_BUFFER_CHANGES * 1024
-                assert len(set(sizes[100:])) == 1
-                store.log.sort()
-                revisions, state = [], {}
-                while not revisions or revisions[-1] < store.revision:
-                    for change in await take(changes, 1):
-                        assert change.entry is not None
-                        revisions.append(change.revision)
-                        state[change.entry.key] = change.entry.value
-                assert revisions == sorted(set(revisions))
-                assert set(state.values()) == {b"%8d" % 499}
-                assert buffers.used_bytes == 0
-
-    asyncio.run(main())
+async def test_a_slow_consumer_of_a_busy_kv_takes_no_more_memory_with_time() -> None:
+    network = MemoryNetwork()
+    cluster = FakeCluster(network.connect("cluster"))
+    await cluster.start("a")
+    async with connect(bus=network.connect("client")) as client, asyncio.timeout(60):
+        kv, buffers = client.kv("k"), client._follower.buffers
+        subject = cluster.subjects.changes(StoreId("default", *KV))
+        async with kv.watch() as changes:
+            await take(changes, 1)
+            store = cluster.store(*KV)
+            sizes = []
+            for tick in range(500):
+                # What a server says of a hundred keys overwritten in one turn.
+                rows = [[CHANGE_SET_ENTRY, str(i), b"%8d" % tick] for i in range(100)]
+                await cluster.bus.publish(
+                    subject, frames.encode_changes(1, store.revision, 0, rows)
+                )
+                for row in rows:
+                    store.revision += 1
+                    store.entries[row[1]] = (store.revision, 0, row[2], None)
+                store.log = [
+                    (entry[0], 0, [5, key, entry[2]]) for key, entry in store.entries.items()
+                ]
+                await asyncio.sleep(0)
+                sizes.append(buffers.used_bytes)
+            assert max(sizes) <= SUBSCRIPTION_BUFFER_CHANGES * 1024
+            assert len(set(sizes[100:])) == 1
+            store.log.sort()
+            revisions, state = [], {}
+            while not revisions or revisions[-1] < store.revision:
+                for change in await take(changes, 1):
+                    assert change.entry is not None
+                    revisions.append(change.revision)
+                    state[change.entry.key] = change.entry.value
+            assert revisions == sorted(set(revisions))
+            assert set(state.values()) == {b"%8d" % 499}
+            assert buffers.used_bytes == 0
 
 
 def test_everything_goes_on_after_nats_was_away(tmp_path: Path) -> None:

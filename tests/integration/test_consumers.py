@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client import Client, Consumer, NotFoundError, Stream, connect
+from holdfast.client import Consumer, NotFoundError, Stream, connect
 from holdfast.protocol.limits import MAX_VALUE_BYTES
-from tests.support.cluster import Processes
-from tests.support.cluster_in_loop import pid_of, run_in_cluster
+from tests.support.cluster_in_loop import cluster_with_client, pid_of
 
 MESSAGES = 2000
 WORKERS = 8
 
 
-def test_each_message_is_acknowledged_once_though_the_owner_is_killed(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_each_message_is_acknowledged_once_though_the_owner_is_killed(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path) as (cluster, client):
         await check_one_worker(client.stream("small"))
         stream = client.stream("jobs")
         await stream.append_many([b"%d" % number for number in range(MESSAGES)])
@@ -63,8 +62,6 @@ def test_each_message_is_acknowledged_once_though_the_owner_is_killed(tmp_path: 
             0,
             0,
         )
-
-    run_in_cluster(tmp_path, body)
 
 
 async def check_one_worker(stream: Stream) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import apsw
@@ -46,30 +46,25 @@ class Supervised:
                 await asyncio.sleep(0.05)
 
 
-Body = Callable[[Processes, Client], Awaitable[None]]
-
-
-def run(tmp_path: Path, body: Body, *, idle_close_seconds: float = 1) -> None:
-    """Run `body` with two supervised servers."""
-
-    async def main(processes: Processes) -> None:
-        servers = [Supervised(processes, name, idle_close_seconds) for name in ("s1", "s2")]
-        async with (
-            asyncio.timeout(DEADLINE_SECONDS * 3),
-            connect(processes.nats.url, tenant=TENANT) as client,
-            asyncio.TaskGroup() as tasks,
-        ):
-            running = [tasks.create_task(server.keep_running()) for server in servers]
-            try:
-                await all_live(client)
-                await body(processes, client)
-            finally:
-                for task in running:
-                    task.cancel()
-
+@asynccontextmanager
+async def supervised(
+    tmp_path: Path, *, idle_close_seconds: float = 1
+) -> AsyncIterator[tuple[Processes, Client]]:
+    """Run two supervised servers around the body."""
     with running_processes(tmp_path) as processes:
+        servers = [Supervised(processes, name, idle_close_seconds) for name in ("s1", "s2")]
         try:
-            asyncio.run(main(processes))
+            async with (
+                connect(processes.nats.url, tenant=TENANT) as client,
+                asyncio.TaskGroup() as tasks,
+            ):
+                running = [tasks.create_task(server.keep_running()) for server in servers]
+                try:
+                    await all_live(client)
+                    yield processes, client
+                finally:
+                    for task in running:
+                        task.cancel()
         except BaseException:
             for log in sorted(tmp_path.glob("*.log")):
                 print(f"--- {log.name}\n{log.read_text()[-3000:]}")
@@ -120,8 +115,8 @@ async def listed(client: Client) -> dict[str, int]:
     return {one.name: one.state async for one in client.stores()}
 
 
-def test_a_lost_state_loses_no_data_and_no_epoch_goes_back(tmp_path: Path) -> None:
-    async def body(processes: Processes, client: Client) -> None:
+async def test_a_lost_state_loses_no_data_and_no_epoch_goes_back(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as (processes, client):
         idle = [f"idle.{number}" for number in range(50)]
         await asyncio.gather(*(client.stream(name).append(b"before") for name in idle))
         async with AsyncExitStack() as followers, running_load(client, 40) as load:
@@ -155,11 +150,10 @@ def test_a_lost_state_loses_no_data_and_no_epoch_goes_back(tmp_path: Path) -> No
         assert all(after[name] >= epoch for name, epoch in before.items())
         assert set(await listed(client)) == {*load.names, *idle}
 
-    run(tmp_path, body)
 
-
-def test_an_older_state_that_is_restored_makes_no_second_owner(tmp_path: Path) -> None:
-    async def body(processes: Processes, client: Client) -> None:
+async def test_an_older_state_that_is_restored_makes_no_second_owner(tmp_path: Path) -> None:
+    # What stays open stays its owner's, whatever a coordinator says.
+    async with supervised(tmp_path, idle_close_seconds=60) as (processes, client):
         names = [f"notes.{number}" for number in range(6)]
         folder, backup = processes.layout.coordinator, tmp_path / "backup"
 
@@ -190,9 +184,6 @@ def test_an_older_state_that_is_restored_makes_no_second_owner(tmp_path: Path) -
                 values = [message.value async for message in other.stream(name).get_all()]
                 assert values == [b"1", b"2", b"3", b"4", b"5"], name
 
-    # What stays open stays its owner's, whatever a coordinator says.
-    run(tmp_path, body, idle_close_seconds=60)
-
 
 async def drain_for_a_moment(processes: Processes, client: Client, server: str) -> None:
     async def is_there() -> bool:
@@ -213,10 +204,10 @@ async def drain_for_a_moment(processes: Processes, client: Client, server: str) 
         await bus.close()
 
 
-def test_a_store_whose_file_is_gone_is_noticed_after_the_state_was_lost_and_found_again(
+async def test_a_store_whose_file_is_gone_is_noticed_after_the_state_was_lost_and_found_again(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, client: Client) -> None:
+    async with supervised(tmp_path) as (processes, client):
         await client.stream("notes").append(b"1")
         store = StoreId(TENANT, StoreKind.STREAM, "notes")
         path = processes.layout.store(store)
@@ -235,13 +226,11 @@ def test_a_store_whose_file_is_gone_is_noticed_after_the_state_was_lost_and_foun
         with pytest.raises(HoldfastError, match="missing"):
             await client.stream("notes").get(1)
 
-    run(tmp_path, body)
 
-
-def test_a_damaged_state_is_refused_and_replaced_when_the_operator_says_so(
+async def test_a_damaged_state_is_refused_and_replaced_when_the_operator_says_so(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, client: Client) -> None:
+    async with supervised(tmp_path) as (processes, client):
         await client.stream("notes").append(b"1")
         processes.coordinator.kill()
         lose_state(processes)
@@ -256,8 +245,6 @@ def test_a_damaged_state_is_refused_and_replaced_when_the_operator_says_so(
         kept = processes.layout.quarantine / "_coordinator"
         assert [each.name for each in kept.glob("*/state.db")] == ["state.db"]
 
-    run(tmp_path, body)
-
 
 @pytest.fixture
 def takeover_seconds() -> Iterator[list[float]]:
@@ -266,10 +253,10 @@ def takeover_seconds() -> Iterator[list[float]]:
     print(f"the standby answered after {max(found, default=0.0):.2f} s")
 
 
-def test_a_standby_takes_over_under_load_and_nobody_is_told_of_an_error(
+async def test_a_standby_takes_over_under_load_and_nobody_is_told_of_an_error(
     tmp_path: Path, takeover_seconds: list[float]
 ) -> None:
-    async def body(processes: Processes, client: Client) -> None:
+    async with supervised(tmp_path) as (processes, client):
         active = processes.coordinator
         async with AsyncExitStack() as followers, running_load(client, 60) as load:
             await followers.enter_async_context(load.followed(load.names[::20]))
@@ -286,8 +273,6 @@ def test_a_standby_takes_over_under_load_and_nobody_is_told_of_an_error(
         print(load.pauses())
         await load.check()
         assert no_store_moved(load, [one async for one in client.stores(prefix="load.")])
-
-    run(tmp_path, body)
 
 
 def waits(standby: Process) -> Callable[[], bool]:

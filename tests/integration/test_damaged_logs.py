@@ -17,7 +17,7 @@ from tests.support.cluster import (
     Process,
     Processes,
     refusal,
-    run_processes,
+    serving,
     until,
     values,
 )
@@ -50,10 +50,10 @@ async def die_with_a_damaged_log(processes: Processes, server: Process, peer: Pe
     return segment
 
 
-def test_a_store_whose_last_changes_were_damaged_is_refused_and_all_others_are_served(
+async def test_a_store_whose_last_changes_were_damaged_is_refused_and_all_others_are_served(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         segment = await die_with_a_damaged_log(processes, server, peer)
         incarnation = segment.parent.parent.name
         server = processes.start_persist("s1")
@@ -90,11 +90,9 @@ def test_a_store_whose_last_changes_were_damaged_is_refused_and_all_others_are_s
         assert {each.name for each in folder.iterdir()} == {segment.name, "report.json"}
         assert await values(peer, "a") == [b"1", b"2", b"3"]
 
-    run_processes(tmp_path, body)
 
-
-def test_an_old_store_whose_last_change_was_damaged_is_refused(tmp_path: Path) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+async def test_an_old_store_whose_last_change_was_damaged_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         await append(peer, "b", 1, b"old")
         assert server.stop() == 0
         server = processes.start_persist("s1")
@@ -116,13 +114,11 @@ def test_an_old_store_whose_last_change_was_damaged_is_refused(tmp_path: Path) -
         segment.parent.with_name("loss-accepted").touch()
         assert await values(peer, "b") == [b"old"]
 
-    run_processes(tmp_path, body)
 
-
-def test_a_removed_log_is_missed_and_its_stores_are_refused_until_it_is_back(
+async def test_a_removed_log_is_missed_and_its_stores_are_refused_until_it_is_back(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         await append(peer, "b", 1, b"old")
         await append(peer, "closed", 1, b"old")
         assert server.stop() == 0
@@ -143,5 +139,3 @@ def test_a_removed_log_is_missed_and_its_stores_are_refused_until_it_is_back(
         assert await values(peer, "b") == [b"old", b"precious"]
         assert await values(peer, "young") == [b"precious"]
         await until(lambda: not log.parent.exists(), "the log is let go")
-
-    run_processes(tmp_path, body)

@@ -14,19 +14,18 @@ from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.quarantine import quarantined
 from tests.support.cluster import TENANT, until, values
-from tests.support.world_in_loop import World, run
+from tests.support.world_in_loop import world_in_loop
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
 
 
-def test_a_flipped_bit_and_a_delete_all_stop_one_store_and_not_the_server(
+async def test_a_flipped_bit_and_a_delete_all_stop_one_store_and_not_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Each frame fills a segment, and one is enough for a checkpoint.
     monkeypatch.setattr(commit_log, "LOG_SEGMENT_BYTES", 1)
     monkeypatch.setattr(checkpointing, "_QUIET_SEGMENTS", 1)
-
-    async def body(world: World) -> None:
+    async with world_in_loop(tmp_path) as world:
         server = await world.start("s1")
         peer = world.peer
         for counter in range(1, 13):
@@ -62,5 +61,3 @@ def test_a_flipped_bit_and_a_delete_all_stop_one_store_and_not_the_server(
         with pytest.raises(StoreDamagedError, match="quarantine/"):
             await peer.write("notes", 14, [frames.APPEND, b"lost"])
         assert await values(peer, "other") == [b"1", b"2", b"3", b"4"]
-
-    run(tmp_path, body)

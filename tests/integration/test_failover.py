@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client import Client, StoreDamagedError
-from tests.support.cluster import Processes, until
-from tests.support.cluster_in_loop import pid_of, run_in_cluster, store_file
+from holdfast.client import StoreDamagedError
+from tests.support.cluster import until
+from tests.support.cluster_in_loop import cluster_with_client, pid_of, store_file
 
 
-def test_a_stopped_server_is_taken_over_and_acknowledges_nothing_when_it_wakes(
+async def test_a_stopped_server_is_taken_over_and_acknowledges_nothing_when_it_wakes(
     tmp_path: Path,
 ) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+    async with cluster_with_client(tmp_path) as (cluster, client):
         stream = client.stream("notes")
         acked = {}
         for number in range(20):
@@ -44,11 +44,9 @@ def test_a_stopped_server_is_taken_over_and_acknowledges_nothing_when_it_wakes(
         assert stored == acked
         assert store_file(tmp_path, "notes").name == "notes.stream.2.db"
 
-    run_in_cluster(tmp_path, body)
 
-
-def test_a_killed_servers_writes_are_all_there_and_none_twice(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_a_killed_servers_writes_are_all_there_and_none_twice(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path) as (cluster, client):
         streams = [client.stream(f"s.{number}") for number in range(20)]
         acked: dict[tuple[int, int], bytes] = {}
 
@@ -69,8 +67,6 @@ def test_a_killed_servers_writes_are_all_there_and_none_twice(tmp_path: Path) ->
             for message in stored:
                 assert acked[index, message.seq] == message.value
 
-    run_in_cluster(tmp_path, body)
-
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "missing": lambda path: path.unlink(),
@@ -84,13 +80,14 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
-def test_a_damaged_store_is_refused_and_never_silently_empty(tmp_path: Path) -> None:
-    async def fill(cluster: Processes, client: Client) -> None:
+async def test_a_damaged_store_is_refused_and_never_silently_empty(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path) as (_, client):
         for name in (*DAMAGE, "whole"):
             stream = client.stream(name)
             await stream.append_many([b"precious %d" % number for number in range(50)])
-
-    async def look(cluster: Processes, client: Client) -> None:
+    for damage, do in DAMAGE.items():
+        do(store_file(tmp_path, damage))
+    async with cluster_with_client(tmp_path) as (_, client):
         for damage in DAMAGE:
             stream = client.stream(damage)
             with pytest.raises(StoreDamagedError) as refused:
@@ -102,11 +99,6 @@ def test_a_damaged_store_is_refused_and_never_silently_empty(tmp_path: Path) -> 
         whole = client.stream("whole")
         assert len([message async for message in whole.get_all()]) == 50
         assert (await whole.append(b"more")).seq == 51
-
-    run_in_cluster(tmp_path, fill)
-    for damage, do in DAMAGE.items():
-        do(store_file(tmp_path, damage))
-    run_in_cluster(tmp_path, look)
     quarantined = {
         file.name.partition(".")[0]
         for folder in (tmp_path / "data" / "quarantine" / "acme").iterdir()
@@ -116,8 +108,8 @@ def test_a_damaged_store_is_refused_and_never_silently_empty(tmp_path: Path) -> 
     assert quarantined == set(DAMAGE) - {"missing"}
 
 
-def test_a_file_that_was_never_durable_is_rebuilt_from_the_log(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_a_file_that_was_never_durable_is_rebuilt_from_the_log(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path) as (cluster, client):
         stream = client.stream("young")
         for number in range(30):
             await stream.append(b"value %d" % number)
@@ -135,8 +127,6 @@ def test_a_file_that_was_never_durable_is_rebuilt_from_the_log(tmp_path: Path) -
         await until(lambda: not _runs(pid), "the server is gone")
         stored = [message.value async for message in stream.get_all()]
         assert stored == [b"value %d" % number for number in range(30)]
-
-    run_in_cluster(tmp_path, body)
 
 
 def _runs(pid: int) -> bool:

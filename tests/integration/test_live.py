@@ -49,7 +49,9 @@ def paragraphs() -> list[EditingTrace]:
     return made
 
 
-def test_eight_typists_share_a_document_across_the_death_of_its_owner(cluster: RunningUp) -> None:
+async def test_eight_typists_share_a_document_across_the_death_of_its_owner(
+    cluster: RunningUp,
+) -> None:
     """Each types a paragraph; whoever comes later has every one of them, byte for byte."""
     typed = paragraphs()
 
@@ -62,34 +64,31 @@ def test_eight_typists_share_a_document_across_the_death_of_its_owner(cluster: R
                 await asyncio.sleep(0.002)
         await document.save(timeout_seconds=60)
 
-    async def main() -> None:
-        half = asyncio.Barrier(TYPISTS + 1)
-        async with AsyncExitStack() as stack:
-            documents = []
-            for _ in range(TYPISTS):
-                client = await stack.enter_async_context(connect(cluster.nats))
-                live = client.live_stream("document", codec="msgpack")
-                documents.append(await stack.enter_async_context(live))
-            async with asyncio.TaskGroup() as tasks:
-                for number, document in enumerate(documents):
-                    tasks.create_task(type_paragraph(number, document, half))
-                await until(lambda: bool(documents[0]) and documents[0][0].seq == 1)
-                owner = (await client.stream("document").head()).server
-                await half.wait()
-                pid = cluster.pids()[owner]
-                assert pid is not None
-                os.kill(pid, signal.SIGKILL)
-            late = await stack.enter_async_context(connect(cluster.nats))
-            reader = await stack.enter_async_context(late.live_stream("document", codec="msgpack"))
-            assert len(reader) == TYPISTS * TRANSACTIONS
-            await until(lambda: all(len(each) == len(reader) for each in documents), 60)
-            assert [message.seq for message in reader] == list(range(1, len(reader) + 1))
-            for document in documents:
-                assert list(document) == list(reader)
-            for number, trace in enumerate(typed):
-                found: list[Sequence[Any]] = [
-                    message.value[1] for message in reader if message.value[0] == number
-                ]
-                assert replay(trace.start, found) == trace.document_after(TRANSACTIONS)
-
-    asyncio.run(main())
+    half = asyncio.Barrier(TYPISTS + 1)
+    async with AsyncExitStack() as stack:
+        documents = []
+        for _ in range(TYPISTS):
+            client = await stack.enter_async_context(connect(cluster.nats))
+            live = client.live_stream("document", codec="msgpack")
+            documents.append(await stack.enter_async_context(live))
+        async with asyncio.TaskGroup() as tasks:
+            for number, document in enumerate(documents):
+                tasks.create_task(type_paragraph(number, document, half))
+            await until(lambda: bool(documents[0]) and documents[0][0].seq == 1)
+            owner = (await client.stream("document").head()).server
+            await half.wait()
+            pid = cluster.pids()[owner]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        late = await stack.enter_async_context(connect(cluster.nats))
+        reader = await stack.enter_async_context(late.live_stream("document", codec="msgpack"))
+        assert len(reader) == TYPISTS * TRANSACTIONS
+        await until(lambda: all(len(each) == len(reader) for each in documents), 60)
+        assert [message.seq for message in reader] == list(range(1, len(reader) + 1))
+        for document in documents:
+            assert list(document) == list(reader)
+        for number, trace in enumerate(typed):
+            found: list[Sequence[Any]] = [
+                message.value[1] for message in reader if message.value[0] == number
+            ]
+            assert replay(trace.start, found) == trace.document_after(TRANSACTIONS)

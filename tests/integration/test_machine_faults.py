@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client import Client, StorageFailedError
-from tests.support.cluster import Processes
-from tests.support.cluster_in_loop import pid_of, run_in_cluster
+from holdfast.client import StorageFailedError
+from tests.support.cluster_in_loop import cluster_with_client, pid_of
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="limits of a running process are set with prlimit"
@@ -23,8 +22,8 @@ def log_sizes(data: Path) -> int:
     return max(path.stat().st_size for path in data.glob("data/servers/*/*/log/*.log"))
 
 
-def test_a_full_disk_refuses_writes_serves_reads_and_heals(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_a_full_disk_refuses_writes_serves_reads_and_heals(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (cluster, client):
         stream = client.stream("notes")
         acked = [(await stream.append(b"x" * 1000)).seq for _ in range(20)]
         pid = pid_of(cluster, (await stream.head()).server)
@@ -47,11 +46,11 @@ def test_a_full_disk_refuses_writes_serves_reads_and_heals(tmp_path: Path) -> No
         assert (await stream.head()).server == "s1"
         assert pid == pid_of(cluster, "s1"), "the server never had to go"
 
-    run_in_cluster(tmp_path, body, servers=1)
 
-
-def test_without_descriptors_nothing_is_acked_falsely_and_service_returns(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_without_descriptors_nothing_is_acked_falsely_and_service_returns(
+    tmp_path: Path,
+) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (cluster, client):
         stream = client.stream("notes")
         await stream.append(b"1")
         pid = pid_of(cluster, "s1")
@@ -61,8 +60,7 @@ def test_without_descriptors_nothing_is_acked_falsely_and_service_returns(tmp_pa
         )
         waiting = [asyncio.create_task(stream.append(b"2"))]
         waiting += [
-            asyncio.create_task(client.stream(f"more.{number}").append(b"1"))
-            for number in range(5)
+            asyncio.create_task(client.stream(f"more.{number}").append(b"1")) for number in range(5)
         ]
         await asyncio.sleep(0.3)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
@@ -75,5 +73,3 @@ def test_without_descriptors_nothing_is_acked_falsely_and_service_returns(tmp_pa
         assert (len(seqs) == 2) >= (not isinstance(answers[0], BaseException))
         for number in range(5):
             assert (await client.stream(f"more.{number}").append(b"last")).seq in (1, 2)
-
-    run_in_cluster(tmp_path, body, servers=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -24,33 +24,13 @@ from tests.support.cluster import (
     TENANT,
     Peer,
     Process,
-    Processes,
     all_files,
-    connected_peer,
     running_processes,
+    serving,
     until,
 )
 
 WRITERS = 12
-
-
-def run(
-    tmp_path: Path, body: Callable[[Processes, Process, Peer], Awaitable[None]], *arguments: str
-) -> None:
-    """Run `body` beside one persist server that takes frames."""
-
-    async def main(processes: Processes, server: Process) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS * 3), connected_peer(processes) as peer:
-            await peer.live()
-            await body(processes, server, peer)
-
-    with running_processes(tmp_path) as processes:
-        server = processes.start_persist("s1", *arguments)
-        try:
-            asyncio.run(main(processes, server))
-        except BaseException:
-            print(server.log[-4000:])
-            raise
 
 
 def only_line(process: Process) -> str:
@@ -89,8 +69,8 @@ async def check_all(peer: Peer, written: list[list[frames.Outcome]]) -> None:
         assert again == outcomes[-1]
 
 
-def test_every_acknowledged_write_outlives_kills_under_load(tmp_path: Path) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+async def test_every_acknowledged_write_outlives_kills_under_load(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         stop = asyncio.Event()
         writing = [asyncio.create_task(write_until(peer, n, stop)) for n in range(WRITERS)]
         for _ in range(2):
@@ -105,11 +85,9 @@ def test_every_acknowledged_write_outlives_kills_under_load(tmp_path: Path) -> N
         await check_all(peer, written)
         assert server.stop() == 0
 
-    run(tmp_path, body)
 
-
-def test_a_follower_sees_each_change_once_and_in_order_across_a_kill(tmp_path: Path) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+async def test_a_follower_sees_each_change_once_and_in_order_across_a_kill(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         seen: dict[int, bytes] = {}
 
         def keep(message: BusMessage) -> None:
@@ -137,13 +115,11 @@ def test_a_follower_sees_each_change_once_and_in_order_across_a_kill(tmp_path: P
             (revision, b"%d" % revision) for revision in range(1, last + 1)
         ]
 
-    run(tmp_path, body)
 
-
-def test_a_stopped_server_leaves_files_only_and_a_new_cluster_has_everything(
+async def test_a_stopped_server_leaves_files_only_and_a_new_cluster_has_everything(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         stop = asyncio.Event()
         writing = [asyncio.create_task(write_until(peer, n, stop)) for n in range(WRITERS)]
         await asyncio.sleep(0.3)
@@ -165,11 +141,9 @@ def test_a_stopped_server_leaves_files_only_and_a_new_cluster_has_everything(
         (entry,) = await peer.read("settings", [frames.GET_ENTRY, "k"], kind=StoreKind.KV)
         assert entry[3] == b"v"
 
-    run(tmp_path, body)
 
-
-def test_idle_stores_are_closed_and_come_back(tmp_path: Path) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+async def test_idle_stores_are_closed_and_come_back(tmp_path: Path) -> None:
+    async with serving(tmp_path, "--idle-close-seconds", "0.3") as (processes, server, peer):
         first = await peer.write("idle", 1, [frames.APPEND, b"v"])
         await peer.read("idle", [frames.HEAD])
         path = processes.layout.store(StoreId(TENANT, StoreKind.STREAM, "idle"))
@@ -184,11 +158,9 @@ def test_idle_stores_are_closed_and_come_back(tmp_path: Path) -> None:
         assert await peer.write("idle", 1, [frames.APPEND, b"v"]) == first
         assert (await peer.write("idle", 2, [frames.APPEND, b"v"])).results == [[2, 2]]
 
-    run(tmp_path, body, "--idle-close-seconds", "0.3")
 
-
-def test_of_two_processes_with_one_name_the_second_is_refused(tmp_path: Path) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+async def test_of_two_processes_with_one_name_the_second_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         second = processes.start_persist("s1")
         assert await asyncio.to_thread(second.wait) == 1
         assert "server 's1' is already running" in only_line(second)
@@ -196,14 +168,12 @@ def test_of_two_processes_with_one_name_the_second_is_refused(tmp_path: Path) ->
         assert len(processes.incarnations("s1")) == 1
         assert (await peer.write("a", 1, [frames.APPEND, b"v"])).results == [[1, 1]]
 
-    run(tmp_path, body)
-
 
 @pytest.mark.parametrize("what", ["write", "read", "retry"])
-def test_a_server_that_finds_its_fence_answers_nothing_more_and_ends(
+async def test_a_server_that_finds_its_fence_answers_nothing_more_and_ends(
     tmp_path: Path, what: str
 ) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         await peer.write("a", 1, [frames.APPEND, b"v"])
         heard: list[bytes] = []
         store = StoreId(TENANT, StoreKind.STREAM, "a")
@@ -230,36 +200,28 @@ def test_a_server_that_finds_its_fence_answers_nothing_more_and_ends(
         else:
             assert (await peer.write("a", 1, [frames.APPEND, b"v"])).results == [[1, 1]]
 
-    run(tmp_path, body)
 
-
-def test_a_server_that_nobody_asks_anything_finds_its_fence_too(tmp_path: Path) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+async def test_a_server_that_nobody_asks_anything_finds_its_fence_too(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (processes, server, _):
         (incarnation,) = processes.incarnations("s1")
         fence(Disk(), processes.layout.fence("s1", incarnation))
         assert await asyncio.to_thread(server.wait) == 1
 
-    run(tmp_path, body)
 
-
-def test_writes_wait_for_a_coordinator_that_is_away_and_open_stores_do_not(
+async def test_writes_wait_for_a_coordinator_that_is_away_and_open_stores_do_not(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path) as (processes, _, peer):
         await peer.write("open", 1, [frames.APPEND, b"v"])
         processes.coordinator.kill()
         outcome = await peer.group((1, "open", 2, 2, 0, [[frames.APPEND, b"v"]]))
         assert outcome.results == [[2, 2]]
-        waiting = asyncio.create_task(
-            peer.group((1, "closed", 1, 1, 0, [[frames.APPEND, b"v"]]))
-        )
+        waiting = asyncio.create_task(peer.group((1, "closed", 1, 1, 0, [[frames.APPEND, b"v"]])))
         outcome = await peer.group((1, "open", 3, 3, 0, [[frames.APPEND, b"v"]]))
         assert not waiting.done()
         processes.start("coordinator", "coordinator")
         outcome = await waiting
         assert outcome.results == [[1, 1]]
-
-    run(tmp_path, body)
 
 
 # Starting wrongly
@@ -313,8 +275,8 @@ def test_wrong_usage_ends_with_2(tmp_path: Path, arguments: list[str]) -> None:
         assert "Traceback" not in server.log
 
 
-def test_a_damaged_store_is_reported_and_the_others_are_served(tmp_path: Path) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+async def test_a_damaged_store_is_reported_and_the_others_are_served(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         for name in ("bad", "good"):
             await peer.write(name, 1, [frames.APPEND, b"v"])
         assert server.stop() == 0
@@ -334,13 +296,11 @@ def test_a_damaged_store_is_reported_and_the_others_are_served(tmp_path: Path) -
         )
         assert reply[0][1:3] == [1, "store_damaged"]
 
-    run(tmp_path, body)
 
-
-def test_a_store_that_was_only_read_leaves_nothing_with_server_and_coordinator(
+async def test_a_store_that_was_only_read_leaves_nothing_with_server_and_coordinator(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path, "--idle-close-seconds", "0.2") as (processes, server, _):
         async with connect(processes.nats.url, tenant=TENANT) as client:
             for name in ("nosuch", "nothing"):
                 assert await client.stream(name).get(1) is None
@@ -354,5 +314,3 @@ def test_a_store_that_was_only_read_leaves_nothing_with_server_and_coordinator(
         processes.coordinator.stop()
         with closing(sqlite3.connect(processes.layout.coordinator / "state.db")) as state:
             assert state.execute("SELECT name FROM stores").fetchall() == [("nosuch",)]
-
-    run(tmp_path, body, "--idle-close-seconds", "0.2")

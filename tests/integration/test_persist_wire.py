@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +25,22 @@ from tests.support.cluster import (
     Peer,
     Processes,
     all_files,
-    connected_peer,
     refusal,
-    running_processes,
+    serving,
 )
 
 STREAM, KV = int(StoreKind.STREAM), int(StoreKind.KV)
 HUGE = (1 << 63) - 1
 
 
-def run(tmp_path: Path, body: Callable[[Processes, Peer], Awaitable[None]]) -> None:
-    """Run `body` beside one persist server, which must be well afterwards."""
-
-    async def main(processes: Processes) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS * 2), connected_peer(processes) as peer:
-            await peer.live()
-            await body(processes, peer)
-            assert (await peer.write("after", 1, [frames.APPEND, b"v"])).results == [[1, 1]]
-
-    with running_processes(tmp_path) as processes:
-        server = processes.start_persist("s1")
-        try:
-            asyncio.run(main(processes))
-            assert server.running
-            assert "Traceback" not in server.log
-        except BaseException:
-            print(server.log[-4000:])
-            raise
+@asynccontextmanager
+async def served(tmp_path: Path) -> AsyncIterator[tuple[Processes, Peer]]:
+    """Run one persist server around the body, which must be well afterwards."""
+    async with serving(tmp_path) as (processes, server, peer):
+        yield processes, peer
+        assert (await peer.write("after", 1, [frames.APPEND, b"v"])).results == [[1, 1]]
+        assert server.running
+        assert "Traceback" not in server.log
 
 
 def request(*groups: Any, writer: Any = b"peer") -> bytes:
@@ -122,19 +112,19 @@ BAD_OPERATIONS: dict[str, tuple[int, int, list[Any]]] = {
 }
 
 
-def test_frames_that_are_none_are_refused_as_a_whole(tmp_path: Path) -> None:
-    async def body(processes: Processes, peer: Peer) -> None:
+async def test_frames_that_are_none_are_refused_as_a_whole(tmp_path: Path) -> None:
+    async with served(tmp_path) as (processes, peer):
         for what, payload in BAD_FRAMES.items():
             ((index, is_error, code, _),) = await peer.ask(payload)
             assert (index, is_error) == (-1, 1), what
             assert issubclass(ERRORS_BY_CODE[code], ProtocolError), what
         assert all_files(processes, "a") == []
 
-    run(tmp_path, body)
 
-
-def test_groups_that_make_no_sense_are_refused_and_their_neighbours_served(tmp_path: Path) -> None:
-    async def body(processes: Processes, peer: Peer) -> None:
+async def test_groups_that_make_no_sense_are_refused_and_their_neighbours_served(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as (processes, peer):
         for counter, (what, group) in enumerate(BAD_GROUPS.items(), start=1):
             good = (STREAM, "good", counter, counter, 0, [[1, b"v"]])
             refused, (_, is_error, outcome) = await peer.ask(request(group, good), groups=2)
@@ -147,28 +137,22 @@ def test_groups_that_make_no_sense_are_refused_and_their_neighbours_served(tmp_p
         for name in ("a", "bad.level", "early"):
             assert all_files(processes, name) == []
 
-    run(tmp_path, body)
 
-
-def test_operations_that_make_no_sense_are_refused_one_by_one(tmp_path: Path) -> None:
-    async def body(processes: Processes, peer: Peer) -> None:
+async def test_operations_that_make_no_sense_are_refused_one_by_one(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, peer):
         counters = {STREAM: 0, KV: 0}
         for what, (kind, writes, operation) in BAD_OPERATIONS.items():
             counters[kind] += writes
             counter = counters[kind] if writes else 0
-            (result,) = (
-                await peer.group((kind, "odd", counter, counter, 0, [operation]))
-            ).results
+            (result,) = (await peer.group((kind, "odd", counter, counter, 0, [operation]))).results
             assert type(result[0]) is str, what
             assert issubclass(ERRORS_BY_CODE[result[0]], RequestError | ProtocolError), what
         for kind in StoreKind:
             assert (await peer.read("odd", [frames.HEAD], kind=kind))[0][:5] == [0, 1, 0, 0, 0]
 
-    run(tmp_path, body)
 
-
-def test_random_and_mutated_frames_never_take_the_server_down(tmp_path: Path) -> None:
-    async def body(processes: Processes, peer: Peer) -> None:
+async def test_random_and_mutated_frames_never_take_the_server_down(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, peer):
         rng = random.Random(17)
         whole = request(
             (STREAM, "mutant", 1, 1, 0, [[1, b"value", {"h": "x"}, "id", 0], [8, [[1, b""]]]]),
@@ -184,17 +168,13 @@ def test_random_and_mutated_frames_never_take_the_server_down(tmp_path: Path) ->
             await peer.bus.publish(subject, rng.randbytes(rng.randint(0, 99)), "no.such.inbox")
         await peer.bus.flush()
 
-    run(tmp_path, body)
 
-
-def test_odd_subjects_and_replies_are_survived(tmp_path: Path) -> None:
-    async def body(processes: Processes, peer: Peer) -> None:
+async def test_odd_subjects_and_replies_are_survived(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, peer):
         append = request((STREAM, "odd", 1, 1, 0, [[1, b"v"]]))
         # No reply, the server's own subject as the reply, and the cluster's token as the tenant.
         await peer.bus.publish(SUBJECTS.server(TENANT, "s1"), append)
-        await peer.bus.publish(
-            SUBJECTS.server(TENANT, "s1"), append, SUBJECTS.server(TENANT, "s1")
-        )
+        await peer.bus.publish(SUBJECTS.server(TENANT, "s1"), append, SUBJECTS.server(TENANT, "s1"))
         for tenant in ("_", "a$b", "x" * 64):
             ((index, _, code, _),) = await peer.ask(append, tenant=tenant)
             assert (index, code) == (-1, "invalid_name")
@@ -204,13 +184,10 @@ def test_odd_subjects_and_replies_are_survived(tmp_path: Path) -> None:
             answer = await peer.bus.request(SUBJECTS.control("s1"), payload, DEADLINE_SECONDS)
             assert b"error" in answer
 
-    run(tmp_path, body)
 
-
-def test_many_long_keys_are_written_broadcast_read_and_deleted(tmp_path: Path) -> None:
+async def test_many_long_keys_are_written_broadcast_read_and_deleted(tmp_path: Path) -> None:
     """None of the frames that this makes may outgrow what NATS carries."""
-
-    async def body(processes: Processes, peer: Peer) -> None:
+    async with served(tmp_path) as (_, peer):
         keys = [f"{number:01000d}" for number in range(2000)]
         changes: list[bytes] = []
 
@@ -241,8 +218,10 @@ def test_many_long_keys_are_written_broadcast_read_and_deleted(tmp_path: Path) -
             delete = [frames.DELETE_ENTRIES, keys[start : start + 500]]
             await peer.write("long", counter, delete, kind=StoreKind.KV)
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while not changes or frames.decode_changes(changes[-1]).changes[-1][0] != 6 or (
-                frames.decode_changes(changes[-1]).previous_revision < 2003
+            while (
+                not changes
+                or frames.decode_changes(changes[-1]).changes[-1][0] != 6
+                or (frames.decode_changes(changes[-1]).previous_revision < 2003)
             ):
                 await asyncio.sleep(0.02)
         revision = 0
@@ -252,22 +231,18 @@ def test_many_long_keys_are_written_broadcast_read_and_deleted(tmp_path: Path) -
             revision += len(batch.changes)
         assert revision == 2004
 
-    run(tmp_path, body)
 
-
-def test_the_largest_value_goes_there_and_back(tmp_path: Path) -> None:
-    async def body(processes: Processes, peer: Peer) -> None:
+async def test_the_largest_value_goes_there_and_back(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, peer):
         value = bytes(range(250)) * 4000
         headers = {"h": "x" * 16_000}
         assert (await peer.write("big", 1, [frames.APPEND, value, headers])).results == [[1, 1]]
         (row,) = await peer.read("big", [frames.GET_MESSAGE, 1])
         assert (row[3], row[4]) == (value, headers)
 
-    run(tmp_path, body)
 
-
-def test_reading_a_store_that_nobody_wrote_makes_no_file(tmp_path: Path) -> None:
-    async def body(processes: Processes, peer: Peer) -> None:
+async def test_reading_a_store_that_nobody_wrote_makes_no_file(tmp_path: Path) -> None:
+    async with served(tmp_path) as (processes, peer):
         reads: dict[StoreKind, list[list[Any]]] = {
             StoreKind.STREAM: [[frames.GET_MESSAGE, 1], [frames.GET_MESSAGES], [frames.HEAD]],
             StoreKind.KV: [[frames.GET_ENTRY, "k"], [frames.GET_ENTRIES], [frames.CHANGES, 0, 0]],
@@ -279,18 +254,15 @@ def test_reading_a_store_that_nobody_wrote_makes_no_file(tmp_path: Path) -> None
         # And then it can be written.
         assert (await peer.write("nobody", 1, [frames.APPEND, b"v"])).results == [[1, 1]]
 
-    run(tmp_path, body)
-
 
 @pytest.mark.parametrize("kind", StoreKind)
-def test_a_retry_gets_the_first_answer_and_a_given_up_group_is_refused(
+async def test_a_retry_gets_the_first_answer_and_a_given_up_group_is_refused(
     tmp_path: Path, kind: StoreKind
 ) -> None:
     operation: list[Any] = (
         [frames.APPEND, b"v"] if kind is StoreKind.STREAM else [frames.SET_ENTRY, "k", b"v"]
     )
-
-    async def body(processes: Processes, peer: Peer) -> None:
+    async with served(tmp_path) as (_, peer):
         first = await peer.write("retry", 1, operation, kind=kind)
         for _ in range(3):
             assert await peer.write("retry", 1, operation, kind=kind) == first
@@ -299,14 +271,11 @@ def test_a_retry_gets_the_first_answer_and_a_given_up_group_is_refused(
         assert late.code == "stale_write"
         assert (await peer.read("retry", [frames.HEAD], kind=kind))[0][0] == 2
 
-    run(tmp_path, body)
 
-
-def test_no_reply_goes_to_another_tenant(tmp_path: Path) -> None:
+async def test_no_reply_goes_to_another_tenant(tmp_path: Path) -> None:
     """Nor to the cluster's inboxes, nor to change subjects, whoever of a server and the coordinator
     is asked."""
-
-    async def body(processes: Processes, peer: Peer) -> None:
+    async with served(tmp_path) as (_, peer):
         heard: list[str] = []
         for subject in ("_INBOX.>", f"{SUBJECTS.prefix}.*.chg.>", "reply"):
             await peer.bus.subscribe(subject, lambda message: heard.append(message.subject))
@@ -348,5 +317,3 @@ def test_no_reply_goes_to_another_tenant(tmp_path: Path) -> None:
         assert sum(subject.startswith(good) for subject in heard) == len(asked)
         assert not set(wrong).intersection(heard)
         assert f"_INBOX.{TENANT}.x.1" not in heard
-
-    run(tmp_path, body)

@@ -2,7 +2,7 @@
 
 The disk, the clocks and the paths between the parts are under control where the shipped parts run
 in one loop, over the bus in memory, on real files (`World`); what needs a process to die has
-processes. """
+processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import Client
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import FencedError, StorageFailedError, StoreDamagedError
@@ -27,15 +26,12 @@ from holdfast.shared_fs.disk.disk import AppendFile, Disk
 from tests.support.cluster import (
     SUBJECTS,
     TENANT,
-    Peer,
-    Process,
-    Processes,
-    run_processes,
+    serving,
     until,
     values,
 )
-from tests.support.cluster_in_loop import run_in_cluster
-from tests.support.world_in_loop import World, run
+from tests.support.cluster_in_loop import cluster_with_client
+from tests.support.world_in_loop import world_in_loop
 
 DEADLINE_SECONDS = 30.0
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
@@ -84,10 +80,10 @@ def append(counter: int, value: bytes) -> tuple[Any, ...]:
 
 
 # The disk
-def test_a_sync_that_failed_once_ends_the_server_and_is_never_tried_again(
+async def test_a_sync_that_failed_once_ends_the_server_and_is_never_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body(world: World) -> None:
+    async with world_in_loop(tmp_path) as world:
         disk = FaultyDisk()
         first = await world.start("s1", disk)
         await world.peer.write("notes", 1, [frames.APPEND, b"1"])
@@ -107,13 +103,11 @@ def test_a_sync_that_failed_once_ends_the_server_and_is_never_tried_again(
         assert (await world.peer.write("notes", 2, [frames.APPEND, b"2"])).results == [[2, 2]]
         assert await values(world.peer) == [b"1", b"2"]
 
-    run(tmp_path, body)
 
-
-def test_an_unreadable_fence_holds_everything_back_and_then_everything_leaves(
+async def test_an_unreadable_fence_holds_everything_back_and_then_everything_leaves(
     tmp_path: Path,
 ) -> None:
-    async def body(world: World) -> None:
+    async with world_in_loop(tmp_path) as world:
         disk = FaultyDisk()
         server = await world.start("s1", disk)
         await world.peer.write("notes", 1, [frames.APPEND, b"1"])
@@ -135,11 +129,9 @@ def test_an_unreadable_fence_holds_everything_back_and_then_everything_leaves(
         assert world.fence_is_open(server)
         assert not world.ends["s1"].done()
 
-    run(tmp_path, body)
 
-
-def test_a_disk_that_is_slow_delays_acks_and_gets_nobody_fenced(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_a_disk_that_is_slow_delays_acks_and_gets_nobody_fenced(tmp_path: Path) -> None:
+    async with world_in_loop(tmp_path) as world:
         disk = FaultyDisk()
         server = await world.start("s1", disk)
         owner = (await world.peer.write("notes", 1, [frames.APPEND, b"1"])).epoch
@@ -158,13 +150,11 @@ def test_a_disk_that_is_slow_delays_acks_and_gets_nobody_fenced(tmp_path: Path) 
         outcome = await write
         assert (outcome.results, outcome.epoch) == ([[2, 2]], owner)
 
-    run(tmp_path, body)
 
-
-def test_a_server_whose_disk_hangs_is_taken_over_and_ends(
+async def test_a_server_whose_disk_hangs_is_taken_over_and_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body(world: World) -> None:
+    async with world_in_loop(tmp_path) as world:
         disk = FaultyDisk()
         server = await world.start("s1", disk)
         await world.peer.write("notes", 1, [frames.APPEND, b"1"])
@@ -184,13 +174,11 @@ def test_a_server_whose_disk_hangs_is_taken_over_and_ends(
             disk.syncs_return.set()
         refused.cancel()
 
-    run(tmp_path, body)
 
-
-def test_a_disk_that_hung_and_goes_on_in_time_is_served_on(
+async def test_a_disk_that_hung_and_goes_on_in_time_is_served_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body(world: World) -> None:
+    async with world_in_loop(tmp_path) as world:
         disk = FaultyDisk()
         server = await world.start("s1", disk)
         await world.peer.write("notes", 1, [frames.APPEND, b"1"])
@@ -204,14 +192,12 @@ def test_a_disk_that_hung_and_goes_on_in_time_is_served_on(
         await until(lambda: "log.sync_goes_on server=s1" in caplog.text, "it beats again")
         assert world.fence_is_open(server)
 
-    run(tmp_path, body)
-
 
 # Paths between the parts
-def test_a_server_that_only_the_coordinator_does_not_hear_is_silent_once_it_is_fenced(
+async def test_a_server_that_only_the_coordinator_does_not_hear_is_silent_once_it_is_fenced(
     tmp_path: Path,
 ) -> None:
-    async def body(world: World) -> None:
+    async with world_in_loop(tmp_path) as world:
         lost = await world.start("s1")
         await world.peer.write("notes", 1, [frames.APPEND, b"1"])
         await world.start("s2")
@@ -238,11 +224,11 @@ def test_a_server_that_only_the_coordinator_does_not_hear_is_silent_once_it_is_f
         expected = [b"%d" % number for number in range(1, answered + 2)]
         assert (await values(world.peer))[:100] == expected[:100]
 
-    run(tmp_path, body)
 
-
-def test_a_server_that_does_not_hear_the_coordinator_keeps_what_it_serves(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_a_server_that_does_not_hear_the_coordinator_keeps_what_it_serves(
+    tmp_path: Path,
+) -> None:
+    async with world_in_loop(tmp_path) as world:
         server = await world.start("s1")
         await world.peer.write("notes", 1, [frames.APPEND, b"1"])
         await world.start("s2")
@@ -253,11 +239,11 @@ def test_a_server_that_does_not_hear_the_coordinator_keeps_what_it_serves(tmp_pa
         assert await world.peer.resolve("notes") == "s1"
         assert world.fence_is_open(server)
 
-    run(tmp_path, body)
 
-
-def test_a_nats_server_that_is_stopped_for_long_costs_a_pause_and_no_write(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_a_nats_server_that_is_stopped_for_long_costs_a_pause_and_no_write(
+    tmp_path: Path,
+) -> None:
+    async with cluster_with_client(tmp_path) as (cluster, client):
         stream = client.stream("notes")
         for number in range(10):
             await stream.append(b"%d" % number)
@@ -274,12 +260,10 @@ def test_a_nats_server_that_is_stopped_for_long_costs_a_pause_and_no_write(tmp_p
         stored = [message.value async for message in stream.get_all()]
         assert stored == [b"%d" % number for number in range(20)]
 
-    run_in_cluster(tmp_path, body)
-
 
 # Clocks
-def test_wall_clocks_that_jump_fence_nobody_and_turn_no_time_back(tmp_path: Path) -> None:
-    async def body(world: World) -> None:
+async def test_wall_clocks_that_jump_fence_nobody_and_turn_no_time_back(tmp_path: Path) -> None:
+    async with world_in_loop(tmp_path) as world:
         servers = [await world.start("s1"), await world.start("s2")]
         owner = None
         for counter, jump_ms in enumerate((0, 3_600_000, -7_200_000, 3_600_000), start=1):
@@ -295,11 +279,9 @@ def test_wall_clocks_that_jump_fence_nobody_and_turn_no_time_back(tmp_path: Path
         assert times == sorted(times)
         assert all(world.fence_is_open(server) for server in servers)
 
-    run(tmp_path, body)
-
 
 # Files that change under their owners
-def test_no_store_file_is_opened_beside_sqlite_while_its_owner_has_it(tmp_path: Path) -> None:
+async def test_no_store_file_is_opened_beside_sqlite_while_its_owner_has_it(tmp_path: Path) -> None:
     """A close of any other descriptor of a file would drop this process's locks on it."""
     opened: list[str] = []
 
@@ -309,7 +291,8 @@ def test_no_store_file_is_opened_beside_sqlite_while_its_owner_has_it(tmp_path: 
             if path.endswith(".db") and path in _descriptors():
                 opened.append(path)
 
-    async def body(world: World) -> None:
+    sys.addaudithook(watch)
+    async with world_in_loop(tmp_path) as world:
         await world.start("s1")
         for number in range(20):
             name = f"s.{number}"
@@ -321,16 +304,13 @@ def test_no_store_file_is_opened_beside_sqlite_while_its_owner_has_it(tmp_path: 
         await world.start("s2")
         for number in range(20):
             assert await values(world.peer, f"s.{number}") == [b"1"]
-
-    sys.addaudithook(watch)
-    run(tmp_path, body)
     assert opened == []
 
 
-def test_a_store_file_that_is_removed_under_its_owner_is_missed_when_it_is_next_opened(
+async def test_a_store_file_that_is_removed_under_its_owner_is_missed_when_it_is_next_opened(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         for counter in (1, 2):
             await peer.write("notes", counter, [frames.APPEND, b"%d" % counter])
         assert await values(peer) == [b"1", b"2"]
@@ -351,8 +331,6 @@ def test_a_store_file_that_is_removed_under_its_owner_is_missed_when_it_is_next_
             await peer.write("notes", 4, [frames.APPEND, b"4"])
         assert not path.exists()
 
-    run_processes(tmp_path, body)
-
 
 WAL_DAMAGE: dict[str, Callable[[Path], None]] = {
     "missing": Path.unlink,
@@ -364,10 +342,9 @@ WAL_DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", WAL_DAMAGE)
-def test_what_a_damaged_wal_held_comes_from_the_log(damage: str, tmp_path: Path) -> None:
+async def test_what_a_damaged_wal_held_comes_from_the_log(damage: str, tmp_path: Path) -> None:
     """SQLite takes a WAL that it cannot use for none, without a word."""
-
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         for name in ("notes", "other"):
             await peer.write(name, 1, [frames.APPEND, b"1"])
         assert server.stop() == 0
@@ -385,11 +362,9 @@ def test_what_a_damaged_wal_held_comes_from_the_log(damage: str, tmp_path: Path)
         for name in ("notes", "other"):
             assert await values(peer, name) == [b"%d" % number for number in range(1, 20)]
 
-    run_processes(tmp_path, body)
 
-
-def test_a_store_that_got_the_wal_of_another_one_is_refused(tmp_path: Path) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+async def test_a_store_that_got_the_wal_of_another_one_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         for name in ("notes", "other"):
             await peer.write(name, 1, [frames.APPEND, b"1"])
         assert server.stop() == 0
@@ -408,13 +383,11 @@ def test_a_store_that_got_the_wal_of_another_one_is_refused(tmp_path: Path) -> N
             await values(peer)
         assert await values(peer, "other") == [b"1", b"2"]
 
-    run_processes(tmp_path, body)
 
-
-def test_a_store_with_a_hole_in_its_log_is_refused_and_the_others_are_served(
+async def test_a_store_with_a_hole_in_its_log_is_refused_and_the_others_are_served(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: Processes, server: Process, peer: Peer) -> None:
+    async with serving(tmp_path) as (processes, server, peer):
         for counter, value in enumerate((b"first", b"precious", b"last"), start=1):
             await peer.write("notes", counter, [frames.APPEND, value])
             await peer.write("other", counter, [frames.APPEND, value.upper()])
@@ -431,8 +404,6 @@ def test_a_store_with_a_hole_in_its_log_is_refused_and_the_others_are_served(
         assert await values(peer, "other") == [b"FIRST", b"PRECIOUS", b"LAST"]
         assert "log.damage" in again.log
         assert segment.exists(), "it is kept as evidence"
-
-    run_processes(tmp_path, body)
 
 
 def test_a_segment_that_is_missing_in_the_middle_is_damage(

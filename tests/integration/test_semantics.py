@@ -27,8 +27,7 @@ from holdfast.client import (
     connect,
 )
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
-from tests.support.cluster import Processes
-from tests.support.cluster_in_loop import run_in_cluster
+from tests.support.cluster_in_loop import cluster_with_client
 
 ODD_KEYS = [
     "",
@@ -43,12 +42,11 @@ ODD_KEYS = [
 ]
 
 
-def test_streams_and_kvs_keep_their_promises_over_a_restart(tmp_path: Path) -> None:
-    async def first_run(cluster: Processes, client: Client) -> None:
+async def test_streams_and_kvs_keep_their_promises_over_a_restart(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path) as (_, client):
         await check_a_stream(client)
         await check_a_kv(client)
-
-    async def second_run(cluster: Processes, client: Client) -> None:
+    async with cluster_with_client(tmp_path) as (_, client):
         stream = client.stream("s")
         assert [(m.seq, m.value) async for m in stream.get_all()] == [(8, b"8")]
         await stream.delete_all()
@@ -58,9 +56,6 @@ def test_streams_and_kvs_keep_their_promises_over_a_restart(tmp_path: Path) -> N
         count = (await kv.delete_all()).count
         assert count == len(ODD_KEYS) + 2
         assert [e async for e in kv.get_all()] == []
-
-    run_in_cluster(tmp_path, first_run)
-    run_in_cluster(tmp_path, second_run)
 
 
 async def check_a_stream(client: Client) -> None:
@@ -237,8 +232,8 @@ async def check_transactions_of_a_stream(stream: Stream) -> None:
     assert (await stream.head()).last_seq == 4
 
 
-def test_wrong_names_are_refused(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_wrong_names_are_refused(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (cluster, client):
         for name in ["", ".", "a..b", "a b", "a/b", "*", ">", "a.>", "x" * 201]:
             for make in (client.stream, client.kv):
                 with pytest.raises(InvalidNameError):
@@ -247,39 +242,37 @@ def test_wrong_names_are_refused(tmp_path: Path) -> None:
             async with connect(cluster.nats.url, tenant="no.dots"):
                 pass
 
-    run_in_cluster(tmp_path, body, servers=1)
+
+async def test_two_clients_writing_at_once_see_one_order(tmp_path: Path) -> None:
+    async with (
+        cluster_with_client(tmp_path) as (cluster, client),
+        connect(cluster.nats.url, tenant="acme") as other,
+    ):
+        streams = [client.stream("shared"), other.stream("shared")]
+        orders: list[list[tuple[int, bytes]]] = [[], []]
+        total = 400
+
+        async def follow(index: int) -> None:
+            async for change in streams[index].subscribe(start_seq=1):
+                assert change.kind is ChangeKind.SET
+                assert change.message is not None
+                orders[index].append((change.revision, change.message.value))
+                if len(orders[index]) == total:
+                    return
+
+        async with asyncio.TaskGroup() as tasks:
+            for index in (0, 1):
+                tasks.create_task(follow(index))
+                for number in range(total // 2):
+                    tasks.create_task(streams[index].append(b"%d-%d" % (index, number)))
+        assert orders[0] == orders[1]
+        assert [revision for revision, _ in orders[0]] == list(range(1, total + 1))
 
 
-def test_two_clients_writing_at_once_see_one_order(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
-        async with connect(cluster.nats.url, tenant="acme") as other:
-            streams = [client.stream("shared"), other.stream("shared")]
-            orders: list[list[tuple[int, bytes]]] = [[], []]
-            total = 400
-
-            async def follow(index: int) -> None:
-                async for change in streams[index].subscribe(start_seq=1):
-                    assert change.kind is ChangeKind.SET
-                    assert change.message is not None
-                    orders[index].append((change.revision, change.message.value))
-                    if len(orders[index]) == total:
-                        return
-
-            async with asyncio.TaskGroup() as tasks:
-                for index in (0, 1):
-                    tasks.create_task(follow(index))
-                    for number in range(total // 2):
-                        tasks.create_task(streams[index].append(b"%d-%d" % (index, number)))
-            assert orders[0] == orders[1]
-            assert [revision for revision, _ in orders[0]] == list(range(1, total + 1))
-
-    run_in_cluster(tmp_path, body)
-
-
-def test_writes_that_nobody_waits_for_are_stored_in_order_and_tell_when_asked(
+async def test_writes_that_nobody_waits_for_are_stored_in_order_and_tell_when_asked(
     tmp_path: Path,
 ) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (_, client):
         stream, kv = client.stream("s"), client.kv("k")
         values = [b"%d" % number for number in range(500)]
         under_way = [await stream.append_async(value) for value in values]
@@ -309,11 +302,9 @@ def test_writes_that_nobody_waits_for_are_stored_in_order_and_tell_when_asked(
         with pytest.raises(WrongRevisionError):
             await (await kv.set_async("key", b"x", expected_revision=1))
 
-    run_in_cluster(tmp_path, body, servers=1)
 
-
-def test_large_batches_at_the_same_time_fit_in_their_frames(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_large_batches_at_the_same_time_fit_in_their_frames(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (_, client):
         streams = [client.stream(f"s.{number}") for number in range(8)]
         async with asyncio.TaskGroup() as tasks:
             batches = [
@@ -323,5 +314,3 @@ def test_large_batches_at_the_same_time_fit_in_their_frames(tmp_path: Path) -> N
             ]
         assert sum(len(batch.result()) for batch in batches) == 8 * (MAX_FRAME_OPERATIONS + 1001)
         assert {(await stream.head()).count for stream in streams} == {MAX_FRAME_OPERATIONS + 1001}
-
-    run_in_cluster(tmp_path, body, servers=1)

@@ -13,7 +13,6 @@ import pytest
 from holdfast.client import (
     Change,
     ChangeKind,
-    Client,
     Discard,
     Durability,
     InvalidArgumentError,
@@ -23,8 +22,7 @@ from holdfast.client import (
     Subscription,
 )
 from holdfast.protocol.limits import MAX_EVICTED_ROWS
-from tests.support.cluster import Processes
-from tests.support.cluster_in_loop import pid_of, run_in_cluster
+from tests.support.cluster_in_loop import cluster_with_client, pid_of
 
 DEADLINE_SECONDS = 30.0
 
@@ -34,8 +32,8 @@ async def next_change(changes: Subscription) -> Change:
         return await anext(changes)
 
 
-def test_a_configuration_outlives_its_server(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
+async def test_a_configuration_outlives_its_server(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path) as (cluster, client):
         stream = client.stream("limited")
         assert await stream.config() == StoreConfig()
         configured = await stream.configure(max_messages=3, description="ours")
@@ -64,12 +62,9 @@ def test_a_configuration_outlives_its_server(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="maximum"):
             await stream.configure(maximum=1)  # type: ignore[call-arg]
 
-    run_in_cluster(tmp_path, body)
 
-
-def test_followers_see_each_eviction_as_a_change(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
-        del cluster
+async def test_followers_see_each_eviction_as_a_change(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (_, client):
         kv, stream = client.kv("state"), client.stream("log")
         await kv.configure(max_messages=2)
         async with kv.watch() as changes:
@@ -100,12 +95,9 @@ def test_followers_see_each_eviction_as_a_change(tmp_path: Path) -> None:
             # The configuration took revision 1, and is nothing that applications are told.
             assert [each.revision for each in seen] == [2, 3, 4, 5]
 
-    run_in_cluster(tmp_path, body, servers=1)
 
-
-def test_what_a_limit_refuses_is_refused_with_the_limit(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
-        del cluster
+async def test_what_a_limit_refuses_is_refused_with_the_limit(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (_, client):
         kv, stream = client.kv("jobs"), client.stream("jobs")
         await kv.configure(max_messages=1, discard="new")
         await kv.set("a", b"1")
@@ -135,12 +127,9 @@ def test_what_a_limit_refuses_is_refused_with_the_limit(tmp_path: Path) -> None:
                     await asyncio.sleep(error.retry_after_seconds)
         assert ack.seq == 3
 
-    run_in_cluster(tmp_path, body, servers=1)
 
-
-def test_a_store_has_a_durability_of_its_own(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
-        del cluster
+async def test_a_store_has_a_durability_of_its_own(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (_, client):
         stream = client.stream("fast")
         await stream.configure(durability="applied")
         assert (await stream.append(b"v")).durability is Durability.APPLIED
@@ -148,12 +137,9 @@ def test_a_store_has_a_durability_of_its_own(tmp_path: Path) -> None:
         await stream.configure(durability=None)
         assert (await stream.append(b"v")).durability is Durability.SYNCED
 
-    run_in_cluster(tmp_path, body, servers=1)
 
-
-def test_an_expired_lock_can_be_taken_by_another(tmp_path: Path) -> None:
-    async def body(cluster: Processes, client: Client) -> None:
-        del cluster
+async def test_an_expired_lock_can_be_taken_by_another(tmp_path: Path) -> None:
+    async with cluster_with_client(tmp_path, servers=1) as (_, client):
         kv = client.kv("locks")
         await kv.set("it", b"mine", expected_revision=0, ttl_seconds=0.05)
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -162,14 +148,10 @@ def test_an_expired_lock_can_be_taken_by_another(tmp_path: Path) -> None:
         await kv.set("it", b"yours", expected_revision=0, ttl_seconds=60)
         assert [each.value async for each in kv.get_all()] == [b"yours"]
 
-    run_in_cluster(tmp_path, body, servers=1)
 
-
-def test_more_than_one_turn_can_remove_is_gone_before_the_next_read(tmp_path: Path) -> None:
+async def test_more_than_one_turn_can_remove_is_gone_before_the_next_read(tmp_path: Path) -> None:
     count = MAX_EVICTED_ROWS + 5000
-
-    async def body(cluster: Processes, client: Client) -> None:
-        del cluster
+    async with cluster_with_client(tmp_path, servers=1) as (_, client):
         kv = client.kv("many")
         for start in range(0, count, 4000):
             await kv.set_many([(f"{number}", b"v") for number in range(start, start + 4000)])
@@ -182,5 +164,3 @@ def test_more_than_one_turn_can_remove_is_gone_before_the_next_read(tmp_path: Pa
         acks = await asyncio.gather(*[kv.set(f"new {number}", b"v") for number in range(50)])
         revisions = [ack.revision for ack in acks]
         assert revisions == sorted(revisions)
-
-    run_in_cluster(tmp_path, body, servers=1)

@@ -11,7 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.client import Client, connect
@@ -62,21 +63,16 @@ class WithBucket(Processes):
         subprocess.run(command, check=True, timeout=DEADLINE_SECONDS)
 
 
-def run(directory: Path, body: Callable[[WithBucket, Client], Awaitable[None]]) -> None:
-    async def main(processes: WithBucket) -> None:
-        async with (
-            asyncio.timeout(4 * DEADLINE_SECONDS),
-            connect(
-                processes.nats.url, tenant=TENANT, timeout_seconds=2 * DEADLINE_SECONDS
-            ) as client,
-        ):
-            await body(processes, client)
-
+@asynccontextmanager
+async def with_bucket(directory: Path) -> AsyncIterator[tuple[WithBucket, Client]]:
     with running_nats_server(directory) as nats:
         (directory / "bucket").mkdir()
         processes = WithBucket(directory, nats)
         try:
-            asyncio.run(main(processes))
+            async with connect(
+                nats.url, tenant=TENANT, timeout_seconds=2 * DEADLINE_SECONDS
+            ) as client:
+                yield processes, client
         finally:
             processes.end()
 
@@ -94,8 +90,8 @@ def values_in(processes: WithBucket, store: StoreId = NOTES) -> dict[int, bytes]
         file.abandon()
 
 
-def test_stored_writes_are_rebuilt_from_the_bucket_alone(tmp_path: Path) -> None:
-    async def body(processes: WithBucket, client: Client) -> None:
+async def test_stored_writes_are_rebuilt_from_the_bucket_alone(tmp_path: Path) -> None:
+    async with with_bucket(tmp_path) as (processes, client):
         processes.start_server("s1")
         acked: dict[int, bytes] = {}
         for number in range(40):
@@ -107,11 +103,11 @@ def test_stored_writes_are_rebuilt_from_the_bucket_alone(tmp_path: Path) -> None
         processes.rebuild()
         assert values_in(processes) == acked
 
-    run(tmp_path, body)
 
-
-def test_a_store_with_a_past_of_other_levels_is_rebuilt_with_all_of_it(tmp_path: Path) -> None:
-    async def body(processes: WithBucket, client: Client) -> None:
+async def test_a_store_with_a_past_of_other_levels_is_rebuilt_with_all_of_it(
+    tmp_path: Path,
+) -> None:
+    async with with_bucket(tmp_path) as (processes, client):
         processes.start_server("s1")
         stream = client.stream("notes")
         written = [b"%d" % number for number in range(200)]
@@ -126,11 +122,9 @@ def test_a_store_with_a_past_of_other_levels_is_rebuilt_with_all_of_it(tmp_path:
         assert len(found) >= last_stored
         assert [found[seq] for seq in sorted(found)][100:] == written[100 : len(found)]
 
-    run(tmp_path, body)
 
-
-def test_after_a_rebuild_the_cluster_goes_on_where_it_was(tmp_path: Path) -> None:
-    async def body(processes: WithBucket, client: Client) -> None:
+async def test_after_a_rebuild_the_cluster_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with with_bucket(tmp_path) as (processes, _):
         processes.start_server("s1", "--durability", "stored")
         async with connected_peer(processes) as peer:
             first = await peer.write("notes", 1, [frames.APPEND, b"once"])
@@ -146,13 +140,11 @@ def test_after_a_rebuild_the_cluster_goes_on_where_it_was(tmp_path: Path) -> Non
         processes.rebuild()
         assert values_in(processes) == {1: b"once", 2: b"after"}
 
-    run(tmp_path, body)
 
-
-def test_after_a_failover_stored_writes_are_rebuilt_whoever_acknowledged_them(
+async def test_after_a_failover_stored_writes_are_rebuilt_whoever_acknowledged_them(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: WithBucket, client: Client) -> None:
+    async with with_bucket(tmp_path) as (processes, client):
         first = processes.start_server("s1")
         stream = client.stream("notes")
         acked: dict[int, bytes] = {}
@@ -173,11 +165,11 @@ def test_after_a_failover_stored_writes_are_rebuilt_whoever_acknowledged_them(
         processes.rebuild()
         assert values_in(processes) == acked
 
-    run(tmp_path, body)
 
-
-def test_while_the_bucket_is_away_stored_writes_wait_and_all_others_go_on(tmp_path: Path) -> None:
-    async def body(processes: WithBucket, client: Client) -> None:
+async def test_while_the_bucket_is_away_stored_writes_wait_and_all_others_go_on(
+    tmp_path: Path,
+) -> None:
+    async with with_bucket(tmp_path) as (processes, client):
         server = processes.start_server("s1")
         stream = client.stream("notes")
         await stream.append(b"1", durability="stored")
@@ -197,13 +189,11 @@ def test_while_the_bucket_is_away_stored_writes_wait_and_all_others_go_on(tmp_pa
         assert (ack.seq, ack.durability) == (2, Durability.STORED)
         await until(lambda: "slot.goes_on" in server.log, "and that it is back")
 
-    run(tmp_path, body)
 
-
-def test_a_zombie_acknowledges_no_stored_write_though_the_bucket_takes_its_slot(
+async def test_a_zombie_acknowledges_no_stored_write_though_the_bucket_takes_its_slot(
     tmp_path: Path,
 ) -> None:
-    async def body(processes: WithBucket, client: Client) -> None:
+    async with with_bucket(tmp_path) as (processes, client):
         zombie = processes.start_server("s1")
         stream = client.stream("notes")
         await stream.append(b"1", durability="stored")
@@ -221,18 +211,14 @@ def test_a_zombie_acknowledges_no_stored_write_though_the_bucket_takes_its_slot(
         processes.rebuild()
         assert values_in(processes) == {1: b"1", 2: b"2"}
 
-    run(tmp_path, body)
 
-
-def test_a_server_puts_nothing_for_stores_without_stored_writes(tmp_path: Path) -> None:
-    async def body(processes: WithBucket, client: Client) -> None:
+async def test_a_server_puts_nothing_for_stores_without_stored_writes(tmp_path: Path) -> None:
+    async with with_bucket(tmp_path) as (processes, client):
         processes.start_server("s1")
         await asyncio.gather(*(client.stream("other").append(b"x") for _ in range(200)))
         await client.stream("notes").append(b"1", durability="stored")
         [log] = list_logs(processes.bucket)
         assert log.slots == (0, 1)
-
-    run(tmp_path, body)
 
 
 def last_log(processes: Processes, name: str) -> str:

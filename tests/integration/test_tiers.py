@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -88,35 +89,32 @@ async def messages(peer: Peer, name: str) -> list[bytes]:
     return [row[3] for row in rows[0][0]]
 
 
-def run(world: World, body: Callable[[Peer, Process], Awaitable[None]], *options: str) -> None:
-    """Run `body` beside one persist server with a bucket."""
-
-    async def main(server: Process) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS * 3), connected_peer(world.processes) as peer:
-            await peer.live()
-            await body(peer, server)
-
+@asynccontextmanager
+async def served(world: World, *options: str) -> AsyncIterator[tuple[Peer, Process]]:
+    """Run one persist server with a bucket around the body."""
     server = world.start("s1", *options)
     try:
-        asyncio.run(main(server))
+        async with connected_peer(world.processes) as peer:
+            await peer.live()
+            yield peer, server
     except BaseException:
         print(server.log[-4000:])
         raise
 
 
-def test_a_store_goes_cold_and_comes_back_for_a_read_without_a_file(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_a_store_goes_cold_and_comes_back_for_a_read_without_a_file(world: World) -> None:
+    async with served(world) as (peer, server):
         await append(peer, "notes", 1, b"one", b"two")
         await world.cold("notes")
         assert await messages(peer, "notes") == [b"one", b"two"]
         assert all_files(world.processes, "notes") == []
         assert server.stop() == 0
 
-    run(world, body)
 
-
-def test_a_write_to_a_cold_store_brings_its_file_back_and_it_goes_cold_again(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_a_write_to_a_cold_store_brings_its_file_back_and_it_goes_cold_again(
+    world: World,
+) -> None:
+    async with served(world) as (peer, _):
         await append(peer, "notes", 1, b"one")
         await world.cold("notes")
         first = world.newest("notes")
@@ -134,11 +132,9 @@ def test_a_write_to_a_cold_store_brings_its_file_back_and_it_goes_cold_again(wor
         assert entry.versions[-1] == first
         assert len(entry.versions) == 2
 
-    run(world, body)
 
-
-def test_a_kv_goes_cold_and_comes_back_too(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_a_kv_goes_cold_and_comes_back_too(world: World) -> None:
+    async with served(world) as (peer, _):
         kv = StoreKind.KV
         await peer.write("settings", 1, [frames.SET_ENTRY, "theme", b"dark"], kind=kv)
         await world.cold("settings", kv)
@@ -148,11 +144,9 @@ def test_a_kv_goes_cold_and_comes_back_too(world: World) -> None:
         await world.cold("settings", kv)
         assert (await peer.read("settings", [frames.GET_ENTRY, "theme"], kind=kv))[0][3] == b"light"
 
-    run(world, body)
 
-
-def test_many_tiny_stores_share_few_objects(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_many_tiny_stores_share_few_objects(world: World) -> None:
+    async with served(world) as (peer, _):
         names = [f"s.{number}" for number in range(100)]
         await asyncio.gather(*(append(peer, name, 1, name.encode()) for name in names))
         for name in names:
@@ -162,11 +156,9 @@ def test_many_tiny_stores_share_few_objects(world: World) -> None:
         found = await asyncio.gather(*(messages(peer, name) for name in names))
         assert found == [[name.encode()] for name in names]
 
-    run(world, body)
 
-
-def test_a_killed_server_s_cold_stores_are_served_by_another(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_a_killed_server_s_cold_stores_are_served_by_another(world: World) -> None:
+    async with served(world) as (peer, server):
         await append(peer, "notes", 1, b"one")
         await world.cold("notes")
         # Restored, written, and not yet known to be hot.
@@ -180,13 +172,11 @@ def test_a_killed_server_s_cold_stores_are_served_by_another(world: World) -> No
         assert await messages(peer, "notes") == [b"one", b"two", b"three"]
         assert other.stop() == 0
 
-    run(world, body)
 
-
-def test_a_restored_file_that_is_lost_after_a_write_is_never_replaced_by_the_snapshot(
+async def test_a_restored_file_that_is_lost_after_a_write_is_never_replaced_by_the_snapshot(
     world: World,
 ) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+    async with served(world) as (peer, server):
         await append(peer, "notes", 1, b"one")
         await world.cold("notes")
         await peer.write("notes", 2, [frames.APPEND, b"two"])
@@ -201,11 +191,11 @@ def test_a_restored_file_that_is_lost_after_a_write_is_never_replaced_by_the_sna
         assert "missing" in str(error)
         assert other.stop() == 0
 
-    run(world, body)
 
-
-def test_hot_service_goes_on_while_the_bucket_is_away_and_nothing_is_evicted(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_hot_service_goes_on_while_the_bucket_is_away_and_nothing_is_evicted(
+    world: World,
+) -> None:
+    async with served(world) as (peer, server):
         await append(peer, "cold", 1, b"one")
         await world.cold("cold")
         away = world.folder.with_name("away")
@@ -229,8 +219,6 @@ def test_hot_service_goes_on_while_the_bucket_is_away_and_nothing_is_evicted(wor
         assert await messages(peer, "cold") == [b"one"]
         await until_async(lambda: backlog(peer), lambda count: count == 0, "the backlog is done")
 
-    run(world, body)
-
 
 async def backlog(peer: Peer) -> int:
     """What `holdfast servers` shows of s1."""
@@ -249,8 +237,11 @@ async def until_async(
             await asyncio.sleep(0.05)
 
 
-def test_an_operator_may_ask_for_a_snapshot_of_an_open_store(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_an_operator_may_ask_for_a_snapshot_of_an_open_store(world: World) -> None:
+    async with served(world, "--snapshot-seconds", "3600", "--idle-close-seconds", "3600") as (
+        peer,
+        _,
+    ):
         await append(peer, "notes", 1, b"one", b"two")
         command = encode_control(command="snapshot", stores=[[TENANT, StoreKind.STREAM, "notes"]])
         answer = decode_control(await peer.bus.request(SUBJECTS.control("s1"), command, 2.0))
@@ -258,11 +249,12 @@ def test_an_operator_may_ask_for_a_snapshot_of_an_open_store(world: World) -> No
         await world.snapshotted("notes", 2)
         assert all_files(world.processes, "notes")
 
-    run(world, body, "--snapshot-seconds", "3600", "--idle-close-seconds", "3600")
 
-
-def test_an_open_store_that_changes_much_is_snapshotted_as_it_grows(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_an_open_store_that_changes_much_is_snapshotted_as_it_grows(world: World) -> None:
+    async with served(world, "--snapshot-seconds", "0.2", "--idle-close-seconds", "3600") as (
+        peer,
+        _,
+    ):
         value = b"x" * 50_000
         counter = 0
         while counter < 40:
@@ -271,13 +263,11 @@ def test_an_open_store_that_changes_much_is_snapshotted_as_it_grows(world: World
         await world.snapshotted("grows", 20)
         assert all_files(world.processes, "grows")
 
-    run(world, body, "--snapshot-seconds", "0.2", "--idle-close-seconds", "3600")
 
-
-def test_a_coordinator_that_lost_its_state_finds_the_cold_stores_in_the_bucket(
+async def test_a_coordinator_that_lost_its_state_finds_the_cold_stores_in_the_bucket(
     world: World,
 ) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+    async with served(world) as (peer, server):
         await append(peer, "notes", 1, b"one")
         await append(peer, "other", 1, b"one")
         await world.cold("notes")
@@ -302,11 +292,9 @@ def test_a_coordinator_that_lost_its_state_finds_the_cold_stores_in_the_bucket(
         await world.cold("notes")
         assert third.stop() == 0
 
-    run(world, body)
 
-
-def test_a_server_without_the_bucket_refuses_a_cold_store(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_a_server_without_the_bucket_refuses_a_cold_store(world: World) -> None:
+    async with served(world) as (peer, server):
         await append(peer, "notes", 1, b"one")
         await world.cold("notes")
         assert server.stop() == 0
@@ -316,11 +304,9 @@ def test_a_server_without_the_bucket_refuses_a_cold_store(world: World) -> None:
         assert "no bucket" in str(error)
         assert other.stop() == 0
 
-    run(world, body)
 
-
-def test_a_damaged_snapshot_keeps_the_file_and_is_made_anew(world: World) -> None:
-    async def body(peer: Peer, server: Process) -> None:
+async def test_a_damaged_snapshot_keeps_the_file_and_is_made_anew(world: World) -> None:
+    async with served(world, *EAGER[:4], "--cold-after-seconds", "4") as (peer, server):
         await append(peer, "notes", 1, b"one")
         await world.snapshotted("notes", 1)
         version = world.newest("notes")
@@ -332,13 +318,10 @@ def test_a_damaged_snapshot_keeps_the_file_and_is_made_anew(world: World) -> Non
         assert "store.snapshot_damaged" in server.log
         assert await messages(peer, "notes") == [b"one"]
 
-    run(world, body, *EAGER[:4], "--cold-after-seconds", "4")
 
-
-def test_hundreds_of_cold_stores_open_at_once_and_hot_ones_go_on(world: World) -> None:
+async def test_hundreds_of_cold_stores_open_at_once_and_hot_ones_go_on(world: World) -> None:
     names = [f"s.{number}" for number in range(500)]
-
-    async def body(peer: Peer, server: Process) -> None:
+    async with served(world) as (peer, _):
         # The last of so many waits for all others: trying again would only make more of them.
         peer.try_seconds = DEADLINE_SECONDS
         for start in range(0, len(names), 100):
@@ -360,5 +343,3 @@ def test_hundreds_of_cold_stores_open_at_once_and_hot_ones_go_on(world: World) -
             await append(peer, "hot", written, b"%d" % written)
         assert await reading == [[name.encode()] for name in names]
         assert written >= 3
-
-    run(world, body)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -250,15 +250,17 @@ async def values(peer: Peer, name: str = "notes") -> list[bytes]:
     return [row[3] for row in rows]
 
 
-def run_processes(
-    tmp_path: Path, body: Callable[[Processes, Process, Peer], Awaitable[None]]
-) -> None:
-    """Run `body` beside one persist server, in processes."""
-
-    async def main(processes: Processes, server: Process) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS * 3), connected_peer(processes) as peer:
-            await peer.live()
-            await body(processes, server, peer)
-
+@asynccontextmanager
+async def serving(
+    tmp_path: Path, *arguments: str
+) -> AsyncIterator[tuple[Processes, Process, Peer]]:
+    """Run one persist server around the body, which begins when it takes frames."""
     with running_processes(tmp_path) as processes:
-        asyncio.run(main(processes, processes.start_persist("s1")))
+        server = processes.start_persist("s1", *arguments)
+        try:
+            async with connected_peer(processes) as peer:
+                await peer.live()
+                yield processes, server, peer
+        except BaseException:
+            print(server.log[-4000:])
+            raise

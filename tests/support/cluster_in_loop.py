@@ -1,14 +1,14 @@
 """A whole cluster with one client around a test: real processes, which nobody restarts.
 
-async def body(cluster: Processes, client: Client) -> None: ...
-
-run_in_cluster(tmp_path, body)
+async with cluster_with_client(tmp_path) as (cluster, client):
+    ...
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.client import Client, UnavailableError, connect
@@ -20,28 +20,21 @@ from tests.support.cluster import Processes, running_processes
 DEADLINE_SECONDS = 40.0
 
 
-def run_in_cluster(
-    directory: Path,
-    body: Callable[[Processes, Client], Awaitable[None]],
-    *,
-    servers: int = 2,
-) -> None:
-    """Run `body` beside the servers s1, s2, ..., all live; then stop them cleanly. Another run in
-    the same folder goes on with its data."""
+@asynccontextmanager
+async def cluster_with_client(
+    directory: Path, *, servers: int = 2
+) -> AsyncIterator[tuple[Processes, Client]]:
+    """Run the servers s1, s2, ... around the body, which begins when all are live; then stop them
+    cleanly. Another one in the same folder goes on with its data."""
     names = {f"s{number + 1}" for number in range(servers)}
-
-    async def main(cluster: Processes) -> None:
-        async with (
-            asyncio.timeout(DEADLINE_SECONDS * 2),
-            connect(cluster.nats.url, tenant="acme", timeout_seconds=DEADLINE_SECONDS) as client,
-        ):
-            while await _live_servers(client) != names:
-                await asyncio.sleep(0.02)
-            await body(cluster, client)
-
     with running_processes(directory) as cluster:
         persist = [cluster.start_persist(name) for name in sorted(names)]
-        asyncio.run(main(cluster))
+        async with connect(
+            cluster.nats.url, tenant="acme", timeout_seconds=DEADLINE_SECONDS
+        ) as client:
+            while await _live_servers(client) != names:
+                await asyncio.sleep(0.02)
+            yield cluster, client
         for process in persist:
             process.terminate()
         for process in (*persist, cluster.coordinator):

@@ -6,7 +6,8 @@ Disks, clocks and the paths between the parts are under control.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.coordinator.service import Coordinator
@@ -21,8 +22,6 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import is_open
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from tests.support.cluster import Peer
-
-_DEADLINE_SECONDS = 60.0
 
 
 class World:
@@ -103,15 +102,11 @@ async def _live(server: PersistServer, bus: Bus, ready: asyncio.Event) -> None:
         await bus.close()
 
 
-def run(
-    tmp_path: Path, body: Callable[[World], Awaitable[None]], bucket: Bucket | None = None
-) -> None:
-    async def main() -> None:
-        world = World(open_layout(tmp_path / "data", Disk()), bucket)
-        try:
-            async with asyncio.timeout(_DEADLINE_SECONDS):
-                await body(world)
-        finally:
-            await world.end()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def world_in_loop(tmp_path: Path, bucket: Bucket | None = None) -> AsyncIterator[World]:
+    """Run a coordinator around the body, which starts the servers that it wants."""
+    world = World(open_layout(tmp_path / "data", Disk()), bucket)
+    try:
+        yield world
+    finally:
+        await world.end()
