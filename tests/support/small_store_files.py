@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
@@ -16,6 +19,14 @@ KV = StoreId("acme", StoreKind.KV, "a.b")
 def appends(start: int, count: int, size_bytes: int = 5) -> AppliedBatch:
     changes = [[CHANGE_SET_MESSAGE, start + i, bytes(size_bytes)] for i in range(count)]
     return AppliedBatch(start - 1, 1000 + start, changes)
+
+
+@contextmanager
+def reopened(path: Path, store: StoreId = STREAM) -> Iterator[StoreFile]:
+    """Open a file, which has to be sound."""
+    with closing(StoreFile.open(path, store)) as file:
+        yield file
+        file.quick_check()
 
 
 def rows_of(file: StoreFile) -> list[tuple[Any, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,6 +27,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import file_of, store_of
 from tests.support.write_path_parts import WritePath, a_life
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
@@ -35,14 +37,12 @@ COUNT = 20_000
 @contextmanager
 def stream(root: Path, *, without: list[int] | None = None) -> Iterator[Store]:
     file = StoreFile.create(root / "chat.db", STREAM, time=1)
-    changes: list[Any] = [
-        [CHANGE_SET_MESSAGE, seq, b"value"] for seq in range(1, COUNT + 1)
-    ]
+    changes: list[Any] = [[CHANGE_SET_MESSAGE, seq, b"value"] for seq in range(1, COUNT + 1)]
     if without:
         changes.append([CHANGE_DELETE_MESSAGES, without])
     file.apply([AppliedBatch(0, 1, changes)])
     try:
-        yield Store(STREAM, 1, file, lambda: pytest.fail("there is a file"))
+        yield store_of(STREAM, file=file)
     finally:
         file.abandon()
 
@@ -56,12 +56,11 @@ def steps(store: Store, work: Callable[[], object]) -> int:
         count += 1
         return False
 
-    assert store.file is not None
-    store.file._connection.set_progress_handler(step, 100)
+    file_of(store)._connection.set_progress_handler(step, 100)
     try:
         work()
     finally:
-        store.file._connection.set_progress_handler(None, 100)
+        file_of(store)._connection.set_progress_handler(None, 100)
     return count
 
 
@@ -86,17 +85,16 @@ def test_with_messages_missing_they_are_stepped_over_from_the_nearer_end(tmp_pat
         whole = steps(store, lambda: last(store, COUNT // 2))
         for count, first in ((COUNT - 3, 2), (COUNT - 8, 8), (10, COUNT - 9), (15_000, 5000)):
             assert last(store, count)[0] == first
-            assert steps(store, lambda count=count: last(store, count)) <= whole + 10  # type: ignore[misc]
-        assert steps(store, lambda: last(store, COUNT - 3)) < 10
-        assert steps(store, lambda: last(store, 10**12)) < 10
+            assert steps(store, partial(last, store, count)) <= whole + 10
+        for count in (COUNT - 3, 10**12):
+            assert steps(store, partial(last, store, count)) < 10
 
 
 def test_a_trim_counts_on_the_shorter_side(tmp_path: Path) -> None:
     with stream(tmp_path, without=[7, 9000]) as store:
-        assert store.sum_up_to(COUNT - 10) == (COUNT - 12, 5 * (COUNT - 12))
-        assert steps(store, lambda: store.sum_up_to(COUNT - 10)) < 10
-        assert store.sum_up_to(10) == (9, 45)
-        assert steps(store, lambda: store.sum_up_to(10)) < 10
+        for end_seq, count in ((COUNT - 10, COUNT - 12), (10, 9)):
+            assert store.sum_up_to(end_seq) == (count, 5 * count)
+            assert steps(store, partial(store.sum_up_to, end_seq)) < 10
 
 
 def test_no_read_is_begun_once_its_slice_is_over(tmp_path: Path) -> None:

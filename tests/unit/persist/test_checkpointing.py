@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,13 +19,14 @@ from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import FencedError, NoCoordinatorError, StorageFailedError
 from holdfast.protocol.limits import LOG_CAP_BYTES, LOG_SEGMENT_BYTES
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import commit_log
-from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import abandon, file_of, kv_id, record_of, store_of, stream_id
 from tests.support.write_path_parts import WritePath, a_life
 
 OLD_ENOUGH = LOG_CAP_BYTES // LOG_SEGMENT_BYTES
@@ -76,7 +77,7 @@ class World(WritePath):
         self.told.extend(stores)
 
     def open_store(self, name: str, *, confirmed: bool = True) -> Store:
-        store_id = StoreId("acme", StoreKind.STREAM, name)
+        store_id = stream_id(name)
         path = self.root / f"{name}.db"
 
         def create() -> StoreFile:
@@ -95,20 +96,27 @@ class World(WritePath):
         store.begin()
         seq = store.last_seq + 1
         store.set_message(seq, 1, [CHANGE_SET_MESSAGE, seq, b"v"])
-        payload = frames.encode_changes(1, seq - 1, 1000, store.changes)
-        record = LogRecord(store.id, 1, seq - 1, seq, [payload], [])
-        store.finish_tick(self.tick, self.log.append(self.tick, [record]))
+        store.finish_tick(self.tick, self.log.append(self.tick, [record_of(store)]))
         if synced:
             self.log.prepare_sync()()
             self.progress.synced_tick = self.tick
 
-    def run_pass(self, now: float = 0.0) -> None:
-        asyncio.run(self.checkpointer.run_pass(now))
+    def open_old_store(self, *, confirmed: bool = True) -> Store:
+        """One that pins more of the log than there should be."""
+        store = self.open_store("a", confirmed=confirmed)
+        for _ in range(OLD_ENOUGH):
+            self.write(store)
+        return store
+
+    def is_open(self, store: Store) -> bool:
+        return self.open_stores.find(store.id) is store
+
+    async def run_pass(self, now: float = 0.0) -> None:
+        await self.checkpointer.run_pass(now)
 
     def close(self) -> None:
         for store in self.open_stores.stores():
-            if store.file is not None:
-                store.file.abandon()
+            abandon(store)
         self.log.close()
 
 
@@ -121,15 +129,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     world.close()
 
 
-def test_a_quiet_log_is_left_alone(world: World) -> None:
+async def test_a_quiet_log_is_left_alone(world: World) -> None:
     store = world.open_store("a")
     world.write(store)
-    world.run_pass()
+    await world.run_pass()
     assert store.file is None
     assert world.log.oldest_segment == 1
 
 
-def test_the_oldest_segments_go_when_their_stores_are_durable(world: World) -> None:
+async def test_the_oldest_segments_go_when_their_stores_are_durable(world: World) -> None:
     early, late = world.open_store("early"), world.open_store("late")
     world.write(early)
     for _ in range(OLD_ENOUGH):
@@ -137,42 +145,42 @@ def test_the_oldest_segments_go_when_their_stores_are_durable(world: World) -> N
     group = frames.Group(early.id.kind, early.id.name, 0, 0, 0, [[frames.HEAD]])
     world.inbox.hold(Arrival("reply", 0, b"", early.id, group))
     assert world.inbox.holds(early.id)
-    world.run_pass()
+    await world.run_pass()
     assert early.oldest_segment is None
     assert late.oldest_segment is None
     assert world.log.oldest_segment == world.log.segment
     assert not world.inbox.holds(early.id)
 
 
-def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(world: World) -> None:
+async def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(world: World) -> None:
     store = world.open_store("a")
     world.write(store)
-    world.run_pass()
+    await world.run_pass()
     assert world.told == [], "it is open"
     world.away = True
-    world.run_pass(now=100.0)
-    assert world.open_stores.find(store.id) is None
+    await world.run_pass(now=100.0)
+    assert not world.is_open(store)
     world.away = False
-    world.run_pass(now=101.0)
+    await world.run_pass(now=101.0)
     assert world.told == [], "not with every pass"
-    world.run_pass(now=110.0)
-    world.run_pass(now=120.0)
+    await world.run_pass(now=110.0)
+    await world.run_pass(now=120.0)
     assert world.told == [(store.id, 1, 1)]
     store = world.open_store("a")
     store.known_revision = 1
-    world.run_pass(now=200.0)
-    assert world.open_stores.find(store.id) is None
-    world.run_pass(now=300.0)
+    await world.run_pass(now=200.0)
+    assert not world.is_open(store)
+    await world.run_pass(now=300.0)
     assert len(world.told) == 1, "it knows"
     world.told.clear()
     new = world.open_store("new", confirmed=False)
     world.write(new)
-    asyncio.run(world.checkpointer.close_all())
+    await world.checkpointer.close_all()
     assert world.confirmed == [new.id]
     assert world.told == [], "that it was made says as much"
 
 
-def test_a_large_wal_is_emptied_though_the_log_is_quiet(
+async def test_a_large_wal_is_emptied_though_the_log_is_quiet(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = world.open_store("small"), world.open_store("large")
@@ -180,19 +188,15 @@ def test_a_large_wal_is_emptied_though_the_log_is_quiet(
         for _ in range(count):
             world.write(store)
             store.materialise(world.tick)
-    assert small.file is not None
-    assert large.file is not None
-    monkeypatch.setattr(checkpointing, "_WAL_CAP_BYTES", small.file.wal_bytes())
+    monkeypatch.setattr(checkpointing, "_WAL_CAP_BYTES", file_of(small).wal_bytes())
     small.oldest_segment = large.oldest_segment = world.log.segment
-    world.run_pass()
-    assert large.file.wal_bytes() == 0
-    assert small.file.wal_bytes() > 0
+    await world.run_pass()
+    assert file_of(large).wal_bytes() == 0
+    assert file_of(small).wal_bytes() > 0
 
 
-def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) -> None:
-    store = world.open_store("a")
-    for _ in range(OLD_ENOUGH):
-        world.write(store)
+async def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) -> None:
+    store = world.open_old_store()
 
     def append() -> None:
         assert store.state is OpenState.LENT
@@ -200,14 +204,14 @@ def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) ->
         world.write(store)
 
     world.on_checkpoint = append
-    world.run_pass()
+    await world.run_pass()
     assert store.file_revision == OLD_ENOUGH
     assert store.oldest_segment == store.pending.ticks[0].segment == OLD_ENOUGH + 1
     assert world.log.oldest_segment == OLD_ENOUGH + 1
     assert store.state is OpenState.SERVING
-    world.run_pass(now=100.0)
-    world.run_pass(now=200.0)
-    assert world.open_stores.find(store.id) is None
+    await world.run_pass(now=100.0)
+    await world.run_pass(now=200.0)
+    assert not world.is_open(store)
 
 
 def test_only_plain_appends_of_known_writers_need_no_file(world: World) -> None:
@@ -221,10 +225,7 @@ def test_only_plain_appends_of_known_writers_need_no_file(world: World) -> None:
 
 
 def test_only_plain_sets_of_keys_in_memory_by_known_writers_need_no_file() -> None:
-    def never() -> StoreFile:
-        raise AssertionError
-
-    store = Store(StoreId("acme", StoreKind.KV, "a"), 1, None, never)
+    store = store_of(kv_id("a"))
     known = [frames.SET_ENTRY, "known", b"v"]
     store.begin()
     store.set_entries([known])
@@ -237,54 +238,46 @@ def test_only_plain_sets_of_keys_in_memory_by_known_writers_need_no_file() -> No
     assert needs_file(store, b"w", [[frames.DELETE_ENTRIES, ["known"]]])
 
 
-def test_a_segment_with_an_unsynced_change_stays(world: World) -> None:
-    store = world.open_store("a")
-    for _ in range(OLD_ENOUGH):
-        world.write(store)
+async def test_a_segment_with_an_unsynced_change_stays(world: World) -> None:
+    store = world.open_old_store()
     world.write(store, synced=False)
-    world.run_pass()
+    await world.run_pass()
     assert store.file_revision == OLD_ENOUGH
     assert [kept.tick for kept in store.pending.ticks] == [OLD_ENOUGH + 1]
     assert world.log.oldest_segment <= store.pending.ticks[0].segment
 
 
-def test_a_checkpoint_that_fails_keeps_the_log(world: World) -> None:
-    store = world.open_store("a")
-    for _ in range(OLD_ENOUGH):
-        world.write(store)
+async def test_a_checkpoint_that_fails_keeps_the_log(world: World) -> None:
+    store = world.open_old_store()
 
-    def refuse() -> None:
-        raise StorageFailedError(reason="full")
-
-    world.on_checkpoint = refuse
-    world.run_pass()
+    world.on_checkpoint = mock.Mock(side_effect=StorageFailedError(reason="full"))
+    await world.run_pass()
     assert store.oldest_segment == 1
     assert world.log.oldest_segment == 1
     assert store.state is OpenState.SERVING
     world.on_checkpoint = lambda: None
-    world.run_pass()
+    await world.run_pass()
     assert world.log.oldest_segment == world.log.segment
 
 
-def test_an_idle_store_is_checkpointed_and_closed(world: World) -> None:
+async def test_an_idle_store_is_checkpointed_and_closed(world: World) -> None:
     store = world.open_store("a")
     world.write(store)
-    world.run_pass(now=100.0)
-    assert world.open_stores.find(store.id) is None
+    await world.run_pass(now=100.0)
+    assert not world.is_open(store)
     again = world.open_store("a")
     assert again.last_seq == 1
-    assert again.file is not None
-    assert not again.file.was_left_open
+    assert not file_of(again).was_left_open
 
 
-def test_an_idle_store_with_an_unsynced_change_is_not_closed(world: World) -> None:
+async def test_an_idle_store_with_an_unsynced_change_is_not_closed(world: World) -> None:
     store = world.open_store("a")
     world.write(store, synced=False)
-    world.run_pass(now=100.0)
-    assert world.open_stores.find(store.id) is store
+    await world.run_pass(now=100.0)
+    assert world.is_open(store)
 
 
-def test_a_store_that_is_used_while_it_is_made_durable_stays_open(world: World) -> None:
+async def test_a_store_that_is_used_while_it_is_made_durable_stays_open(world: World) -> None:
     store = world.open_store("a")
     world.write(store)
 
@@ -292,76 +285,69 @@ def test_a_store_that_is_used_while_it_is_made_durable_stays_open(world: World) 
         store.used_at = 100.0
 
     world.on_checkpoint = use
-    world.run_pass(now=100.0)
-    assert world.open_stores.find(store.id) is store
+    await world.run_pass(now=100.0)
+    assert world.is_open(store)
 
 
-def test_a_new_store_keeps_its_log_until_the_coordinator_knows_its_file(world: World) -> None:
+async def test_a_new_store_keeps_its_log_until_the_coordinator_knows_its_file(world: World) -> None:
     store = world.open_store("a", confirmed=False)
     world.write(store)
 
-    def refuse() -> None:
-        raise NoCoordinatorError(prefix="hf")
-
-    world.on_confirm = refuse
-    world.run_pass(now=100.0)
-    assert world.open_stores.find(store.id) is store
+    world.on_confirm = mock.Mock(side_effect=NoCoordinatorError(prefix="hf"))
+    await world.run_pass(now=100.0)
+    assert world.is_open(store)
     assert (store.standing, store.oldest_segment) == (Standing.NEW, 1)
     assert world.log.oldest_segment == 1
     world.on_confirm = lambda: None
-    world.run_pass(now=100.0)
+    await world.run_pass(now=100.0)
     assert world.confirmed == [store.id]
-    assert world.open_stores.find(store.id) is None
+    assert not world.is_open(store)
 
 
-def test_what_is_applied_while_the_coordinator_is_asked_is_not_taken_for_durable(
+async def test_what_is_applied_while_the_coordinator_is_asked_is_not_taken_for_durable(
     world: World,
 ) -> None:
-    store = world.open_store("a", confirmed=False)
-    for _ in range(OLD_ENOUGH):
-        world.write(store)
+    store = world.open_old_store(confirmed=False)
 
     def write_and_read() -> None:
         world.write(store)
         store.materialise(world.tick)
 
     world.on_confirm = write_and_read
-    world.run_pass()
+    await world.run_pass()
     assert store.standing is Standing.DURABLE
     # The last change is in the file's WAL, unsynced, so its segment must stay.
     assert store.oldest_segment is not None
     assert world.log.oldest_segment <= store.oldest_segment
 
 
-def test_close_all_leaves_nothing_open_and_nothing_in_the_log(world: World) -> None:
+async def test_close_all_leaves_nothing_open_and_nothing_in_the_log(world: World) -> None:
     stores = [world.open_store(name, confirmed=name != "b") for name in "abc"]
     for store in stores:
         world.write(store)
-    left = asyncio.run(world.checkpointer.close_all())
+    left = await world.checkpointer.close_all()
     assert left == []
     assert world.open_stores.open_count == 0
     assert world.log.oldest_segment == world.log.segment
 
 
-def test_close_all_names_what_it_could_not_make_durable(world: World) -> None:
+async def test_close_all_names_what_it_could_not_make_durable(world: World) -> None:
     good, bad = world.open_store("good"), world.open_store("bad")
     world.write(good)
     world.write(bad)
     assert bad.file is None
     # The folder in its place: no file can be made there.
     (world.root / "bad.db").mkdir()
-    assert asyncio.run(world.checkpointer.close_all()) == [bad.id]
+    assert await world.checkpointer.close_all() == [bad.id]
     assert world.log.oldest_segment <= 2
     (world.root / "bad.db").rmdir()
 
 
-def test_a_fenced_incarnation_checkpoints_nothing_and_says_so(world: World) -> None:
-    store = world.open_store("a")
-    for _ in range(OLD_ENOUGH):
-        world.write(store)
+async def test_a_fenced_incarnation_checkpoints_nothing_and_says_so(world: World) -> None:
+    world.open_old_store()
     fence(world.disk, world.root / "fence")
     with pytest.raises(ExceptionGroup) as caught:
-        world.run_pass()
+        await world.run_pass()
     assert caught.group_contains(FencedError)
     assert world.log.oldest_segment == 1
 
@@ -390,12 +376,9 @@ def test_a_pass_is_bounded_and_takes_the_oldest_first(world: World) -> None:
 
 
 def test_a_fenced_server_lets_no_segment_go(world: World) -> None:
-    store = world.open_store("a")
-    for _ in range(OLD_ENOUGH):
-        world.write(store)
+    store = world.open_old_store()
     store.materialise(world.tick)
-    assert store.file is not None
-    store.file.checkpoint()
+    file_of(store).checkpoint()
     store.checkpointed()
     fence(world.disk, world.root / "fence")
     with pytest.raises(FencedError):
@@ -403,17 +386,12 @@ def test_a_fenced_server_lets_no_segment_go(world: World) -> None:
     assert world.log.oldest_segment == 1
 
 
-def test_a_store_that_was_only_read_is_given_back_unless_a_write_waits_for_it(
-    tmp_path: Path,
-) -> None:
+def test_a_store_that_was_only_read_is_given_back_unless_a_write_waits_for_it(world: World) -> None:
     """The coordinator may have granted that write's opening, of the same epoch, and that must not
     end with what is given back."""
-    world = World(tmp_path)
-    read, wanted = (StoreId("acme", StoreKind.STREAM, name) for name in ("read", "wanted"))
+    read, wanted = stream_id("read"), stream_id("wanted")
     for store_id in (read, wanted):
-        world.open_stores.opened(
-            Store(store_id, 1, None, lambda: pytest.fail("nothing is written"))
-        )
+        world.open_stores.opened(store_of(store_id))
     group = frames.Group(1, "wanted", 1, 0, 0, [[frames.APPEND, b"v"]])
     world.open_stores.wait(Arrival("reply", 0, b"w", wanted, group))
     for store_id in (read, wanted):
@@ -421,4 +399,3 @@ def test_a_store_that_was_only_read_is_given_back_unless_a_write_waits_for_it(
         assert store is not None
         assert world.checkpointer._close_if_clean(store, None)
     assert world.given_back == [read]
-    world.log.close()

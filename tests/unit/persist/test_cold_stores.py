@@ -15,7 +15,7 @@ from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.cold_stores import PARALLEL_FETCHES, ColdStores
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
@@ -24,13 +24,10 @@ from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, Tombstone, deleted
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import stream_id as store
 from tests.support.write_path_parts import a_life
 
 COLD = Grant(epoch=5, state=StoreState.DURABLE, state_before=StoreState.DURABLE, cold=0)
-
-
-def store(name: str = "notes") -> StoreId:
-    return StoreId("acme", StoreKind.STREAM, name)
 
 
 class World:
@@ -71,12 +68,13 @@ class World:
         brought = self.cold_stores.take(wanted.store, self.grant)
         assert brought is not None
 
-    def publish(self, name: str) -> None:
-        file = StoreFile.create(self.root / f"{name}.stream.1.db", store(name), time=1)
-        snapshot = compress(take_image(file, self.root / "draft"), taken=1)
-        file.close()
-        version = put(self.bucket, snapshot, "n1")
-        open_manifests(self.bucket).publish([(store(name), version)], KeepPolicy(), 1)
+    def publish(self, *names: str) -> None:
+        for name in names:
+            file = StoreFile.create(self.root / f"{name}.stream.1.db", store(name), time=1)
+            snapshot = compress(take_image(file, self.root / "draft"), taken=1)
+            file.close()
+            version = put(self.bucket, snapshot, "n1")
+            open_manifests(self.bucket).publish([(store(name), version)], KeepPolicy(), 1)
 
     async def bring(self, *names: str) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -88,11 +86,14 @@ class World:
             self.let_go.set()
 
 
-async def test_so_many_are_brought_at_once_in_the_order_of_asking(tmp_path: Path) -> None:
-    world = World(tmp_path)
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_so_many_are_brought_at_once_in_the_order_of_asking(world: World) -> None:
     names = [f"s{number}" for number in range(3 * PARALLEL_FETCHES)]
-    for name in names:
-        world.publish(name)
+    world.publish(*names)
     await world.bring(*names)
     assert world.most_running == PARALLEL_FETCHES
     assert world.order == [store(name) for name in names]
@@ -101,9 +102,8 @@ async def test_so_many_are_brought_at_once_in_the_order_of_asking(tmp_path: Path
 
 
 async def test_a_bucket_that_is_away_is_asked_once_and_everybody_is_told_to_try_again(
-    tmp_path: Path,
+    world: World,
 ) -> None:
-    world = World(tmp_path)
     world.failure = BucketUnavailableError(request="get", key="k", tries=3, reason="gone")
     names = [f"s{number}" for number in range(3 * PARALLEL_FETCHES)]
     await world.bring(*names)
@@ -116,32 +116,28 @@ async def test_a_bucket_that_is_away_is_asked_once_and_everybody_is_told_to_try_
 
 @pytest.mark.parametrize("known", ["nothing", "an older one", "a tombstone"])
 async def test_a_cold_store_that_the_bucket_has_not_is_damaged_and_never_empty(
-    tmp_path: Path, known: str
+    world: World, known: str
 ) -> None:
-    world = World(tmp_path)
     world.grant = COLD._replace(cold=1)
     if known != "nothing":
         world.publish("notes")
     if known == "a tombstone":
         open_manifests(world.bucket).update_entry(
-            store(), lambda entry: deleted(entry, Tombstone(9, 1))
+            store("notes"), lambda entry: deleted(entry, Tombstone(9, 1))
         )
     await world.bring("notes")
-    assert isinstance(world.refused[store()], StoreDamagedError)
+    assert isinstance(world.refused[store("notes")], StoreDamagedError)
 
 
-async def test_a_store_that_was_never_durable_may_be_new(tmp_path: Path) -> None:
-    world = World(tmp_path)
+async def test_a_store_that_was_never_durable_may_be_new(world: World) -> None:
     world.grant = COLD._replace(state=StoreState.CREATED)
     await world.bring("notes")
-    assert (world.order, world.refused) == ([store()], {})
+    assert (world.order, world.refused) == ([store("notes")], {})
 
 
-async def test_what_nobody_waits_for_any_more_lets_the_next_one_in(tmp_path: Path) -> None:
-    world = World(tmp_path)
+async def test_what_nobody_waits_for_any_more_lets_the_next_one_in(world: World) -> None:
     names = [f"s{number}" for number in range(PARALLEL_FETCHES + 1)]
-    for name in names:
-        world.publish(name)
+    world.publish(*names)
 
     def refused_by_the_coordinator(asked: list[WantedStore]) -> None:
         [wanted] = asked

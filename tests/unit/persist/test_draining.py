@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -28,11 +29,14 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import abandon, file_of
 from tests.support.write_path_parts import WritePath, a_life
 
 DEADLINE_SECONDS = 10.0
 SUBJECTS = Subjects()
 WRITER = b"writer"
+#: What asking a coordinator comes to that is not there.
+AWAY = mock.AsyncMock(side_effect=NoCoordinatorError(prefix="hf"))
 
 
 class World(WritePath):
@@ -43,7 +47,7 @@ class World(WritePath):
         network = MemoryNetwork()
         self.layout = layout
         self.bus = network.connect("server")
-        self._peer = network.connect("peer")
+        self.peer = network.connect("peer")
         disk.make_directory(layout.incarnation("a", "1"))
         create_fence(disk, layout.fence("a", "1"))
         life = a_life(layout, bus=self.bus, run_in_thread=asyncio.to_thread)
@@ -70,23 +74,7 @@ class World(WritePath):
         self.may_sync = asyncio.Event()
         self.may_sync.set()
         self._counter = 0
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        await self._peer.subscribe(SUBJECTS.cluster("*"), self._on_coordinator)
-        await self._peer.subscribe("reply.*", self._on_reply)
-        self._tasks.append(asyncio.create_task(self.pipeline.run()))
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
-        for store in self.open_stores.stores():
-            if store.file is not None:
-                store.file.abandon()
-        self.log.close()
-        await self.bus.close()
-        await self._peer.close()
+        self.running: list[asyncio.Task[None]] = []
 
     async def _run_sync(self, function: Callable[[], Any], /) -> Any:
         await self.may_sync.wait()
@@ -98,8 +86,8 @@ class World(WritePath):
         self.asked.append((verb, fields.get("stores", fields.get("number"))))
         if self.coordinator_is_there:
             self.order.append(verb)
-            reply = self._peer.publish(message.reply, frames.encode_control(term=1))
-            self._tasks.append(asyncio.create_task(reply))
+            reply = self.peer.publish(message.reply, frames.encode_control(term=1))
+            self.running.append(asyncio.create_task(reply))
 
     def _on_reply(self, message: BusMessage) -> None:
         for element in frames.decode(message.payload):
@@ -145,12 +133,21 @@ class World(WritePath):
 @asynccontextmanager
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     world = World(open_layout(tmp_path, Disk()))
-    await world.start()
+    await world.peer.subscribe(SUBJECTS.cluster("*"), world._on_coordinator)
+    await world.peer.subscribe("reply.*", world._on_reply)
+    world.running.append(asyncio.create_task(world.pipeline.run()))
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
             yield world
     finally:
-        await world.stop()
+        for task in world.running:
+            task.cancel()
+        await asyncio.wait(world.running)
+        for store in world.open_stores.stores():
+            abandon(store)
+        world.log.close()
+        await world.bus.close()
+        await world.peer.close()
 
 
 async def test_a_store_that_cannot_be_made_durable_is_not_released_and_is_served_on(
@@ -161,19 +158,13 @@ async def test_a_store_that_cannot_be_made_durable_is_not_released_and_is_served
         world.append(each)
     await world.until(lambda: world.order == ["ack", "ack"])
     store.materialise(world.progress.synced_tick)
-    assert store.file is not None
-    checkpoint = store.file.checkpoint
-
-    def refuse() -> None:
-        raise StorageFailedError(reason="no space")
-
-    store.file.checkpoint = refuse  # type: ignore[method-assign]
-    await world.drainer.step()
+    full = mock.Mock(side_effect=StorageFailedError(reason="no space"))
+    with mock.patch.object(file_of(store), "checkpoint", full):
+        await world.drainer.step()
     assert world.stores_asked("release") == ["good"]
     reply = world.append(store)
     await world.until(lambda: reply in world.answers)
     assert world.answers[reply][1] == 0
-    store.file.checkpoint = checkpoint  # type: ignore[method-assign]
     await world.drainer.step()
     assert world.stores_asked("release") == ["good", "bad"]
     assert world.open_stores.open_count == 0
@@ -187,16 +178,14 @@ async def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_n
         world.append(store)
         store.becomes(Standing.DURABLE)
     await world.until(lambda: world.order.count("ack") == len(stores))
-    world.coordination.release, release = _Away().ask, world.coordination.release  # type: ignore[method-assign]
-    step = asyncio.create_task(world.drainer.step())
-    await world.until(lambda: stores[0].file is None and stores[0].state is OpenState.CLOSED)
-    held = world.append(stores[0])
-    served = world.append(stores[-1])
-    await world.until(lambda: served in world.answers)
-    assert world.answers[served][1] == 0
-    assert held not in world.answers
-    assert not step.done()
-    world.coordination.release = release  # type: ignore[method-assign]
+    with mock.patch.object(world.coordination, "release", AWAY):
+        step = asyncio.create_task(world.drainer.step())
+        await world.until(lambda: stores[0].file is None and stores[0].state is OpenState.CLOSED)
+        held, served = world.append(stores[0]), world.append(stores[-1])
+        await world.until(lambda: served in world.answers)
+        assert world.answers[served][1] == 0
+        assert held not in world.answers
+        assert not step.done()
     await step
     released = {f"s{number}" for number in range(HAND_OVER_STORES)}
     assert set(world.stores_asked("release")) == released
@@ -205,19 +194,14 @@ async def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_n
     assert world.open_stores.open_count == len(stores) - HAND_OVER_STORES
 
 
-class _Away:
-    async def ask(self, stores: object, revisions: object = None) -> None:
-        raise NoCoordinatorError(prefix="hf")
-
-
 async def test_who_gives_up_waiting_never_serves_a_closed_store_again(world: World) -> None:
     store = world.open("one")
     world.append(store)
     await world.until(lambda: world.order == ["ack"])
     store.becomes(Standing.DURABLE)
     world.phase.give_up_at = 0.0
-    world.coordination.release = _Away().ask  # type: ignore[method-assign]
-    await world.drainer.step()
+    with mock.patch.object(world.coordination, "release", AWAY):
+        await world.drainer.step()
     assert world.drainer.released_count == 0
     assert world.open_stores.find(store.id) is None
 
@@ -250,11 +234,9 @@ async def test_acks_leave_before_the_release_and_what_came_later_is_sent_elsewhe
 async def test_a_vacation_is_repeated_under_its_number_until_the_coordinator_has_heard(
     world: World,
 ) -> None:
-    vacate = world.coordination.vacate
-    world.coordination.vacate = _Away().ask  # type: ignore[method-assign, assignment]
-    assert not await world.drainer.vacate()
+    with mock.patch.object(world.coordination, "vacate", AWAY):
+        assert not await world.drainer.vacate()
     assert world.phase.vacating, "nothing may be opened meanwhile"
-    world.coordination.vacate = vacate  # type: ignore[method-assign]
     assert await world.drainer.vacate()
     assert not world.phase.vacating
     assert await world.drainer.vacate()

@@ -65,10 +65,7 @@ def test_d13_evictions_name_the_keys_that_went(kv: Bench) -> None:
     configure(kv, max_messages=2)
     for key in ("a", "b", "c"):
         kv.do(*put(key))
-    assert kv.broadcasts[-1] == [
-        [CHANGE_SET_ENTRY, "c", b"v"],
-        [CHANGE_DELETE_ENTRIES, ["a"]],
-    ]
+    assert kv.broadcasts[-1] == [[CHANGE_SET_ENTRY, "c", b"v"], [CHANGE_DELETE_ENTRIES, ["a"]]]
     kv.do(*put("d", b"v", 1))
     kv.time += 1000
     assert kv.read(frames.GET_ENTRY, "d") is None
@@ -103,10 +100,7 @@ def test_the_lowest_seqs_go_in_the_tick_that_needs_their_room(stream: Bench) -> 
     assert stream.broadcasts[-1][-1] == [CHANGE_TRIM, 2]
     assert stream.rows() == {3: b"2", 4: b"3", 5: b"4"}
     stream.do(*append(b"5"))
-    assert stream.broadcasts[-1] == [
-        [CHANGE_SET_MESSAGE, 6, b"5"],
-        [CHANGE_TRIM, 3],
-    ]
+    assert stream.broadcasts[-1] == [[CHANGE_SET_MESSAGE, 6, b"5"], [CHANGE_TRIM, 3]]
     assert stream.read(frames.HEAD)[:5] == [9, 4, 6, 3, 3]
 
 
@@ -138,10 +132,7 @@ def test_what_is_over_goes_when_the_limit_comes(stream: Bench) -> None:
     stream.tick(*[append() for _ in range(10)])
     revision, config = configure(stream, max_messages=4)
     assert (revision, config) == (11, {"max_messages": 4})
-    assert stream.broadcasts[-1] == [
-        [CHANGE_CONFIGURE, {"max_messages": 4}],
-        [CHANGE_TRIM, 6],
-    ]
+    assert stream.broadcasts[-1] == [[CHANGE_CONFIGURE, {"max_messages": 4}], [CHANGE_TRIM, 6]]
 
 
 def test_a_store_that_discards_new_keeps_what_it_has(stream: Bench) -> None:

@@ -8,9 +8,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from holdfast.persist.recovery.takeover import plan
 from holdfast.protocol import frames
@@ -24,12 +31,10 @@ class AgainstAModel(RuleBasedStateMachine):
     """Random writes, limits and times: what is readable is what a plain model says, and who applies
     the log to an empty file gets the same."""
 
-    kind: StoreKind
-
-    def __init__(self) -> None:
+    def __init__(self, kind: StoreKind) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, self.kind)
+        self.bench = Bench(self.folder, kind)
         #: Key to revision, time, size and expiry.
         self.model: dict[Any, tuple[int, int, int, float]] = {}
         self.limits: dict[str, Any] = {}
@@ -150,15 +155,13 @@ class AgainstAModel(RuleBasedStateMachine):
         now = max(self.bench.time, self.bench.store.time)
         age_ms = 1000 * (self.limits.get("max_age_seconds") or 1 << 40)
         self.model = {
-            key: row
-            for key, row in self.model.items()
-            if row[3] > now and row[1] + age_ms > now
+            key: row for key, row in self.model.items() if row[3] > now and row[1] + age_ms > now
         }
 
     def _evict(self) -> None:
         if self.limits.get("discard") == "new":
             return
-        order = (lambda key: key) if self.kind is StoreKind.STREAM else lambda k: self.model[k][0]
+        order = (lambda key: key) if self.bench.store.is_stream else lambda k: self.model[k][0]
         while self.model and (
             len(self.model) > (self.limits.get("max_messages") or len(self.model))
             or sum(row[2] for row in self.model.values())
@@ -167,16 +170,9 @@ class AgainstAModel(RuleBasedStateMachine):
             del self.model[min(self.model, key=order)]
 
 
-class StreamAgainstAModel(AgainstAModel):
-    kind = StoreKind.STREAM
-
-
-class KvAgainstAModel(AgainstAModel):
-    kind = StoreKind.KV
-
-
-_SETTINGS = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
-TestStreamAgainstAModel = StreamAgainstAModel.TestCase
-TestStreamAgainstAModel.settings = _SETTINGS
-TestKvAgainstAModel = KvAgainstAModel.TestCase
-TestKvAgainstAModel.settings = _SETTINGS
+@pytest.mark.parametrize("kind", StoreKind)
+def test_random_writes_and_limits_leave_what_a_plain_model_says(kind: StoreKind) -> None:
+    run_state_machine_as_test(
+        lambda: AgainstAModel(kind),
+        settings=settings(max_examples=examples(60), stateful_step_count=30, deadline=None),
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from watchdog.observers.api import BaseObserver
 
 from holdfast.persist.shared_disk import fence_watch
 from holdfast.persist.shared_disk.fence_watch import no_watch, watch_folder
@@ -91,10 +91,8 @@ async def test_nothing_is_told_and_no_thread_is_left_after_the_end(folder: Path)
 async def test_a_system_without_a_watch_to_give_is_polled(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse() -> BaseObserver:
-        raise OSError(24, "inotify instance limit reached")
-
-    monkeypatch.setattr(fence_watch, "Observer", refuse)
+    refusal = OSError(24, "inotify instance limit reached")
+    monkeypatch.setattr(fence_watch, "Observer", mock.Mock(side_effect=refusal))
     changed = asyncio.Event()
     with watch_folder(folder, changed.set, poll=False):
         fence(DISK, folder / "fence")

@@ -4,10 +4,10 @@ when it is opened again."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
 from tests.support.hostile_values import DEEP, NUMBERS, ODD, Raw, nested, payload, values
+from tests.support.stores import abandon
 
 UPLOAD = bytes(range(16))
 LARGE = [UPLOAD, 3, bytes(32), 891568578]
@@ -108,6 +109,11 @@ class Server:
         for kind in StoreKind:
             self.open(StoreId("acme", kind, "a.b"), None)
 
+    def store(self, kind: int) -> Store:
+        store = self.open_stores.find(StoreId("acme", kind, "a.b"))
+        assert store is not None
+        return store
+
     def path(self, store: StoreId) -> Path:
         return self.directory / f"{StoreKind(store.kind).word}.db"
 
@@ -145,9 +151,7 @@ class Server:
         if tick.records():
             tick.committed(1)
         assert not tick.mishaps, tick.mishaps
-        elements = tick.synced.pop("r", [])
-        for answers in (tick.applied,):
-            elements += answers.pop("r", [])
+        elements = tick.synced.pop("r", []) + tick.applied.pop("r", [])
         for store, arrival in tick.reads:
             store.materialise(self.number)
             results = reads.execute(store, "s1", arrival.group.operations)
@@ -193,21 +197,17 @@ class Server:
             store.file.close()
             self.open_stores.closed(store)
             self.open(store.id, StoreFile.open(self.path(store.id), store.id))
-            again = self.open_stores.find(store.id)
-            assert again is not None
-            assert self.state(again) == before
+            assert self.state(self.store(store.id.kind)) == before
 
     def close(self) -> None:
         for store in self.open_stores.stores():
-            if store.file is not None:
-                store.file.abandon()
+            abandon(store)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path)
-    yield made
-    made.close()
+    with closing(Server(tmp_path)) as server:
+        yield server
 
 
 def check_answers(groups: list[Any], elements: list[list[Any]]) -> None:
@@ -242,17 +242,10 @@ def check_error(code: Any, fields: Any) -> None:
 def poisoned(server: Server, kind: int, *operation: Any) -> str:
     """Return the code of what a single operation is refused with, after checking that it did
     nothing."""
-    store = server.open_stores.find(StoreId("acme", kind, "a.b"))
-    assert store is not None
+    store = server.store(kind)
     before = server.state(store)
-    group = [
-        kind,
-        "a.b",
-        "read" if operation[0] >= frames.FIRST_READ else "write",
-        "first_unacked",
-        0,
-        [list(operation)],
-    ]
+    verb = "read" if operation[0] >= frames.FIRST_READ else "write"
+    group = [kind, "a.b", verb, "first_unacked", 0, [list(operation)]]
     (element,) = server.send([group])
     check_answers([group], [element])
     assert server.state(store) == before
@@ -291,9 +284,7 @@ def test_a_poison_operation_is_refused_by_itself(
 def test_whatever_operations_hold_each_is_answered_and_errors_change_nothing(
     frames_sent: list[list[list[Any]]],
 ) -> None:
-    directory = Path(tempfile.mkdtemp())
-    server = Server(directory)
-    try:
+    with TemporaryDirectory() as directory, closing(Server(Path(directory))) as server:
         for groups in frames_sent:
             check_answers(groups, server.send(groups))
         server.reopen()
@@ -302,9 +293,6 @@ def test_whatever_operations_hold_each_is_answered_and_errors_change_nothing(
             [2, "a.b", "write", "first_unacked", 0, [[frames.CLEAR], [frames.SET_ENTRY, "k", b""]]],
         ]
         check_answers(sensible, server.send(sensible))
-    finally:
-        server.close()
-        shutil.rmtree(directory)
 
 
 def seed(kind: int) -> list[list[Any]]:
@@ -323,14 +311,13 @@ def mutations() -> Iterator[list[Any]]:
         yield [number, *arguments]
         for place, argument in enumerate(arguments):
             for value in hostile:
-                yield [number, *arguments[:place], value, *arguments[place + 1 :]]
+                tried = [value]
                 if isinstance(argument, list) and argument:
-                    yield [number, *arguments[:place], [value], *arguments[place + 1 :]]
-                    inner = [value, *argument[1:]]
-                    yield [number, *arguments[:place], inner, *arguments[place + 1 :]]
+                    tried += [[value], [value, *argument[1:]]]
                 if isinstance(argument, dict):
-                    inner_map = dict.fromkeys(argument, value)
-                    yield [number, *arguments[:place], inner_map, *arguments[place + 1 :]]
+                    tried.append(dict.fromkeys(argument, value))
+                for each in tried:
+                    yield [number, *arguments[:place], each, *arguments[place + 1 :]]
     for value in hostile:
         yield [value]
         yield [frames.BATCH, value]
@@ -343,11 +330,9 @@ def mutations() -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("kind", list(StoreKind))
 def test_every_argument_of_every_operation_may_be_anything(server: Server, kind: StoreKind) -> None:
-    store = StoreId("acme", kind, "a.b")
     check_answers([0], server.send([[kind, "a.b", "write", "first_unacked", 0, seed(kind)]]))
     for operation in mutations():
-        opened = server.open_stores.find(store)
-        assert opened is not None
+        opened = server.store(kind)
         before = server.state(opened)
         reads_it = operation[0] in list(SENSIBLE) and operation[0] >= frames.FIRST_READ
         group = [kind, "a.b", "read" if reads_it else "write", "first_unacked", 0, [operation]]
@@ -356,8 +341,10 @@ def test_every_argument_of_every_operation_may_be_anything(server: Server, kind:
         refused = bool(element[1])
         if not refused:
             results = frames.decode_outcome(element[2]).results
-            refused = type(results) is list and type(results[0]) is list and (
-                len(results[0]) == 2 and type(results[0][0]) is str
+            refused = (
+                type(results) is list
+                and type(results[0]) is list
+                and (len(results[0]) == 2 and type(results[0][0]) is str)
             )
         if refused:
             assert server.state(opened) == before, operation

@@ -119,9 +119,7 @@ def test_whatever_the_coordinator_is_asked_it_answers(
                 decode_control(encode_control(**reply))
 
 
-def test_a_request_that_raises_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_raises_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = (member("a"), member("b"))
     with closing(open_state_file(tmp_path / "state.db", Disk())) as state:
         execute(state, RequestBatch((LIVE_A, LIVE_B), (), members, now_ms=1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StorageFailedError
-from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import store_file as store_file_module
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import file_of, store_of, stream_id
 
-STREAM = StoreId("acme", StoreKind.STREAM, "chat")
+STREAM = stream_id()
 ROWS = 100
 
 
@@ -36,25 +36,58 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "MAX_TRIMMED_ROWS", ROWS)
 
 
-def filled(root: Path, count: int) -> Store:
-    file = StoreFile.create(root / "chat.db", STREAM, time=1)
-    file.take(1, "s1", "i1")
-    changes = [[CHANGE_SET_MESSAGE, seq, b"value"] for seq in range(1, count + 1)]
-    file.apply([AppliedBatch(0, 1, changes)])
-    return Store(STREAM, 1, file, lambda: pytest.fail("there is a file"))
+class Trimmed:
+    """A store whose file has so many messages, and ticks that are not in it yet."""
 
+    def __init__(self, root: Path, *changes: Callable[[Store], object], count: int = 1000) -> None:
+        root.mkdir(exist_ok=True)
+        self.file = StoreFile.create(root / "chat.db", STREAM, time=1)
+        self.file.take(1, "s1", "i1")
+        messages = [[CHANGE_SET_MESSAGE, seq, b"value"] for seq in range(1, count + 1)]
+        self.file.apply([AppliedBatch(0, 1, messages)])
+        self.store = store_of(STREAM, file=self.file)
+        self.number = 0
+        for change in changes:
+            self.tick(change)
 
-class Ticks:
-    def __init__(self, store: Store) -> None:
-        self.store, self.number = store, 0
-
-    def __call__(self, change: Callable[[Store], object]) -> None:
-        store = self.store
-        store.begin()
-        store.time = 2
-        change(store)
+    def tick(self, change: Callable[[Store], object]) -> None:
+        self.store.begin()
+        self.store.time = 2
+        change(self.store)
         self.number += 1
-        store.finish_tick(self.number, 1)
+        self.store.finish_tick(self.number, 1)
+
+    @property
+    def batches(self) -> list[AppliedBatch]:
+        return [pending.batch for pending in self.store.pending.ticks]
+
+    @property
+    def removes_much(self) -> bool:
+        return self.store.removes_much(self.number)
+
+    def apply_in_parts(self) -> None:
+        done: list[Any] = []
+        try:
+            self.store.apply_in_parts(self.store.pending.ready(self.number), done)
+        finally:
+            self.store.applied(done)
+
+
+@pytest.fixture
+def trimmed(tmp_path: Path) -> Iterator[Trimmed]:
+    trimmed = Trimmed(tmp_path, *TICKS)
+    yield trimmed
+    trimmed.file.abandon()
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> tuple[Any, ...]:
+    """What the file holds after these ticks when all is applied at once, as an heir does."""
+    trimmed = Trimmed(tmp_path / "expected", *TICKS)
+    trimmed.file.apply(trimmed.batches)
+    found = content(trimmed.file)
+    trimmed.file.abandon()
+    return found
 
 
 def trim(end_seq: int) -> Callable[[Store], None]:
@@ -71,20 +104,6 @@ def content(file: StoreFile) -> tuple[Any, ...]:
     return rows, meta.revision, meta.last_seq, meta.count, meta.bytes
 
 
-def in_one_go(root: Path, ticks: list[Callable[[Store], object]]) -> tuple[Any, ...]:
-    """What the file holds after these ticks when all is applied at once, as an heir does."""
-    root.mkdir()
-    store = filled(root, 1000)
-    tick = Ticks(store)
-    for each in ticks:
-        tick(each)
-    assert store.file is not None
-    store.file.apply([pending.batch for pending in store.pending.ticks])
-    found = content(store.file)
-    store.file.abandon()
-    return found
-
-
 TICKS: list[Callable[[Store], object]] = [
     append(b"a", b"b"),
     trim(950),
@@ -96,16 +115,10 @@ TICKS: list[Callable[[Store], object]] = [
 
 
 def test_a_large_trim_is_applied_in_parts_of_bounded_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trimmed: Trimmed, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = in_one_go(tmp_path / "expected", TICKS)
-    store = filled(tmp_path, 1000)
-    tick = Ticks(store)
-    for each in TICKS:
-        tick(each)
-    assert store.removes_much(tick.number)
-    assert store.file is not None
-    counts = [store.file.meta.count]
+    assert trimmed.removes_much
+    counts = [trimmed.file.meta.count]
     write = StoreFile._write_meta
 
     def note(file: StoreFile, meta: Any) -> None:
@@ -113,29 +126,22 @@ def test_a_large_trim_is_applied_in_parts_of_bounded_length(
         write(file, meta)
 
     monkeypatch.setattr(StoreFile, "_write_meta", note)
-    done: list[Any] = []
-    store.apply_in_parts(store.pending.ready(tick.number), done)
-    store.applied(done)
+    trimmed.apply_in_parts()
     # No transaction removes more than that, besides what it adds.
     assert max(before - after for before, after in pairwise(counts)) <= ROWS
     assert len(counts) > 10
-    assert content(store.file) == expected
-    assert not store.pending.ticks
-    assert not store.removes_much(tick.number)
-    store.validate()
-    store.file.abandon()
+    assert content(trimmed.file) == expected
+    assert not trimmed.batches
+    assert not trimmed.removes_much
+    trimmed.store.validate()
 
 
 @pytest.mark.parametrize("parts", [0, 1, 2, 5, 9])
-def test_a_crash_between_the_parts_is_healed_by_the_log(tmp_path: Path, parts: int) -> None:
-    expected = in_one_go(tmp_path / "expected", TICKS)
-    store = filled(tmp_path, 1000)
-    tick = Ticks(store)
-    for each in TICKS:
-        tick(each)
-    batches = [pending.batch for pending in store.pending.ticks]
-    file = store.file
-    assert file is not None
+def test_a_crash_between_the_parts_is_healed_by_the_log(
+    tmp_path: Path, expected: tuple[Any, ...], parts: int
+) -> None:
+    trimmed = Trimmed(tmp_path, *TICKS)
+    file, batches = trimmed.file, trimmed.batches
     file.apply(batches[:1])
     for _ in range(parts):
         file.trim_some(950)
@@ -151,13 +157,8 @@ def test_a_crash_between_the_parts_is_healed_by_the_log(tmp_path: Path, parts: i
 
 
 def test_a_failure_between_the_parts_leaves_the_rest_pending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trimmed: Trimmed, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = in_one_go(tmp_path / "expected", TICKS)
-    store = filled(tmp_path, 1000)
-    tick = Ticks(store)
-    for each in TICKS:
-        tick(each)
     trim_some = StoreFile.trim_some
     calls = 0
 
@@ -169,45 +170,34 @@ def test_a_failure_between_the_parts_leaves_the_rest_pending(
         return trim_some(file, end_seq)
 
     monkeypatch.setattr(StoreFile, "trim_some", failing)
-    done: list[Any] = []
     with pytest.raises(StorageFailedError):
-        store.apply_in_parts(store.pending.ready(tick.number), done)
-    store.applied(done)
-    store.validate()
-    assert len(store.pending.ticks) == len(TICKS) - 1
-    done = []
-    store.apply_in_parts(store.pending.ready(tick.number), done)
-    store.applied(done)
-    assert store.file is not None
-    assert content(store.file) == expected
-    store.file.abandon()
+        trimmed.apply_in_parts()
+    trimmed.store.validate()
+    assert len(trimmed.batches) == len(TICKS) - 1
+    trimmed.apply_in_parts()
+    assert content(trimmed.file) == expected
 
 
 def test_small_trims_stay_in_the_loop_and_a_trim_that_is_taken_back_is_forgotten(
     tmp_path: Path,
 ) -> None:
-    store = filled(tmp_path, 1000)
-    tick = Ticks(store)
-    tick(trim(ROWS))
-    assert not store.removes_much(tick.number)
-    store.begin()
-    trim(900)(store)
-    store.fail_tick()
-    assert not store.removes_much(tick.number)
-    tick(trim(ROWS + 1))
-    assert store.removes_much(tick.number)
-    store.materialise(tick.number)
-    assert not store.removes_much(tick.number)
-    assert store.file is not None
-    store.file.abandon()
+    small = Trimmed(tmp_path, trim(ROWS))
+    assert not small.removes_much
+    small.store.begin()
+    trim(900)(small.store)
+    small.store.fail_tick()
+    assert not small.removes_much
+    small.tick(trim(ROWS + 1))
+    assert small.removes_much
+    small.store.materialise(small.number)
+    assert not small.removes_much
+    small.file.abandon()
 
 
 async def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = filled(tmp_path, 1000)
-    tick = Ticks(store)
-    tick(trim(1000))
+    store = Trimmed(tmp_path, trim(1000)).store
     monkeypatch.setattr(Store, "materialise", lambda *a: pytest.fail("not in the loop"))
     monkeypatch.setattr("holdfast.persist.write_path.materialising.MAX_PENDING_MESSAGES", 0)
     in_thread: list[str] = []
@@ -216,12 +206,7 @@ async def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
         in_thread.append("apply")
         return function()
 
-    open_stores, inbox, progress, tasks = (
-        OpenStores(),
-        Inbox("s1"),
-        LogProgress(),
-        SpawnedTasks(),
-    )
+    open_stores, inbox, progress, tasks = (OpenStores(), Inbox("s1"), LogProgress(), SpawnedTasks())
     open_stores.leases.attach(inbox)
     materialiser = Materialiser(open_stores.leases, progress, thread, tasks)
     open_stores.opened(store)
@@ -239,7 +224,6 @@ async def test_a_large_trim_is_applied_in_a_thread_while_the_store_is_busy(
     assert not inbox.holds(store.id)
     assert len(inbox.groups) == 1
     assert in_thread == ["apply"]
-    assert store.file is not None
-    assert store.file.meta.count == 0
+    assert file_of(store).meta.count == 0
     assert not store.pending.ticks
-    store.file.abandon()
+    file_of(store).abandon()

@@ -19,6 +19,7 @@ from holdfast.persist.store.states import (
 from holdfast.persist.store.store import Store
 from holdfast.protocol.errors import HoldfastError, NotOwnerError
 from holdfast.protocol.names import StoreId, StoreKind
+from tests.support.stores import store_of, stream_id
 
 REFUSAL = NotOwnerError(server="s")
 
@@ -48,10 +49,14 @@ class World:
         self.store = self.open("a")
 
     def open(self, name: str) -> Store:
-        store_id = StoreId("acme", StoreKind.STREAM, name)
-        store = Store(store_id, 1, None, lambda: pytest.fail("nothing is written"))
+        store = store_of(stream_id(name))
         self.open_stores.opened(store)
         return store
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
 
 
 def test_every_transition_that_is_not_in_the_table_raises() -> None:
@@ -77,8 +82,7 @@ def test_a_store_only_becomes_better_known_but_for_one_that_was_cold() -> None:
             check_standing(before, after)
 
 
-def test_a_file_that_is_lent_comes_back_at_the_end_of_the_block() -> None:
-    world = World()
+def test_a_file_that_is_lent_comes_back_at_the_end_of_the_block(world: World) -> None:
     with pytest.raises(ZeroDivisionError), world.leases.lend(world.store) as lease:
         assert world.store.state is OpenState.LENT
         raise ZeroDivisionError
@@ -87,15 +91,15 @@ def test_a_file_that_is_lent_comes_back_at_the_end_of_the_block() -> None:
     assert world.waiting.went_on == [world.store.id]
 
 
-def test_nobody_has_a_lease_on_what_another_has() -> None:
-    world = World()
+def test_nobody_has_a_lease_on_what_another_has(world: World) -> None:
     for first, second in product((world.leases.lend, world.leases.hold), repeat=2):
         with first(world.store), pytest.raises(IllegalTransitionError):
             second(world.store)
 
 
-def test_what_waits_for_a_store_that_its_holder_leaves_is_refused_or_asks_anew() -> None:
-    world = World()
+def test_what_waits_for_a_store_that_its_holder_leaves_is_refused_or_asks_anew(
+    world: World,
+) -> None:
     other = world.open("b")
     with world.leases.hold(world.store) as lease:
         lease.leave(REFUSAL)
@@ -107,8 +111,7 @@ def test_what_waits_for_a_store_that_its_holder_leaves_is_refused_or_asks_anew()
     assert world.waiting.went_on == [other.id]
 
 
-def test_a_store_that_was_closed_under_its_lease_is_never_served_again() -> None:
-    world = World()
+def test_a_store_that_was_closed_under_its_lease_is_never_served_again(world: World) -> None:
     with pytest.raises(ZeroDivisionError), world.leases.hold(world.store):
         world.store.enter(OpenState.CLOSED)
         raise ZeroDivisionError
@@ -116,16 +119,16 @@ def test_a_store_that_was_closed_under_its_lease_is_never_served_again() -> None
     assert world.waiting.went_on == []
 
 
-def test_what_waits_for_a_store_that_was_opened_anew_while_it_was_lent_goes_on() -> None:
-    world = World()
+def test_what_waits_for_a_store_that_was_opened_anew_while_it_was_lent_goes_on(
+    world: World,
+) -> None:
     with world.leases.lend(world.store):
         again = world.open("a")
     assert (world.store.state, again.state) == (OpenState.CLOSED, OpenState.SERVING)
     assert world.waiting.went_on == [again.id]
 
 
-async def test_whoever_opens_a_store_waits_for_the_lease_on_its_closed_file() -> None:
-    world = World()
+async def test_whoever_opens_a_store_waits_for_the_lease_on_its_closed_file(world: World) -> None:
     closed = StoreId("acme", StoreKind.KV, "c")
     with world.leases.of_closed(closed) as mine:
         assert mine

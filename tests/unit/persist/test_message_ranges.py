@@ -23,7 +23,6 @@ from holdfast.client.values.codec import RAW
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.persist.operations import reads
-from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_ARCHIVE, CHANGE_DELETE_MESSAGES, CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind, StoreName
@@ -31,6 +30,7 @@ from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
+from tests.support.stores import store_of
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a")
 #: Messages of the stream, `time` of each is 1000 + 10 * seq.
@@ -43,7 +43,7 @@ class Owner:
     unwrap = staticmethod(Link.unwrap)
 
     def __init__(self, file: StoreFile) -> None:
-        self.store = Store(STREAM, 1, file, file_is_there)
+        self.store = store_of(STREAM, file=file)
         self.page_count = 0
 
     def submit(self, key: Any, packed: bytes, *_: Any) -> asyncio.Future[Any]:
@@ -62,10 +62,6 @@ class Owner:
         return answer
 
 
-def file_is_there() -> StoreFile:
-    raise AssertionError("it has a file")
-
-
 @contextmanager
 def stream_of(deleted: set[int], archived_to: set[int]) -> Iterator[Owner]:
     """A stream whose archive has a block up to each of `archived_to`."""
@@ -75,12 +71,10 @@ def stream_of(deleted: set[int], archived_to: set[int]) -> Iterator[Owner]:
             for seq in range(1, LAST_SEQ + 1):
                 change = [CHANGE_SET_MESSAGE, seq, b"%d" % seq]
                 file.apply([AppliedBatch(file.meta.revision, 1000 + 10 * seq, [change])])
-            for end_seq in sorted(archived_to):
-                change = [CHANGE_ARCHIVE, end_seq, ""]
-                file.apply([AppliedBatch(file.meta.revision, 2000, [change])])
+            changes = [[CHANGE_ARCHIVE, end_seq, ""] for end_seq in sorted(archived_to)]
             if deleted:
-                change = [CHANGE_DELETE_MESSAGES, sorted(deleted)]
-                file.apply([AppliedBatch(file.meta.revision, 2000, [change])])
+                changes.append([CHANGE_DELETE_MESSAGES, sorted(deleted)])
+            file.apply([AppliedBatch(file.meta.revision, 2000, changes)])
             yield Owner(file)
         finally:
             file.abandon()
@@ -132,10 +126,7 @@ def test_every_combination_gives_what_a_list_would(
     deleted: set[int], archived_to: set[int], page_rows: int, wanted: list[dict[str, int]]
 ) -> None:
     there = [seq for seq in range(1, LAST_SEQ + 1) if seq not in deleted]
-    with (
-        mock.patch.object(reads, "PAGE_ROWS", page_rows),
-        stream_of(deleted, archived_to) as owner,
-    ):
+    with mock.patch.object(reads, "PAGE_ROWS", page_rows), stream_of(deleted, archived_to) as owner:
         for each in wanted:
             assert asyncio.run(seqs(owner, each)) == expected(there, each), each
 

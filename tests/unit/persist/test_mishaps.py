@@ -72,9 +72,7 @@ async def test_a_bug_where_no_operation_is_to_blame_refuses_what_the_tick_did_to
 
     one.append_messages = halfway  # type: ignore[method-assign]
     answers = await world.ask(
-        world.arrival(one, APPEND),
-        world.arrival(two, APPEND),
-        world.arrival(one, APPEND, APPEND),
+        world.arrival(one, APPEND), world.arrival(two, APPEND), world.arrival(one, APPEND, APPEND)
     )
     assert [answers[0][0], answers[2][0]] == ["internal_error"] * 2
     assert answers[1] == frames.Run(1, 1, 1)

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.persist.store.open_stores import Arrival, OpenStores, WantedStore
 from holdfast.persist.store.store import Store
 from holdfast.protocol.frames import HEAD, Group
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import store_of, stream_id
 
 
-def never() -> StoreFile:
-    raise AssertionError("this test needs no file")
-
-
-def store_id(name: str) -> StoreId:
-    return StoreId("acme", StoreKind.STREAM, name)
+@pytest.fixture
+def open_stores() -> OpenStores:
+    return OpenStores()
 
 
 def arrival(name: str, number: int, *, writes: bool = False) -> Arrival:
     group = Group(1, name, 1 if writes else 0, 0, 0, [[HEAD]])
-    return Arrival("reply", number, b"w", store_id(name), group)
+    return Arrival("reply", number, b"w", stream_id(name), group)
 
 
 def opened(name: str, used_at: float = 0.0) -> Store:
-    store = Store(store_id(name), 1, None, never)
+    store = store_of(stream_id(name))
     store.used_at = used_at
     return store
 
 
-def test_a_store_is_asked_for_once_whatever_waits_for_it() -> None:
-    open_stores = OpenStores()
+def test_a_store_is_asked_for_once_whatever_waits_for_it(open_stores: OpenStores) -> None:
     for number in range(3):
         open_stores.wait(arrival("a", number))
-    assert open_stores.take_wanted(10) == [WantedStore(store_id("a"), create=False)]
+    assert open_stores.take_wanted(10) == [WantedStore(stream_id("a"), create=False)]
     open_stores.wait(arrival("a", 3))
     assert open_stores.take_wanted(10) == []
     assert open_stores.waiting_count == 4
@@ -41,44 +39,40 @@ def test_a_store_is_asked_for_once_whatever_waits_for_it() -> None:
     assert open_stores.waiting_count == 0
 
 
-def test_it_may_come_into_being_only_if_a_write_waits() -> None:
-    open_stores = OpenStores()
+def test_it_may_come_into_being_only_if_a_write_waits(open_stores: OpenStores) -> None:
     open_stores.wait(arrival("read", 0))
     open_stores.wait(arrival("written", 0))
     open_stores.wait(arrival("written", 1, writes=True))
     assert open_stores.take_wanted(10) == [
-        WantedStore(store_id("read"), create=False),
-        WantedStore(store_id("written"), create=True),
+        WantedStore(stream_id("read"), create=False),
+        WantedStore(stream_id("written"), create=True),
     ]
 
 
-def test_a_write_for_a_store_that_only_reads_had_opened_asks_again() -> None:
-    open_stores = OpenStores()
+def test_a_write_for_a_store_that_only_reads_had_opened_asks_again(open_stores: OpenStores) -> None:
     open_stores.wait(arrival("a", 0))
     open_stores.take_wanted(1)
     open_stores.opened(opened("a"))
     open_stores.wait(arrival("a", 1, writes=True))
-    assert open_stores.take_wanted(1) == [WantedStore(store_id("a"), create=True)]
+    assert open_stores.take_wanted(1) == [WantedStore(stream_id("a"), create=True)]
 
 
-def test_wanted_stores_are_taken_in_portions_in_their_order() -> None:
-    open_stores = OpenStores()
+def test_wanted_stores_are_taken_in_portions_in_their_order(open_stores: OpenStores) -> None:
     for name in "abcde":
         open_stores.wait(arrival(name, 0))
     names = [[each.store.name for each in open_stores.take_wanted(2)] for _ in range(4)]
     assert names == [["a", "b"], ["c", "d"], ["e"], []]
 
 
-def test_a_tenant_that_wants_thousands_keeps_no_other_waiting() -> None:
-    open_stores = OpenStores()
+def test_a_tenant_that_wants_thousands_keeps_no_other_waiting(open_stores: OpenStores) -> None:
     for number in range(1000):
         store = StoreId("flood", StoreKind.STREAM, f"s{number}")
         open_stores.wait(arrival("a", 0)._replace(store=store))
     open_stores.wait(arrival("late", 0))
     open_stores.wait(arrival("refused", 0))
-    open_stores.refused(store_id("refused"))
+    open_stores.refused(stream_id("refused"))
     first = [each.store for each in open_stores.take_wanted(10)]
-    assert store_id("late") in first
+    assert stream_id("late") in first
     assert len(first) == 10
     rest = 0
     while taken := open_stores.take_wanted(64):
@@ -87,30 +81,29 @@ def test_a_tenant_that_wants_thousands_keeps_no_other_waiting() -> None:
     assert rest == 1001 - 10
 
 
-def test_what_the_coordinator_did_not_answer_is_asked_again() -> None:
-    open_stores = OpenStores()
+def test_what_the_coordinator_did_not_answer_is_asked_again(open_stores: OpenStores) -> None:
     open_stores.wait(arrival("a", 0))
     taken = open_stores.take_wanted(1)
     open_stores.wait(arrival("a", 1, writes=True))
     open_stores.ask_again(taken)
-    assert open_stores.take_wanted(1) == [WantedStore(store_id("a"), create=True)]
-    open_stores.refused(store_id("a"))
+    assert open_stores.take_wanted(1) == [WantedStore(stream_id("a"), create=True)]
+    open_stores.refused(stream_id("a"))
     open_stores.ask_again(taken)
     assert open_stores.take_wanted(1) == []
 
 
-def test_a_refused_store_gives_back_what_waited_and_can_be_wanted_anew() -> None:
-    open_stores = OpenStores()
+def test_a_refused_store_gives_back_what_waited_and_can_be_wanted_anew(
+    open_stores: OpenStores,
+) -> None:
     open_stores.wait(arrival("a", 0))
-    assert [each.position for each in open_stores.refused(store_id("a"))] == [0]
-    assert open_stores.refused(store_id("a")) == []
+    assert [each.position for each in open_stores.refused(stream_id("a"))] == [0]
+    assert open_stores.refused(stream_id("a")) == []
     assert open_stores.take_wanted(1) == []
     open_stores.wait(arrival("a", 1))
-    assert open_stores.take_wanted(1) == [WantedStore(store_id("a"), create=False)]
+    assert open_stores.take_wanted(1) == [WantedStore(stream_id("a"), create=False)]
 
 
-def test_a_closed_store_is_absent() -> None:
-    open_stores = OpenStores()
+def test_a_closed_store_is_absent(open_stores: OpenStores) -> None:
     store = opened("a")
     open_stores.opened(store)
     assert (open_stores.find(store.id), open_stores.open_count) == (store, 1)
@@ -119,8 +112,9 @@ def test_a_closed_store_is_absent() -> None:
     assert (open_stores.find(store.id), open_stores.open_count) == (None, 0)
 
 
-def test_a_store_that_was_opened_anew_stays_when_the_one_before_it_is_closed() -> None:
-    open_stores = OpenStores()
+def test_a_store_that_was_opened_anew_stays_when_the_one_before_it_is_closed(
+    open_stores: OpenStores,
+) -> None:
     reader, writer = opened("a"), opened("a")
     open_stores.opened(reader)
     open_stores.opened(writer)
@@ -128,8 +122,9 @@ def test_a_store_that_was_opened_anew_stays_when_the_one_before_it_is_closed() -
     assert open_stores.find(writer.id) is writer
 
 
-def test_a_store_that_is_about_to_be_opened_anew_is_not_handed_over() -> None:
-    open_stores = OpenStores()
+def test_a_store_that_is_about_to_be_opened_anew_is_not_handed_over(
+    open_stores: OpenStores,
+) -> None:
     reader = opened("a")
     open_stores.opened(reader)
     assert open_stores.least_recently_used(5) == [reader]

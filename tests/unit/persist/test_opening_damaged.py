@@ -35,7 +35,7 @@ from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
-from tests.support.write_path_parts import a_life
+from tests.support.write_path_parts import a_life, nothing
 
 DISK = Disk()
 NAMES = ("a", "b", "c", "d", "e")
@@ -54,6 +54,10 @@ class Owned:
     waiting: list[AppliedBatch] = field(default_factory=list)
 
 
+def server_of(incarnation: str) -> str:
+    return f"s{incarnation[1]}"
+
+
 class Past:
     """Two incarnations, `01` of s1 and `02` of s2, and what they did until both were killed."""
 
@@ -63,9 +67,10 @@ class Past:
         self.ticks = dict.fromkeys(("01", "02"), 0)
         self.logs = {}
         for number in self.ticks:
-            DISK.make_directory(self.layout.incarnation(f"s{number[1]}", number))
-            create_fence(DISK, self.layout.fence(f"s{number[1]}", number))
-            self.logs[number] = CommitLog(DISK, self.layout.log(f"s{number[1]}", number))
+            life = server_of(number), number
+            DISK.make_directory(self.layout.incarnation(*life))
+            create_fence(DISK, self.layout.fence(*life))
+            self.logs[number] = CommitLog(DISK, self.layout.log(*life))
 
     def write(self, incarnation: str, names: list[str]) -> None:
         """One tick, acknowledged."""
@@ -76,12 +81,10 @@ class Past:
             change = [CHANGE_SET_MESSAGE, owned.revision + 1, name.encode()]
             batch = AppliedBatch(owned.revision, 1000, [change])
             payload = frames.encode_changes(owned.epoch, owned.revision, 1000, [change])
+            before, owned.revision = owned.revision, owned.revision + 1
             records.append(
-                LogRecord(
-                    owned.store, owned.epoch, owned.revision, owned.revision + 1, [payload], []
-                )
+                LogRecord(owned.store, owned.epoch, before, owned.revision, [payload], [])
             )
-            owned.revision += 1
             owned.waiting.append(batch)
             owned.state = max(owned.state, StoreState.CREATED)
         self.ticks[incarnation] += 1
@@ -99,7 +102,7 @@ class Past:
         if owned.file is None and path.exists():
             owned.file = StoreFile.open(path, owned.store)
             if owned.file.meta.epoch < owned.epoch:
-                owned.file.take(owned.epoch, f"s{incarnation[1]}", incarnation)
+                owned.file.take(owned.epoch, server_of(incarnation), incarnation)
 
     def materialise(self, name: str) -> None:
         owned = self.stores[name]
@@ -107,7 +110,7 @@ class Past:
             path = self.layout.store(owned.store)
             DISK.make_directory(path.parent)
             owned.file = StoreFile.create(path, owned.store, time=1)
-            owned.file.take(owned.epoch, f"s{owned.owner[1]}", owned.owner)
+            owned.file.take(owned.epoch, server_of(owned.owner), owned.owner)
         if owned.file is not None:
             owned.file.apply(owned.waiting)
         owned.waiting.clear()
@@ -121,12 +124,26 @@ class Past:
             owned.state = StoreState.DURABLE
 
     def kill(self) -> None:
+        self.let_go_of_files()
+        self.fence()
+
+    def let_go_of_files(self) -> None:
         for owned in self.stores.values():
             if owned.file is not None:
                 owned.file.abandon()
+
+    def fence(self) -> None:
         for incarnation, log in self.logs.items():
             log.close()
-            fence(DISK, self.layout.fence(f"s{incarnation[1]}", incarnation))
+            fence(DISK, self.layout.fence(server_of(incarnation), incarnation))
+
+    def damage_frame(self, number: int) -> None:
+        """Change a byte of a frame of `01`, by its place in the log."""
+        content = self.segment.read_bytes()
+        at = 0
+        for _ in range(number):
+            at = content.index(b"HFlg", at + 1)
+        self.segment.write_bytes(content[: at + 40] + b"?" + content[at + 41 :])
 
     @property
     def segment(self) -> Path:
@@ -179,15 +196,8 @@ async def _open_all(past: Past, dead_logs: DeadLogs) -> dict[str, int | StoreDam
     async def never(*arguments: Any) -> int:
         raise AssertionError(arguments)
 
-    async def confirm(stores: list[tuple[StoreId, int]]) -> None:
-        return None
-
-    opener = StoreOpener(
-        a_life(past.layout, server="s3", incarnation="03", clock_ms=lambda: 2000),
-        dead_logs,
-        raise_epoch=never,
-        confirm=confirm,
-    )
+    life = a_life(past.layout, server="s3", incarnation="03", clock_ms=lambda: 2000)
+    opener = StoreOpener(life, dead_logs, raise_epoch=never, confirm=nothing)
     found: dict[str, int | StoreDamagedError] = {}
     for name, owned in past.stores.items():
         grant = Grant(owned.epoch + 1, max(owned.state, StoreState.CREATED), owned.state)
@@ -264,9 +274,7 @@ def damaged(tmp_path: Path) -> Past:
         past.write("01", [name])
     past.write("02", ["c"])
     past.kill()
-    content = past.segment.read_bytes()
-    second = content.index(b"HFlg", 1)
-    past.segment.write_bytes(content[: second + 40] + b"?" + content[second + 41 :])
+    past.damage_frame(1)
     return past
 
 
@@ -347,19 +355,11 @@ def test_no_copy_is_made_of_a_locked_file_that_may_lack_something(
     past.write("01", ["b"])
     for _ in range(2):
         past.write("01", ["a"])
-    content = past.segment.read_bytes()
-    third = content.index(b"HFlg", content.index(b"HFlg", 1) + 1)
-    past.segment.write_bytes(content[: third + 40] + b"?" + content[third + 41 :])
-    for log in past.logs.values():
-        log.close()
-    for incarnation in past.logs:
-        fence(DISK, past.layout.fence(f"s{incarnation[1]}", incarnation))
+    past.damage_frame(2)
+    past.fence()
     found = opened(past)
     assert "changes after revision 1 may be missing" in str(found["b"])
     assert past.layout.generations(DISK, past.stores["b"].store) == [1]
     assert found["a"] == 3
     assert past.layout.generations(DISK, past.stores["a"].store)[-1] == 2
-    for name in ("a", "b"):
-        file = past.stores[name].file
-        assert file is not None
-        file.abandon()
+    past.let_go_of_files()

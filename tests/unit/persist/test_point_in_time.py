@@ -16,14 +16,13 @@ from holdfast.protocol import frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
+from tests.support.snapshot_versions import snapshot_version
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 
 
 def version(revision: int, time: int, *, epoch: int = 1, taken: int = 0) -> SnapshotVersion:
-    return SnapshotVersion(
-        "key", 0, 1, "00" * 32, 1, epoch, revision, revision, revision, 1, time, taken or time
-    )
+    return snapshot_version(epoch, revision, time=time, taken=taken or time)
 
 
 def entry(*versions: SnapshotVersion, deleted: Tombstone | None = None) -> StoreEntry:
@@ -127,11 +126,7 @@ def test_before_the_first_change_there_is_nothing() -> None:
     assert "revision 5" in str(not_reached(STORE, RestoreTarget(time=10), there))
 
 
-@given(
-    count=st.integers(1, 12),
-    snapshots=st.sets(st.integers(1, 12)),
-    wanted=st.integers(1, 12),
-)
+@given(count=st.integers(1, 12), snapshots=st.sets(st.integers(1, 12)), wanted=st.integers(1, 12))
 def test_with_the_whole_log_every_revision_is_reached_from_any_snapshots(
     count: int, snapshots: set[int], wanted: int
 ) -> None:

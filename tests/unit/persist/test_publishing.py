@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +14,11 @@ from holdfast.shared_fs.bucket.bucket_backend import ByteRange, Reading
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.shard import shard_of
-from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, Published, SnapshotVersion
+from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, Published
+from tests.support.snapshot_versions import snapshot_version
 
 STORES = [StoreId("acme", 1, f"s{number}") for number in range(600)]
-
-
-def version(revision: int) -> SnapshotVersion:
-    return SnapshotVersion(
-        key="packs/x", offset=0, length=1, sha256="", image_bytes=1, epoch=1, revision=revision,
-        last_seq=revision, count=revision, bytes=1, time=0, taken=0,
-    )  # fmt: skip
+VERSION = snapshot_version(1, 3)
 
 
 class CrowdedBackend(MemoryBackend):
@@ -52,28 +46,20 @@ class CrowdedBackend(MemoryBackend):
                 self.asking -= 1
 
 
-def test_many_stores_are_published_with_one_put_for_each_shard_a_few_at_once() -> None:
+async def test_many_stores_are_published_with_one_put_for_each_shard_a_few_at_once() -> None:
     backend = CrowdedBackend()
     bucket = Bucket(backend)
     threads = TierThreads("test", 2 * PARALLEL_SHARDS)
-
-    async def main() -> None:
-        publisher = Publisher(
-            lambda: Manifests(bucket),
-            keep=KeepPolicy(),
-            run_in_thread=threads,
-            clock_ms=lambda: 1,
-        )
-        outcomes = await publisher.publish([(store, version(3)) for store in STORES])
+    publisher = Publisher(
+        lambda: Manifests(bucket), keep=KeepPolicy(), run_in_thread=threads, clock_ms=lambda: 1
+    )
+    try:
+        outcomes = await publisher.publish([(store, VERSION) for store in STORES])
         assert outcomes == dict.fromkeys(STORES, Published.NEWEST)
         shards = len({shard_of(store) for store in STORES})
         assert bucket.usage.total().put_count == shards
         assert backend.most == PARALLEL_SHARDS
         unknown = StoreId("acme", 2, "unknown")
-        assert await publisher.newest([*STORES, unknown]) == dict.fromkeys(STORES, version(3))
-
-    try:
-        asyncio.run(main())
+        assert await publisher.newest([*STORES, unknown]) == dict.fromkeys(STORES, VERSION)
     finally:
         threads.stop()
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 
 from holdfast.persist.operations import reads
 from holdfast.persist.store.open_stores import Arrival
-from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.protocol import frames
 from holdfast.protocol.changes import (
@@ -34,12 +34,9 @@ from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import store_of
 
 LIMIT = MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
-
-
-def never() -> StoreFile:
-    raise AssertionError("a read creates no file")
 
 
 class Bench:
@@ -48,7 +45,10 @@ class Bench:
     def __init__(self, path: Path, kind: StoreKind) -> None:
         self.id = StoreId("acme", kind, "a")
         self.file = StoreFile.create(path, self.id, time=1)
-        self.store = Store(self.id, 3, self.file, never)
+        self.store = store_of(self.id, 3, self.file)
+
+    def close(self) -> None:
+        self.file.abandon()
 
     def apply(self, *changes: list[Any], time: int = 1000) -> None:
         self.file.apply([AppliedBatch(self.file.meta.revision, time, list(changes))])
@@ -63,34 +63,29 @@ class Bench:
 
 @pytest.fixture
 def stream(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path / "stream", StoreKind.STREAM)
-    yield bench
-    bench.file.abandon()
+    with closing(Bench(tmp_path / "stream", StoreKind.STREAM)) as bench:
+        yield bench
 
 
 @pytest.fixture
 def kv(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path / "kv", StoreKind.KV)
-    yield bench
-    bench.file.abandon()
+    with closing(Bench(tmp_path / "kv", StoreKind.KV)) as bench:
+        yield bench
 
 
 def messages(count: int, size_bytes: int = 1, headers: dict[str, str] | None = None) -> Any:
-    return [
-        [CHANGE_SET_MESSAGE, seq + 1, bytes(size_bytes), headers] for seq in range(count)
-    ]
+    return [[CHANGE_SET_MESSAGE, seq + 1, bytes(size_bytes), headers] for seq in range(count)]
 
 
 def entries(count: int, key_bytes: int = 4, size_bytes: int = 0) -> list[list[Any]]:
     return [
-        [CHANGE_SET_ENTRY, f"{number:0{key_bytes}d}", bytes(size_bytes)]
-        for number in range(count)
+        [CHANGE_SET_ENTRY, f"{number:0{key_bytes}d}", bytes(size_bytes)] for number in range(count)
     ]
 
 
 @pytest.mark.parametrize("kind", StoreKind)
 def test_a_store_that_nobody_wrote_reads_as_empty(kind: StoreKind) -> None:
-    store = Store(StoreId("acme", kind, "a"), 3, None, never)
+    store = store_of(StoreId("acme", kind, "a"), 3)
 
     def read(*wanted: Any) -> Any:
         return reads.execute(store, "s1", [list(wanted)])[0]
@@ -107,15 +102,13 @@ def test_a_store_that_nobody_wrote_reads_as_empty(kind: StoreKind) -> None:
 
 
 def all_pages(bench: Bench, number: int, *first: Any) -> list[Any]:
-    rows: list[Any] = []
-    (page, after), *_ = bench.read([number, *first])
-    rows += page
+    (rows, after), *_ = bench.read([number, *first])
     while after is not None:
-        wanted = [number, after] if number == frames.GET_MESSAGES else [number, *first[:1], after]
-        (page, after), *_ = bench.read(wanted)
+        rest = [after] if number == frames.GET_MESSAGES else [first[0], after, *first[2:]]
+        (page, after), *_ = bench.read([number, *rest])
         assert page
         rows += page
-    return rows
+    return list(rows)
 
 
 @pytest.mark.parametrize(
@@ -146,14 +139,7 @@ def test_entries_come_whole_in_pages_that_fit_however_long_their_keys(
 ) -> None:
     changes = entries(count, key_bytes, size_bytes)
     kv.apply(*changes)
-    rows: list[Any] = []
-    after = None
-    while True:
-        wanted = [frames.GET_ENTRIES, "", after, None, with_values]
-        page, after = kv.read(wanted)[0]
-        rows += page
-        if after is None:
-            break
+    rows = all_pages(kv, frames.GET_ENTRIES, "", None, None, with_values)
     assert [row[0] for row in rows] == [change[1] for change in changes]
     assert all((row[3] is not None) == with_values for row in rows)
 
@@ -249,16 +235,13 @@ def test_a_wrong_argument_is_a_typed_refusal_beside_good_answers(
     changes: list[Any] = [frames.CHANGES, 0, 0, 0, 0]
     of_stream: list[list[Any]] = [[frames.GET_MESSAGE, 0], [frames.GET_MESSAGES, *[None] * 5]]
     of_kv: list[list[Any]] = [[frames.GET_ENTRY, 0], [frames.GET_ENTRIES, None, None, None]]
+    takes_text = (frames.GET_ENTRY, frames.GET_ENTRIES)
     for bench, operations in ((stream, [*of_stream, changes]), (kv, [*of_kv, changes])):
         for operation in operations:
             for position in range(1, len(operation)):
                 tried = list(operation)
                 tried[position] = wrong
-                if (
-                    wrong == "text"
-                    and operation[0] in (frames.GET_ENTRY, frames.GET_ENTRIES)
-                    and (position < 3)
-                ):
+                if wrong == "text" and operation[0] in takes_text and position < 3:
                     continue
                 refusal, head = bench.read(tried, [frames.HEAD])
                 assert type(refusal[0]) is str, tried
@@ -358,7 +341,7 @@ async def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(
                 stream.apply([CHANGE_DELETE_MESSAGES, [tries + 1]])
             archived_reads.want(arrival, needed.messages)
 
-    inbox: Any = SimpleNamespace(submit_again=read, refuse_waiting=raise_it)
+    inbox: Any = SimpleNamespace(submit_again=read, refuse_waiting=pytest.fail)
     archived_reads = ArchiveReads(archive, inbox, here)
     async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
         work = tasks.create_task(archived_reads.run())
@@ -369,7 +352,3 @@ async def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(
     [[[rows, _]]] = answers
     assert [row[0] for row in rows] == [4, 5, 6, 7]
     assert archive.asked == [[1, 2, 3, 4], [5], [6], [7]]
-
-
-def raise_it(arrivals: list[Arrival], error: Exception) -> None:
-    raise error

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.persist.store.retention import NEVER, Retention, TokenBucket
 from holdfast.protocol import frames
-from holdfast.protocol.errors import (
-    InvalidArgumentError,
-    LimitExceededError,
-    RateLimitedError,
-)
+from holdfast.protocol.errors import InvalidArgumentError, LimitExceededError, RateLimitedError
 from holdfast.protocol.limits import (
     DEDUPE_WINDOW_SECONDS,
     MAX_DEDUPE_WINDOW_SECONDS,

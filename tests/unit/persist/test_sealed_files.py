@@ -3,29 +3,28 @@ hold."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import OpenLimits
-from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
-from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import new_store_image
+from tests.support.stores import abandon, file_of, record_of, stream_id
 from tests.support.write_path_parts import WritePath, a_life
 
-CHAT = StoreId("acme", StoreKind.STREAM, "chat")
+CHAT = stream_id()
 
 
 class World(WritePath):
@@ -77,23 +76,22 @@ class World(WritePath):
         store = self.store
         self.tick += 1
         store.begin()
-        previous = store.revision
         store.append_message(value)
-        payload = frames.encode_changes(1, previous, 1000, store.changes)
-        record = LogRecord(CHAT, 1, previous, store.revision, [payload], [])
-        store.finish_tick(self.tick, self.log.append(self.tick, [record]))
+        store.finish_tick(self.tick, self.log.append(self.tick, [record_of(store)]))
         if synced:
-            self.log.prepare_sync()()
-            self.progress.synced_tick = self.tick
+            self.sync()
 
-    def make_durable(self) -> bool:
+    def sync(self) -> None:
+        self.log.prepare_sync()()
+        self.progress.synced_tick = self.tick
+
+    async def make_durable(self) -> bool:
         """As a pass does that finds the store's segment old."""
-        return asyncio.run(self.files._checkpoint_one(self.store))
+        return await self.files._checkpoint_one(self.store)
 
     @property
     def file(self) -> StoreFile:
-        assert self.store.file is not None
-        return self.store.file
+        return file_of(self.store)
 
     @property
     def has_wal(self) -> bool:
@@ -104,15 +102,14 @@ class World(WritePath):
 def world(tmp_path: Path) -> Any:
     world = World(tmp_path)
     yield world
-    if world.store.file is not None:
-        world.store.file.abandon()
+    abandon(world.store)
     world.log.close()
 
 
-def test_a_small_new_store_is_made_durable_as_a_sealed_file(world: World) -> None:
+async def test_a_small_new_store_is_made_durable_as_a_sealed_file(world: World) -> None:
     world.append()
     world.append()
-    assert world.make_durable()
+    assert await world.make_durable()
     assert world.file.is_sealed
     assert not world.has_wal
     assert (world.store.pending.size_bytes, list(world.store.pending.ticks)) == (0, [])
@@ -120,9 +117,9 @@ def test_a_small_new_store_is_made_durable_as_a_sealed_file(world: World) -> Non
     world.store.validate()
 
 
-def test_an_idle_new_store_is_closed_without_ever_being_opened(world: World) -> None:
+async def test_an_idle_new_store_is_closed_without_ever_being_opened(world: World) -> None:
     world.append()
-    asyncio.run(world.checkpointer.run_pass(100.0))
+    await world.checkpointer.run_pass(100.0)
     assert world.open_stores.find(CHAT) is None
     assert not world.has_wal
     file = StoreFile.open(world.path, CHAT)
@@ -131,76 +128,72 @@ def test_an_idle_new_store_is_closed_without_ever_being_opened(world: World) -> 
     file.close()
 
 
-def test_before_more_is_accepted_the_file_is_held(world: World) -> None:
+async def test_before_more_is_accepted_the_file_is_held(world: World) -> None:
     world.append(b"first")
-    world.make_durable()
+    await world.make_durable()
     world.store.begin()
     assert world.has_wal
     assert not world.file.is_sealed
     world.store.fail_tick()
     world.append(b"second")
-    assert world.make_durable()
+    assert await world.make_durable()
     assert world.file.meta.last_seq == 2
 
 
-def test_reading_needs_the_file_and_gets_it(world: World) -> None:
+async def test_reading_needs_the_file_and_gets_it(world: World) -> None:
     world.append(b"first")
-    world.make_durable()
+    await world.make_durable()
     message = world.file.message(1)
     assert message is not None
     assert message[3] == b"first"
     assert not world.file.is_sealed
 
 
-def test_no_append_goes_on_while_the_file_is_written(world: World) -> None:
+async def test_no_append_goes_on_while_the_file_is_written(world: World) -> None:
     world.append()
     seen = []
     world.in_thread = lambda: seen.append(world.store.state)
-    world.make_durable()
+    await world.make_durable()
     assert seen == [OpenState.HELD]
     assert world.store.state is OpenState.SERVING
 
 
-def test_with_a_change_that_is_not_synced_the_file_is_created_and_held(world: World) -> None:
+async def test_with_a_change_that_is_not_synced_the_file_is_created_and_held(world: World) -> None:
     world.append()
     world.append(synced=False)
-    world.make_durable()
+    await world.make_durable()
     assert world.file.meta.revision == 1
     assert not world.file.is_sealed
     assert world.has_wal
 
 
 @pytest.mark.parametrize(("count", "size_bytes"), [(1, 5000), (300, 100)])
-def test_a_new_store_with_much_in_it_is_created_and_held(
+async def test_a_new_store_with_much_in_it_is_created_and_held(
     world: World, count: int, size_bytes: int
 ) -> None:
     for _ in range(count):
         world.append(bytes(size_bytes), synced=False)
-    world.log.prepare_sync()()
-    world.progress.synced_tick = world.tick
-    assert world.make_durable()
+    world.sync()
+    assert await world.make_durable()
     assert not world.file.is_sealed
 
 
-def test_a_file_that_cannot_be_written_leaves_all_of_it_pending(world: World) -> None:
+async def test_a_file_that_cannot_be_written_leaves_all_of_it_pending(world: World) -> None:
     world.append()
 
-    def refuse() -> None:
-        raise StorageFailedError(reason="full")
-
-    world.in_thread = refuse
-    assert not world.make_durable()
+    world.in_thread = mock.Mock(side_effect=StorageFailedError(reason="full"))
+    assert not await world.make_durable()
     assert world.store.file is None
     assert len(world.store.pending.ticks) == 1
     assert world.store.oldest_segment == 1
     world.in_thread = lambda: None
-    assert world.make_durable()
+    assert await world.make_durable()
     assert world.file.is_sealed
 
 
-def test_nothing_is_accepted_when_somebody_else_has_written_the_file(world: World) -> None:
+async def test_nothing_is_accepted_when_somebody_else_has_written_the_file(world: World) -> None:
     world.append()
-    world.make_durable()
+    await world.make_durable()
     other = StoreFile.open(world.path, CHAT)
     other.take(2, "s2", "i2")
     other.close()

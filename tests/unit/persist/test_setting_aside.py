@@ -294,7 +294,6 @@ async def test_changes_that_cannot_be_applied_for_whatever_reason_cost_their_sto
     await server.set_aside(store, good)
     assert server.open_stores.find(STREAM) is None
     assert server.open_stores.find(OTHER) is good
-    server.end()
     assert "cannot be applied: OverflowError" in str(server.inbox.turned_away[STREAM])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.applying import WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
+from tests.support.stores import abandon, file_of
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a")
 
@@ -51,8 +53,7 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path / "db")
     yield bench
-    if bench.store.file is not None:
-        bench.store.file.abandon()
+    abandon(bench.store)
 
 
 def test_a_store_that_nobody_wrote_makes_no_file(bench: Bench) -> None:
@@ -78,20 +79,13 @@ def test_a_file_that_cannot_be_made_leaves_everything_pending(bench: Bench) -> N
     assert bench.store.pending.size_bytes == 0
 
 
-def test_a_file_that_cannot_be_written_leaves_everything_pending(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_written_leaves_everything_pending(bench: Bench) -> None:
     bench.append(1)
     bench.store.materialise(1)
     bench.append(2)
-
-    def refuse(*_: object) -> None:
-        raise StorageFailedError(reason="full")
-
-    monkeypatch.setattr(StoreFile, "apply", refuse)
-    with pytest.raises(StorageFailedError):
+    full = mock.Mock(side_effect=StorageFailedError(reason="full"))
+    with mock.patch.object(StoreFile, "apply", full), pytest.raises(StorageFailedError):
         bench.store.materialise(2)
-    monkeypatch.undo()
     bench.store.validate()
     assert bench.store.contents.message_bytes(2) == 1
     bench.store.materialise(2)
@@ -117,8 +111,7 @@ def test_outcomes_without_changes_reach_the_file_too(bench: Bench) -> None:
     store.outcomes.append(WriterOutcome(b"w", 1, 1, 1, b"refused"))
     store.finish_tick(1, 1)
     store.materialise(1)
-    assert store.file is not None
-    assert store.file.outcomes(b"w") == [(1, b"refused")]
+    assert file_of(store).outcomes(b"w") == [(1, b"refused")]
     assert store.revision == store.file_revision == 0
 
 

@@ -55,6 +55,12 @@ class Server:
         self.writes.synced(self.tick)
         self.look()
 
+    def store(self, *records: LogRecord, stored: tuple[StoreId, ...] = (A,)) -> None:
+        """Write, sync and put."""
+        self.write(*records, stored=stored)
+        self.sync()
+        self.put()
+
     def put(self) -> None:
         self.slots.append(list(self.writes.begin_slot()))
         self.writes.slot_committed()
@@ -73,19 +79,20 @@ class Server:
         return [(each.store.name, each.revision) for slot in self.slots for each in slot]
 
 
-def test_stores_without_a_stored_write_never_reach_the_bucket() -> None:
-    server = Server()
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def test_stores_without_a_stored_write_never_reach_the_bucket(server: Server) -> None:
     server.write(record(B, 1))
     server.sync()
     assert not server.writes.follows
-    server.write(record(A, 1), record(B, 2))
-    server.sync()
-    server.put()
+    server.store(record(A, 1), record(B, 2))
     assert server.put_revisions == [("a", 1)]
 
 
-def test_an_answer_leaves_when_its_slot_is_committed_and_not_before() -> None:
-    server = Server()
+def test_an_answer_leaves_when_its_slot_is_committed_and_not_before(server: Server) -> None:
     server.write(record(A, 1))
     server.put()
     assert server.slots == [[]], "not synced yet, so not put"
@@ -98,22 +105,16 @@ def test_an_answer_leaves_when_its_slot_is_committed_and_not_before() -> None:
     assert server.left == ["a1"]
 
 
-def test_after_a_stored_write_changes_of_every_level_follow() -> None:
-    server = Server()
+def test_after_a_stored_write_changes_of_every_level_follow(server: Server) -> None:
     server.write(record(A, 1))
     server.write(record(A, 2), stored=())
-    server.write(record(A, 3))
-    server.sync()
-    server.put()
+    server.store(record(A, 3))
     assert server.put_revisions == [("a", 1), ("a", 2), ("a", 3)]
     assert server.left == ["a1", "a3"]
 
 
-def test_a_store_with_a_past_needs_a_snapshot_before_anything_of_it_is_put() -> None:
-    server = Server()
-    server.write(record(A, 8))
-    server.sync()
-    server.put()
+def test_a_store_with_a_past_needs_a_snapshot_before_anything_of_it_is_put(server: Server) -> None:
+    server.store(record(A, 8))
     assert server.put_revisions == []
     assert server.writes.wanted_bases() == [(A, 1, 7)]
     assert server.writes.wanted_bases() == [], "asked for once"
@@ -124,8 +125,7 @@ def test_a_store_with_a_past_needs_a_snapshot_before_anything_of_it_is_put() -> 
     assert server.left == ["a8"]
 
 
-def test_a_snapshot_that_has_the_change_is_as_good_as_its_slot() -> None:
-    server = Server()
+def test_a_snapshot_that_has_the_change_is_as_good_as_its_slot(server: Server) -> None:
     server.write(record(A, 8))
     server.sync()
     server.snapshot(A, 8)
@@ -135,8 +135,9 @@ def test_a_snapshot_that_has_the_change_is_as_good_as_its_slot() -> None:
 
 
 @pytest.mark.parametrize("epoch,revision", [(1, 6), (0, 9), (2, 9)])
-def test_a_snapshot_that_is_older_or_of_another_epoch_is_no_base(epoch: int, revision: int) -> None:
-    server = Server()
+def test_a_snapshot_that_is_older_or_of_another_epoch_is_no_base(
+    server: Server, epoch: int, revision: int
+) -> None:
     server.write(record(A, 8))
     server.sync()
     server.writes.wanted_bases()
@@ -147,8 +148,9 @@ def test_a_snapshot_that_is_older_or_of_another_epoch_is_no_base(epoch: int, rev
         assert server.writes.wanted_bases() == [(A, 1, 7)], "still wanted"
 
 
-def test_held_changes_that_are_not_synced_when_the_snapshot_comes_wait_for_their_sync() -> None:
-    server = Server()
+def test_held_changes_that_are_not_synced_when_the_snapshot_comes_wait_for_their_sync(
+    server: Server,
+) -> None:
     server.write(record(A, 8))
     server.sync()
     server.write(record(A, 9))
@@ -161,17 +163,13 @@ def test_held_changes_that_are_not_synced_when_the_snapshot_comes_wait_for_their
     assert server.left == ["a8", "a9"]
 
 
-def test_a_retry_of_what_is_stored_is_answered_at_once() -> None:
-    server = Server()
-    server.write(record(A, 1))
-    server.sync()
-    server.put()
+def test_a_retry_of_what_is_stored_is_answered_at_once(server: Server) -> None:
+    server.store(record(A, 1))
     server.retry(answer(A, 1))
     assert server.left == ["a1", "a1"]
 
 
-def test_a_retry_of_what_waits_waits_too() -> None:
-    server = Server()
+def test_a_retry_of_what_waits_waits_too(server: Server) -> None:
     server.write(record(A, 1))
     server.retry(answer(A, 1))
     assert server.left == []
@@ -180,8 +178,7 @@ def test_a_retry_of_what_waits_waits_too() -> None:
     assert server.left == ["a1", "a1"]
 
 
-def test_a_retry_after_a_failover_waits_for_a_snapshot_by_the_new_owner() -> None:
-    server = Server()
+def test_a_retry_after_a_failover_waits_for_a_snapshot_by_the_new_owner(server: Server) -> None:
     server.retry(answer(A, 5, epoch=2))
     assert server.left == []
     assert server.writes.wanted_bases() == [(A, 2, 5)]
@@ -189,14 +186,9 @@ def test_a_retry_after_a_failover_waits_for_a_snapshot_by_the_new_owner() -> Non
     assert server.left == ["a5"]
 
 
-def test_a_new_epoch_begins_anew() -> None:
-    server = Server()
-    server.write(record(A, 1))
-    server.sync()
-    server.put()
-    server.write(record(A, 2, epoch=3))
-    server.sync()
-    server.put()
+def test_a_new_epoch_begins_anew(server: Server) -> None:
+    server.store(record(A, 1))
+    server.store(record(A, 2, epoch=3))
     assert server.put_revisions == [("a", 1)]
     server.snapshot(A, 1, epoch=3)
     server.put()
@@ -204,18 +196,14 @@ def test_a_new_epoch_begins_anew() -> None:
     assert server.left == ["a1", "a2"]
 
 
-def test_a_change_that_was_missed_begins_anew() -> None:
-    server = Server()
+def test_a_change_that_was_missed_begins_anew(server: Server) -> None:
     server.write(record(A, 1))
     server.write(record(A, 3))
     assert server.writes.wanted_bases() == [(A, 1, 2)]
 
 
-def test_one_store_that_waits_for_its_snapshot_holds_up_no_other() -> None:
-    server = Server()
-    server.write(record(A, 8), record(B, 1), stored=(A, B))
-    server.sync()
-    server.put()
+def test_one_store_that_waits_for_its_snapshot_holds_up_no_other(server: Server) -> None:
+    server.store(record(A, 8), record(B, 1), stored=(A, B))
     assert server.left == ["b1"]
 
 
@@ -241,9 +229,7 @@ def test_while_the_bucket_is_away_stored_writes_are_bounded_and_others_go_on() -
 
 def test_a_store_nobody_waits_for_is_forgotten_when_too_much_waits() -> None:
     server = Server(max_bytes=10_000)
-    server.write(record(A, 1))
-    server.sync()
-    server.put()
+    server.store(record(A, 1))
     for revision in range(2, 100):
         server.write(record(A, revision, value=bytes(500)), stored=())
     assert server.writes.unstored_bytes < 25_000

@@ -30,6 +30,7 @@ from holdfast.shared_fs.bucket_log.bucket_log import (
 )
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
+from tests.support.snapshot_versions import snapshot_version
 
 DEADLINE_SECONDS = 20.0
 A = StoreId("acme", 1, "a")
@@ -170,11 +171,7 @@ async def test_a_store_with_a_past_is_snapshotted_before_its_write_is_answered(
 async def test_a_snapshot_of_the_state_before_the_first_stored_write_will_do(
     world: World, epoch: int, revision: int, will_do: bool
 ) -> None:
-    there = SnapshotVersion(
-        key="k", offset=0, length=1, sha256="", image_bytes=1, epoch=epoch, revision=revision,
-        last_seq=revision, count=1, bytes=1, time=0, taken=0,
-    )  # fmt: skip
-    world.entries[A] = StoreEntry((there,))
+    world.entries[A] = StoreEntry((snapshot_version(epoch, revision),))
     world.write(1, 8)
     await until(lambda: bool(world.left or world.asked))
     assert world.left == (["r8"] if will_do else [])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from itertools import pairwise
+from unittest import mock
 
 import pytest
 
@@ -85,33 +87,31 @@ def test_syncs_that_are_always_long_are_tried_in_the_loop_more_and_more_rarely()
     assert pauses[-1] == TRY_AFTER_SYNCS_MAX
 
 
+@pytest.fixture
+def syncs() -> Iterator[SyncThread]:
+    syncs = SyncThread(Clock())
+    yield syncs
+    syncs.stop()
+
+
 @pytest.mark.parametrize("before", [0, TRY_AFTER_SYNCS])
-async def test_an_error_reaches_whoever_waits(before: int) -> None:
-    def fail() -> None:
-        raise OSError("broken")
-
-    syncs = SyncThread(Clock())
-    try:
-        for _ in range(before):
-            await syncs(lambda: None)
-        with pytest.raises(OSError, match="broken"):
-            await syncs(fail)
-        assert await syncs(lambda: 7) == 7
-    finally:
-        syncs.stop()
+async def test_an_error_reaches_whoever_waits(syncs: SyncThread, before: int) -> None:
+    for _ in range(before):
+        await syncs(lambda: None)
+    with pytest.raises(OSError, match="broken"):
+        await syncs(mock.Mock(side_effect=OSError("broken")))
+    assert await syncs(lambda: 7) == 7
 
 
-async def test_a_sync_that_waits_for_the_thread_keeps_later_ones_behind_it() -> None:
+async def test_a_sync_that_waits_for_the_thread_keeps_later_ones_behind_it(
+    syncs: SyncThread,
+) -> None:
     order: list[int] = []
-    syncs = SyncThread(Clock())
-    try:
-        for _ in range(TRY_AFTER_SYNCS):
-            await syncs(lambda: None)
-        syncs._left_count = 1
-        first = syncs(lambda: order.append(1))
-        assert syncs._left_count == 0
-        second = syncs(lambda: order.append(2))
-        await asyncio.gather(first, second)
-    finally:
-        syncs.stop()
+    for _ in range(TRY_AFTER_SYNCS):
+        await syncs(lambda: None)
+    syncs._left_count = 1
+    first = syncs(lambda: order.append(1))
+    assert syncs._left_count == 0
+    second = syncs(lambda: order.append(2))
+    await asyncio.gather(first, second)
     assert order == [1, 2]

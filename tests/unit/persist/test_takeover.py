@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,9 +95,7 @@ def test_what_a_zombie_appended_after_its_fence_is_void_once_a_later_owner_wrote
 
 
 def test_a_zombie_of_two_epochs_ago_is_void_too() -> None:
-    found = planned(
-        record(1, 0, 1), record(1, 1, 4, "zombie "), record(3, 1, 2), record(2, 1, 1)
-    )
+    found = planned(record(1, 0, 1), record(1, 1, 4, "zombie "), record(3, 1, 2), record(2, 1, 1))
     assert values_of(found) == ["1:1", "3:2"]
 
 
@@ -281,7 +280,7 @@ def test_only_the_logs_of_fenced_incarnations_are_read(tmp_path: Path) -> None:
 
 
 def dead_log(layout: Layout, incarnation: str = "dead") -> Path:
-    """A log of three ticks, fenced; return its segment."""
+    """A log of three ticks; return its segment."""
     disk = Disk()
     disk.make_directory(layout.incarnation("s1", incarnation))
     create_fence(disk, layout.fence("s1", incarnation))
@@ -294,14 +293,23 @@ def dead_log(layout: Layout, incarnation: str = "dead") -> Path:
     return layout.log("s1", incarnation) / "0000000001.log"
 
 
-def test_damage_makes_a_log_short_until_its_loss_is_accepted(tmp_path: Path) -> None:
-    layout = open_layout(tmp_path / "data", Disk())
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return open_layout(tmp_path / "data", Disk())
+
+
+def dead_logs(layout: Layout) -> DeadLogs:
+    logs = DeadLogs(Disk(), layout, "mine")
+    logs.refresh()
+    return logs
+
+
+def test_damage_makes_a_log_short_until_its_loss_is_accepted(layout: Layout) -> None:
     segment = dead_log(layout)
     content = bytearray(segment.read_bytes())
     content[content.index(b"HFlg", 1) + 30] ^= 1
     segment.write_bytes(content)
-    logs = DeadLogs(Disk(), layout, "mine")
-    logs.refresh()
+    logs = dead_logs(layout)
     [log] = logs.logs()
     assert log.is_short
     assert log.sound_epochs == {STORE: 1}
@@ -313,12 +321,12 @@ def test_damage_makes_a_log_short_until_its_loss_is_accepted(tmp_path: Path) -> 
     assert len(logs.records(STORE)) == 2
 
 
-def test_a_log_that_somebody_removed_is_missed_and_read_when_it_is_back(tmp_path: Path) -> None:
-    layout = open_layout(tmp_path / "data", Disk())
+def test_a_log_that_somebody_removed_is_missed_and_read_when_it_is_back(
+    layout: Layout, tmp_path: Path
+) -> None:
     folder = dead_log(layout).parent
     folder.rename(tmp_path / "aside")
-    logs = DeadLogs(Disk(), layout, "mine")
-    logs.refresh()
+    logs = dead_logs(layout)
     [log] = logs.logs()
     assert log.is_short
     assert "is missing" in str(log)
@@ -328,30 +336,20 @@ def test_a_log_that_somebody_removed_is_missed_and_read_when_it_is_back(tmp_path
     assert len(logs.records(STORE)) == 3
 
 
-def test_a_log_that_is_being_let_go_is_not_read(tmp_path: Path) -> None:
-    layout = open_layout(tmp_path / "data", Disk())
+def test_a_log_that_is_being_let_go_is_not_read(layout: Layout) -> None:
     dead_log(layout)
     layout.letting_go("s1", "dead").touch()
-    logs = DeadLogs(Disk(), layout, "mine")
-    logs.refresh()
+    logs = dead_logs(layout)
     assert logs.incarnations() == [("s1", "dead")]
     assert logs.records(STORE) == []
 
 
-def test_a_log_that_was_let_go_is_forgotten(tmp_path: Path) -> None:
-    disk = Disk()
-    layout = open_layout(tmp_path / "data", disk)
-    disk.make_directory(layout.incarnation("s1", "dead"))
-    log = CommitLog(disk, layout.log("s1", "dead"))
-    log.append(1, [record(1, 0, 1)])
-    log.prepare_sync()()
-    log.close()
-    logs = DeadLogs(disk, layout, "mine")
-    logs.refresh()
-    assert len(logs.records(STORE)) == 1
-    for name in disk.names(layout.log("s1", "dead")):
-        disk.remove(layout.log("s1", "dead") / name)
-    disk.remove_directory(layout.log("s1", "dead"))
+def test_a_log_that_was_let_go_is_forgotten(layout: Layout) -> None:
+    folder = dead_log(layout).parent
+    layout.fence("s1", "dead").unlink()
+    logs = dead_logs(layout)
+    assert len(logs.records(STORE)) == 3
+    shutil.rmtree(folder)
     logs.refresh()
     assert logs.records(STORE) == []
     assert logs.stores("s1", "dead") == []

@@ -26,15 +26,13 @@ from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
+from tests.support.stores import abandon, file_of, store_of
 
 FULL = StorageFailedError(reason="full")
 
 
 def store_named(name: str, kind: StoreKind = StoreKind.STREAM) -> Store:
-    def never() -> StoreFile:
-        raise AssertionError("this test needs no file")
-
-    return Store(StoreId("acme", kind, name), 7, None, never)
+    return store_of(StoreId("acme", kind, name), 7)
 
 
 def arrival(
@@ -63,6 +61,15 @@ def new_tick(number: int = 1, default: Durability = Durability.SYNCED) -> Tick:
 def commit(tick: Tick) -> None:
     assert tick.records()
     tick.committed(segment=1)
+
+
+def committed(number: int, store: Store, *arrivals: Arrival) -> Tick:
+    """Return a tick that the log took, with writes to one store."""
+    tick = new_tick(number)
+    for each in arrivals:
+        tick.write(store, each)
+    commit(tick)
+    return tick
 
 
 def outcome_of(answers: dict[str, list[list[Any]]], reply: str = "reply") -> frames.Outcome:
@@ -144,9 +151,8 @@ def test_a_retry_in_the_same_tick_gets_the_same_answer() -> None:
 
 
 def test_a_retry_of_a_group_that_is_not_synced_waits_for_its_sync() -> None:
-    store, first = store_named("a"), new_tick(4)
-    first.write(store, arrival(store, 1, append()))
-    commit(first)
+    store = store_named("a")
+    first = committed(4, store, arrival(store, 1, append()))
     retry = new_tick(5)
     retry.write(store, arrival(store, 1, append()))
     assert retry.records() == []
@@ -155,20 +161,17 @@ def test_a_retry_of_a_group_that_is_not_synced_waits_for_its_sync() -> None:
 
 
 def test_a_retry_of_an_applied_group_waits_too() -> None:
-    store, first = store_named("a"), new_tick(4)
-    first.write(store, arrival(store, 1, append(), durability=Durability.APPLIED))
-    commit(first)
+    store = store_named("a")
+    committed(4, store, arrival(store, 1, append(), durability=Durability.APPLIED))
     retry = new_tick(5)
     retry.write(store, arrival(store, 1, append(), durability=Durability.APPLIED))
     assert (codes(retry.synced), retry.applied, retry.wait_for) == ({"reply": ["ok"]}, {}, 4)
 
 
 def test_groups_out_of_order_are_refused_and_change_nothing() -> None:
-    store, tick = store_named("a"), new_tick()
-    tick.write(store, arrival(store, 2, append(), reply="gap"))
-    tick.write(store, arrival(store, 5, append(), first_unacked=5))
-    tick.write(store, arrival(store, 3, append(), reply="stale"))
-    commit(tick)
+    store = store_named("a")
+    gap, late = arrival(store, 2, append(), reply="gap"), arrival(store, 3, append(), reply="stale")
+    tick = committed(1, store, gap, arrival(store, 5, append(), first_unacked=5), late)
     assert codes(tick.synced) == {"gap": ["writer_gap"], "reply": ["ok"], "stale": ["stale_write"]}
     assert store.last_seq == 1
 
@@ -204,11 +207,9 @@ def test_a_level_that_is_not_offered_is_refused_and_nothing_is_stored(level: int
 
 # Failures
 def test_a_log_that_refuses_takes_every_store_back_and_refuses_every_write() -> None:
-    stores, before = [store_named("a"), store_named("b")], new_tick(1)
+    stores, tick = [store_named("a"), store_named("b")], new_tick(2)
     for store in stores:
-        before.write(store, arrival(store, 1, append()))
-    commit(before)
-    tick = new_tick(2)
+        committed(1, store, arrival(store, 1, append()))
     for position, store in enumerate(stores):
         tick.write(store, arrival(store, 2, append(), reply=store.id.name))
         fast = arrival(store, 3, append(), reply="fast", durability=Durability.APPLIED)
@@ -250,10 +251,8 @@ def test_a_retry_within_a_tick_that_failed_is_refused_like_the_group_itself() ->
 
 
 def test_what_else_was_in_a_failed_tick_waits_only_for_earlier_ones() -> None:
-    store, earlier = store_named("a"), new_tick(1)
-    earlier.write(store, arrival(store, 1, append()))
-    commit(earlier)
-    tick = new_tick(2)
+    store, tick = store_named("a"), new_tick(2)
+    committed(1, store, arrival(store, 1, append()))
     tick.write(store, arrival(store, 2, append()))
     tick.read(store, arrival(store, 0, [frames.HEAD], reply="read"))
     assert tick.wait_for == 2
@@ -298,9 +297,8 @@ def test_a_store_that_failed_can_be_written_again_in_the_same_tick() -> None:
 
 # Reads
 def test_a_read_waits_for_what_was_written_before_it() -> None:
-    store, other, first = store_named("a"), store_named("b"), new_tick(4)
-    first.write(store, arrival(store, 1, append()))
-    commit(first)
+    store, other = store_named("a"), store_named("b")
+    committed(4, store, arrival(store, 1, append()))
     later = new_tick(5)
     later.read(store, arrival(store, 0, [frames.HEAD]))
     assert later.wait_for == 4
@@ -328,15 +326,11 @@ BIG_ENTRIES = st.one_of(
         st.integers(0, 9),
         st.sampled_from([0, 9000]),
     ),
-    st.builds(
-        lambda key: [frames.DELETE_ENTRIES, [f"{key}" * 1000]], st.integers(0, 9)
-    ),
+    st.builds(lambda key: [frames.DELETE_ENTRIES, [f"{key}" * 1000]], st.integers(0, 9)),
 )
 
 
-@given(
-    kind=st.sampled_from(StoreKind), data=st.data(), times=st.sampled_from([1, 10, 200])
-)
+@given(kind=st.sampled_from(StoreKind), data=st.data(), times=st.sampled_from([1, 10, 200]))
 @settings(deadline=None, max_examples=examples(40))
 def test_broadcasts_are_contiguous_and_each_fits_in_one_payload(
     kind: StoreKind, data: st.DataObject, times: int
@@ -377,8 +371,7 @@ def on_file(tmp_path: Path) -> Iterator[Store]:
     path = tmp_path / "db"
     store = Store(store_id, 1, None, lambda: StoreFile.create(path, store_id, time=1))
     yield store
-    if store.file is not None:
-        store.file.abandon()
+    abandon(store)
 
 
 def test_retries_are_answered_alike_after_the_store_was_reopened(on_file: Store) -> None:
@@ -388,8 +381,7 @@ def test_retries_are_answered_alike_after_the_store_was_reopened(on_file: Store)
     commit(tick)
     first = {each[0]: each[2] for each in tick.synced["reply"]}
     on_file.materialise(1)
-    assert on_file.file is not None
-    reopened = Store(on_file.id, 2, on_file.file, lambda: pytest.fail("there is a file"))
+    reopened = Store(on_file.id, 2, file_of(on_file), lambda: pytest.fail("there is a file"))
     retry = new_tick(2)
     for counter in (2, 3):
         retry.write(reopened, arrival(reopened, counter, append(), position=counter))
@@ -401,9 +393,7 @@ def test_retries_are_answered_alike_after_the_store_was_reopened(on_file: Store)
 
 def test_a_file_never_runs_ahead_of_the_synced_log(on_file: Store) -> None:
     for number in (1, 2, 3):
-        tick = new_tick(number)
-        tick.write(on_file, arrival(on_file, number, append()))
-        commit(tick)
+        committed(number, on_file, arrival(on_file, number, append()))
     on_file.materialise(0)
     assert on_file.file is None
     on_file.materialise(2)
@@ -416,9 +406,7 @@ def test_a_file_never_runs_ahead_of_the_synced_log(on_file: Store) -> None:
 def configured(tmp_path: Path, **config: Any) -> Store:
     store = store_named("a")
     store._create_file = lambda: StoreFile.create(tmp_path / "a.db", store.id, time=1)
-    tick = new_tick(1)
-    tick.write(store, arrival(store, 1, [frames.CONFIGURE, config], writer=b"c"))
-    commit(tick)
+    committed(1, store, arrival(store, 1, [frames.CONFIGURE, config], writer=b"c"))
     return store
 
 
@@ -433,9 +421,7 @@ def test_a_write_that_does_not_say_has_the_durability_of_its_store(tmp_path: Pat
 
 def test_a_read_waits_for_the_tick_that_removed_what_it_must_not_see(tmp_path: Path) -> None:
     store = configured(tmp_path, max_age_seconds=0.001)
-    tick = new_tick(2)
-    tick.write(store, arrival(store, 1, append()))
-    commit(tick)
+    committed(2, store, arrival(store, 1, append()))
     tick = new_tick(10)
     assert tick.expire(store)
     tick.read(store, arrival(store, 0, [frames.HEAD], first_unacked=0))
@@ -458,9 +444,7 @@ def test_nothing_due_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_read_is_answered_though_the_log_did_not_take_what_expired(tmp_path: Path) -> None:
     store = configured(tmp_path, max_age_seconds=0.001)
-    tick = new_tick(2)
-    tick.write(store, arrival(store, 1, append()))
-    commit(tick)
+    committed(2, store, arrival(store, 1, append()))
     tick = new_tick(10)
     assert tick.expire(store)
     tick.read(store, arrival(store, 0, [frames.HEAD], first_unacked=0))
@@ -528,13 +512,11 @@ def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.persist.store.store_writers.MAX_WRITERS", 2)
-    path = tmp_path / "store.db"
-    store_id = StoreId("acme", StoreKind.STREAM, "a")
+    path, store_id = tmp_path / "store.db", StoreId("acme", StoreKind.STREAM, "a")
     store = Store(store_id, 7, None, lambda: StoreFile.create(path, store_id, time=1))
     assert [refused(store, writer, 1, 1) for writer in (b"1", b"2", b"3")] == ["ok", "ok", "busy"]
     store.materialise(store.last_tick)
-    assert store.file is not None
-    store.file.close()
+    file_of(store).close()
     store = Store(
         store_id,
         8,
@@ -548,12 +530,10 @@ def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
     store.time += 100 * 366 * 86_400_000
     for now, code in ((10.0, "busy"), (500.0, "busy"), (620.0, "ok")):
         msg_ids_before, outcomes_before = store.forgets_before(now)
-        assert store.file is not None
         store.forgot(
-            store.file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
+            file_of(store).forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
         )
         assert refused(store, b"3", 1, 1) == code
-    assert store.file is not None
     store.materialise(store.last_tick)
-    assert [writer for writer, *_ in store.file.all_outcomes()] == [b"3"]
-    store.file.abandon()
+    assert [writer for writer, *_ in file_of(store).all_outcomes()] == [b"3"]
+    file_of(store).abandon()

@@ -19,6 +19,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError, FencedError
 from holdfast.protocol.limits import MAX_INBOX_BYTES
 from holdfast.protocol.messages import Durability
+from tests.support.stores import store_of
 from tests.unit.persist.test_tick import FULL, append, arrival, codes, outcome_of, store_named
 
 HEAD = [frames.HEAD]
@@ -58,17 +59,28 @@ class World:
         return self.inbox.room.taken
 
 
-def no_file() -> Any:
-    pytest.fail("this test needs no file")
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def a(world: World) -> Store:
+    return world.stores[0]
+
+
+@pytest.fixture
+def b(world: World) -> Store:
+    return world.stores[1]
 
 
 def read(store: Store, reply: str = "read") -> Arrival:
     return arrival(store, 0, HEAD, reply=reply)
 
 
-def test_what_waits_is_executed_in_one_tick_and_counts_no_more() -> None:
-    world = World()
-    a, b = world.stores
+def test_what_waits_is_executed_in_one_tick_and_counts_no_more(
+    world: World, a: Store, b: Store
+) -> None:
     world.submit(arrival(a, 1, append()), arrival(b, 1, append(), append(), reply="other"))
     assert world.wakes == 2
     tick = world.build()
@@ -79,9 +91,9 @@ def test_what_waits_is_executed_in_one_tick_and_counts_no_more() -> None:
     assert not world.inbox
 
 
-def test_a_read_waits_for_the_tick_before_it_and_counts_until_it_is_answered() -> None:
-    world = World()
-    [a, _] = world.stores
+def test_a_read_waits_for_the_tick_before_it_and_counts_until_it_is_answered(
+    world: World, a: Store
+) -> None:
     world.submit(arrival(a, 1, append()), read(a))
     tick = world.build()
     assert [(store, each.reply) for store, each in tick.reads] == [(a, "read")]
@@ -91,8 +103,7 @@ def test_a_read_waits_for_the_tick_before_it_and_counts_until_it_is_answered() -
     assert world.waits_bytes == 0
 
 
-def test_what_needs_a_store_that_is_not_open_waits_for_it_and_asks_for_it() -> None:
-    world = World()
+def test_what_needs_a_store_that_is_not_open_waits_for_it_and_asks_for_it(world: World) -> None:
     closed = store_named("closed")
     world.submit(arrival(closed, 1, append()))
     tick = world.build()
@@ -104,19 +115,19 @@ def test_what_needs_a_store_that_is_not_open_waits_for_it_and_asks_for_it() -> N
     assert world.waits_bytes == 0
 
 
-def test_a_store_that_may_only_be_read_answers_reads_and_is_asked_for_by_a_write() -> None:
-    world = World()
-    [a, _] = world.stores
-    a = Store(a.id, 7, None, no_file, standing=Standing.UNWRITTEN)
+def test_a_store_that_may_only_be_read_answers_reads_and_is_asked_for_by_a_write(
+    world: World, a: Store
+) -> None:
+    a = store_of(a.id, 7, standing=Standing.UNWRITTEN)
     world.open_stores.opened(a)
     world.submit(read(a), arrival(a, 1, append()))
     assert len(world.build().reads) == 1
     assert [each.create for each in world.open_stores.take_wanted(9)] == [True]
 
 
-def test_what_needs_a_file_that_somebody_has_waits_in_order_and_appends_go_on() -> None:
-    world = World()
-    [a, _] = world.stores
+def test_what_needs_a_file_that_somebody_has_waits_in_order_and_appends_go_on(
+    world: World, a: Store
+) -> None:
     world.submit(arrival(a, 1, append()))
     world.build()
     a.enter(OpenState.LENT)
@@ -135,11 +146,9 @@ def test_what_needs_a_file_that_somebody_has_waits_in_order_and_appends_go_on() 
 
 
 def test_a_file_that_does_not_come_back_turns_away_what_waited(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, a: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox_module, "MAX_HELD_GROUPS", 1)
-    world = World()
-    [a, _] = world.stores
     a.enter(OpenState.HELD)
     world.submit(read(a, "held"), read(a, "one too many"))
     assert codes(world.build().synced) == {"one too many": ["busy"]}
@@ -148,11 +157,8 @@ def test_a_file_that_does_not_come_back_turns_away_what_waited(
     assert world.waits_bytes == 0
 
 
-def test_a_turn_ends_and_tenants_have_theirs() -> None:
-    world = World()
-    [a, _] = world.stores
-    quiet = store_named("quiet")
-    quiet = Store(quiet.id._replace(tenant="quiet"), 7, None, no_file)
+def test_a_turn_ends_and_tenants_have_theirs(world: World, a: Store) -> None:
+    quiet = store_of(a.id._replace(tenant="quiet"), 7)
     world.open_stores.opened(quiet)
     world.submit(*[read(a, f"{number}") for number in range(TURN_OPERATIONS)])
     world.submit(read(quiet, "quiet"))
@@ -165,9 +171,7 @@ def test_a_turn_ends_and_tenants_have_theirs() -> None:
     assert len(world.build(beside_sync=True).reads) < len(replies)
 
 
-def test_over_the_bound_of_the_inbox_the_answer_is_busy() -> None:
-    world = World()
-    [a, b] = world.stores
+def test_over_the_bound_of_the_inbox_the_answer_is_busy(world: World, a: Store, b: Store) -> None:
     world.submit(read(a), size_bytes=MAX_INBOX_BYTES)
     world.submit(read(b, "refused"))
     tick = world.build()
@@ -175,8 +179,7 @@ def test_over_the_bound_of_the_inbox_the_answer_is_busy() -> None:
     assert len(tick.reads) == 1
 
 
-def test_pings_and_refusals_are_answered_with_the_tick() -> None:
-    world = World()
+def test_pings_and_refusals_are_answered_with_the_tick(world: World) -> None:
     world.inbox.answer_empty("ping")
     world.inbox.refuse("refused", -1, BusyError(what="x"))
     tick = world.build()
@@ -186,9 +189,7 @@ def test_pings_and_refusals_are_answered_with_the_tick() -> None:
     assert world.inbox.is_answered
 
 
-def test_a_full_log_refuses_writes_and_not_reads() -> None:
-    world = World()
-    [a, _] = world.stores
+def test_a_full_log_refuses_writes_and_not_reads(world: World, a: Store) -> None:
     world.submit(arrival(a, 1, append()), read(a))
     tick = world.build(log_is_full=True)
     assert codes(tick.synced) == {"reply": ["busy"]}
@@ -197,10 +198,8 @@ def test_a_full_log_refuses_writes_and_not_reads() -> None:
 
 @pytest.mark.parametrize("error", [FULL, ZeroDivisionError("a bug")])
 def test_a_group_that_fails_takes_back_its_store_and_nothing_else(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+    world: World, a: Store, b: Store, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World()
-    a, b = world.stores
     execute = operations.execute
 
     def fail(store: Store, group: Any, mishaps: list[Exception]) -> Any:
@@ -227,9 +226,9 @@ def test_a_group_that_fails_takes_back_its_store_and_nothing_else(
     assert world.builder.failures == []
 
 
-def test_what_is_due_goes_first_and_a_turn_waits_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    [a, _] = world.stores
+def test_what_is_due_goes_first_and_a_turn_waits_for_that(
+    world: World, a: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = iter([False, True])
     monkeypatch.setattr(Tick, "expire", lambda tick, store: next(done))
     a.retention = DueRetention()  # type: ignore[assignment]

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.store.upkeep import Upkeep
-from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
-from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
+from tests.support.stores import store_of, stream_id
 
 SEGMENTS = st.one_of(st.none(), st.integers(1, 5))
 STEPS = st.lists(
@@ -29,12 +28,15 @@ STEPS = st.lists(
 )
 
 
-def never() -> StoreFile:
-    raise AssertionError("this test needs no file")
-
-
 def new_store(number: int) -> Store:
-    return Store(StoreId("acme", StoreKind.STREAM, f"s{number}"), 1, None, never)
+    return store_of(stream_id(f"s{number}"))
+
+
+def open_some(upkeep: Upkeep, count: int) -> list[Store]:
+    stores = [new_store(number) for number in range(count)]
+    for store in stores:
+        upkeep.opened(store)
+    return stores
 
 
 def free(store: Store) -> bool:
@@ -94,9 +96,8 @@ def test_each_question_has_the_answer_of_a_walk_through_all(
 
 def test_a_file_is_looked_at_until_it_is_well_and_then_when_it_is_written_to() -> None:
     upkeep = Upkeep()
-    stores = [new_store(number) for number in range(3)]
+    stores = open_some(upkeep, 3)
     for store in stores:
-        upkeep.opened(store)
         upkeep.wrote_file(store)
     looked_at: list[Store] = []
 
@@ -195,9 +196,7 @@ def test_of_stores_used_by_turns_that_are_too_many_few_are_closed_before_their_t
 
 def test_what_is_in_use_or_busy_is_not_closed_to_make_room() -> None:
     upkeep = Upkeep()
-    stores = [new_store(number) for number in range(4)]
-    for store in stores:
-        upkeep.opened(store)
+    stores = open_some(upkeep, 4)
     stores[0].used_at, stores[1].state = 9.0, OpenState.LENT
     assert set(upkeep.spread_unused(4, free, last_use=8.0)) == {stores[2], stores[3]}
     assert Upkeep().spread_unused(1, free, last_use=8.0) == []

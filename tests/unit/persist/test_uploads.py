@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.write_path.tick import Tick
@@ -281,12 +281,10 @@ class AgainstAModel(RuleBasedStateMachine):
     """Random chunks, commits, removals and losses: what is readable is what a plain model says, and
     who applies the log to an empty file has the same."""
 
-    kind: StoreKind
-
-    def __init__(self) -> None:
+    def __init__(self, kind: StoreKind) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Uploading(self.folder, self.kind)
+        self.bench = Uploading(self.folder, kind)
         self.staged: dict[int, bytes] = {}
         self.placed: dict[Any, tuple[int, bytes]] = {}
         self.next_id = 0
@@ -385,16 +383,9 @@ class AgainstAModel(RuleBasedStateMachine):
         assert (store.count, store.bytes) == (len(self.placed), expected)
 
 
-class StreamAgainstAModel(AgainstAModel):
-    kind = StoreKind.STREAM
-
-
-class KvAgainstAModel(AgainstAModel):
-    kind = StoreKind.KV
-
-
-_SETTINGS = settings(max_examples=examples(20), stateful_step_count=25, deadline=None)
-TestStreamAgainstAModel = StreamAgainstAModel.TestCase
-TestStreamAgainstAModel.settings = _SETTINGS
-TestKvAgainstAModel = KvAgainstAModel.TestCase
-TestKvAgainstAModel.settings = _SETTINGS
+@pytest.mark.parametrize("kind", StoreKind)
+def test_random_uploads_leave_what_a_plain_model_says(kind: StoreKind) -> None:
+    run_state_machine_as_test(
+        lambda: AgainstAModel(kind),
+        settings=settings(max_examples=examples(20), stateful_step_count=25, deadline=None),
+    )

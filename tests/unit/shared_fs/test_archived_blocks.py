@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.persist.operations import eviction
-from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.changes import (
     CHANGE_ARCHIVE,
@@ -29,6 +28,7 @@ from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, check
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_rows import GoingOrder
 from tests.support.effort import examples
+from tests.support.stores import store_of
 
 STREAM = StoreId("acme", StoreKind.STREAM, "notes")
 FAR = (1 << 63) - 1
@@ -170,10 +170,8 @@ def test_whatever_is_archived_the_stream_answers_as_its_model(
                 model.set(min(arguments[0], model.last_seq + 1), *arguments[1:])
             elif name == "delete":
                 model.delete(list(dict.fromkeys(arguments[0])))
-            elif name == "trim":
-                model.trim(min(arguments[0], model.last_seq))
-            elif name == "archive":
-                model.archive(min(arguments[0], model.last_seq))
+            elif name in ("trim", "archive"):
+                getattr(model, name)(min(arguments[0], model.last_seq))
             else:
                 model.file.close()
                 model.file = StoreFile.open(path, STREAM)
@@ -262,11 +260,7 @@ def test_a_file_with_archived_messages_is_not_for_an_earlier_version(
 def test_limits_remove_archived_messages_like_others(model: Model) -> None:
     fill(model, 20, b"x")
     model.archive(15)
-
-    def never() -> StoreFile:
-        raise AssertionError
-
-    store = Store(STREAM, 1, model.file, never)
+    store = store_of(STREAM, file=model.file)
     store.begin()
     store.configure(StoreConfig(max_messages=8))
     eviction.evict(store)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -31,6 +33,7 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 )
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from holdfast.shared_fs.disk.disk import Disk
+from tests.support.threads import in_threads
 
 HASTY = Surroundings(sleep=lambda seconds: None)
 
@@ -242,10 +245,7 @@ def test_a_link_whose_answer_was_lost_is_a_success(
 def test_a_full_disk_is_refused_at_once_and_leaves_nothing(
     root: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, data: bytes, offset: int) -> int:
-        raise OSError(errno.ENOSPC, "no space")
-
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", mock.Mock(side_effect=OSError(errno.ENOSPC, "no space")))
     with pytest.raises(BucketRefusedError, match="no space"):
         bucket.put_new("a", b"1")
     assert bucket.usage.total().put_count == 1
@@ -255,16 +255,8 @@ def test_a_full_disk_is_refused_at_once_and_leaves_nothing(
 def test_a_failed_sync_of_a_body_is_tried_with_a_new_file(
     root: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fsync = os.fsync
-    failed: list[int] = []
-
-    def fail_once(descriptor: int) -> None:
-        if not failed:
-            failed.append(descriptor)
-            raise OSError(errno.EIO, "lost")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fail_once)
+    once = itertools.chain([OSError(errno.EIO, "lost")], itertools.repeat(mock.DEFAULT))
+    monkeypatch.setattr(os, "fsync", mock.Mock(wraps=os.fsync, side_effect=once))
     bucket.put_new("a", b"1")
     assert bucket.get("a").body == b"1"
     assert bucket.usage.total().failed_count == 1
@@ -318,10 +310,7 @@ def test_a_lock_held_elsewhere_ends_in_an_error_and_not_in_waiting(
     version = bucket.put_new("a", b"1")
     with process(_HOLD_LOCKS, str(root / "locks")) as holder:
         assert holder.stdout and holder.stdout.readline() == "held\n"
-        for write in (
-            lambda: bucket.replace("a", b"2", version),
-            lambda: bucket.delete("a"),
-        ):
+        for write in (lambda: bucket.replace("a", b"2", version), lambda: bucket.delete("a")):
             with pytest.raises(BucketUnavailableError, match="lock"):
                 write()
         bucket.put_new("b", b"1")
@@ -367,11 +356,7 @@ def test_two_buckets_of_one_process_compare_and_set_exactly(root: Path) -> None:
                 except ObjectConflictError:
                     pass
 
-    threads = [threading.Thread(target=count, args=[bucket]) for bucket in buckets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(count, bucket) for bucket in buckets))
     assert buckets[0].get("count").body == b"40"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.protocol.errors import FencedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import TransientError
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectMissingError
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
@@ -35,12 +38,10 @@ class UnansweredBackend(MemoryBackend):
 
     unanswered = ""
 
-    def put(self, key: str, *rest: object) -> str:  # type: ignore[override]
-        from holdfast.shared_fs.bucket.bucket_backend import TransientError
-
+    def put(self, key: str, *rest: Any) -> str:
         if self.unanswered == "before":
             raise TransientError("no answer", uncertain=True)
-        version = super().put(key, *rest)  # type: ignore[arg-type]
+        version = super().put(key, *rest)
         if self.unanswered:
             raise TransientError("no answer", uncertain=True)
         return version
@@ -53,9 +54,8 @@ def backend() -> UnansweredBackend:
 
 @pytest.fixture
 def bucket(backend: UnansweredBackend) -> Bucket:
-    return Bucket(
-        backend, retry=Retry(max_tries=1), surroundings=Surroundings(sleep=lambda seconds: None)
-    )
+    hasty = Surroundings(sleep=lambda seconds: None)
+    return Bucket(backend, retry=Retry(max_tries=1), surroundings=hasty)
 
 
 def record(revision: int, store: StoreId = NOTES) -> LogRecord:
@@ -91,9 +91,7 @@ def test_a_log_is_read_back_in_order(bucket: Bucket) -> None:
     assert listed(bucket).slots == (0, 1, 2, 3, 4, 5)
 
 
-def test_the_fence_takes_the_first_hole_and_nothing_is_committed_behind_it(
-    bucket: Bucket,
-) -> None:
+def test_the_fence_takes_the_first_hole_and_nothing_is_committed_behind_it(bucket: Bucket) -> None:
     log = begun(bucket, slots=2)
     assert log.is_open()
     assert fence_log(bucket, *ME) == 3

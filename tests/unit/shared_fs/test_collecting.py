@@ -22,7 +22,7 @@ from holdfast.shared_fs.snapshots.collecting import Collected, Collector
 from holdfast.shared_fs.snapshots.garbage import MARKS_KEY, LogMark, Marks
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.pack import put_pack
-from holdfast.shared_fs.snapshots.pins import Pinning, live_pins, pinned
+from holdfast.shared_fs.snapshots.pins import Pin, Pinning, live_pins, pinned
 from holdfast.shared_fs.snapshots.snapshot import Snapshot, compress, fetch, put, take_image
 from holdfast.shared_fs.snapshots.store_entry import (
     KeepPolicy,
@@ -87,6 +87,27 @@ class World:
         self.now_ms += after_ms
         return Collector(self.bucket, clock_ms=lambda: self.now_ms).run_pass(dry_run=dry_run)
 
+    def collect_for_a_day(self) -> Collected:
+        """Let a pass mark what is not needed, and return what one a day later does."""
+        self.collect()
+        return self.collect(after_ms=DAY_MS)
+
+    def entry(self, name: str = "notes") -> StoreEntry:
+        entry = self.manifests.find(store(name))
+        assert entry is not None
+        return entry
+
+    def bury(self, epoch: int) -> Tombstone:
+        grave = Tombstone(epoch, self.now_ms, 1)
+        self.manifests.update_entry(store("notes"), lambda entry: deleted(entry, grave))
+        return grave
+
+    def pinning(self, reason: str) -> Pinning:
+        return Pinning(self.bucket, lambda: self.now_ms, reason)
+
+    def pins(self) -> list[Pin]:
+        return live_pins(self.bucket, self.now_ms)
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
@@ -129,8 +150,7 @@ def test_what_is_published_after_it_was_marked_stays(world: World) -> None:
 
 def test_what_was_collected_is_never_published(world: World) -> None:
     late = world.put("notes", 1)
-    world.collect()
-    assert world.collect(after_ms=DAY_MS).removed == 1
+    assert world.collect_for_a_day().removed == 1
     assert world.publish("notes", late) is Published.COLLECTED
     assert world.manifests.find(store("notes")) is None
     assert world.publish("notes", world.put("notes", 1)) is Published.NEWEST
@@ -139,12 +159,10 @@ def test_what_was_collected_is_never_published(world: World) -> None:
 def test_the_remains_of_a_deleted_store_go_and_its_tombstone_stays(world: World) -> None:
     version = world.put("notes", 1, epoch=3)
     world.publish("notes", version)
-    grave = Tombstone(3, world.now_ms, 1)
-    world.manifests.update_entry(store("notes"), lambda entry: deleted(entry, grave))
+    grave = world.bury(3)
     zombie = world.put("notes", 9, epoch=3)
     assert world.publish("notes", zombie) is Published.DELETED
-    world.collect()
-    assert world.collect(after_ms=DAY_MS).removed == 2
+    assert world.collect_for_a_day().removed == 2
     assert world.manifests.find(store("notes")) == StoreEntry(deleted=grave)
     assert world.publish("notes", zombie) is Published.DELETED
 
@@ -153,22 +171,20 @@ def test_what_somebody_has_pinned_stays_until_the_pin_expires(world: World) -> N
     first = world.put("notes", 1)
     world.publish("notes", first)
     world.publish("notes", world.put("notes", 2))
-    pinning = Pinning(world.bucket, lambda: world.now_ms, "restore")
+    pinning = world.pinning("restore")
     pinning.hold([first.key], seconds=2 * DAY_MS / 1000)
-    world.collect()
-    done = world.collect(after_ms=DAY_MS)
+    done = world.collect_for_a_day()
     assert (done.removed, done.pinned) == (0, 1)
     assert world.has(first.key)
     assert world.collect(after_ms=DAY_MS + 1).removed == 1
-    assert live_pins(world.bucket, world.now_ms) == []
+    assert world.pins() == []
 
 
 def test_while_everything_is_pinned_nothing_is_removed(world: World) -> None:
     orphan = world.put("notes", 1)
-    pinning = Pinning(world.bucket, lambda: world.now_ms, "export")
+    pinning = world.pinning("export")
     pinning.hold([], everything=True, seconds=2 * DAY_MS / 1000)
-    world.collect()
-    done = world.collect(after_ms=DAY_MS)
+    done = world.collect_for_a_day()
     assert (done.removed, done.pinned) == (0, 1)
     pinning.hold(["snapshots/another"])
     assert world.collect().removed == 1
@@ -178,7 +194,7 @@ def test_while_everything_is_pinned_nothing_is_removed(world: World) -> None:
 def test_a_pin_that_is_renewed_while_pins_are_listed_is_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pinning = Pinning(world.bucket, lambda: world.now_ms, "slow")
+    pinning = world.pinning("slow")
     pinning.hold(["snapshots/a"])
     [before] = [listed.key for listed in world.bucket.list("pins/")]
     get = world.bucket.get
@@ -190,19 +206,19 @@ def test_a_pin_that_is_renewed_while_pins_are_listed_is_seen(
         return get(key)
 
     monkeypatch.setattr(world.bucket, "get", late_get)
-    [pin] = live_pins(world.bucket, world.now_ms)
+    [pin] = world.pins()
     assert pin.keys == {"snapshots/a"}
     assert pin.key != before
 
 
 def test_expired_pins_go_a_day_later_and_live_ones_stay(world: World) -> None:
-    dead = Pinning(world.bucket, lambda: world.now_ms, "killed")
+    dead = world.pinning("killed")
     dead.hold([], seconds=1)
     world.now_ms += DAY_MS
-    live = Pinning(world.bucket, lambda: world.now_ms, "export")
+    live = world.pinning("export")
     live.hold([], seconds=10)
     world.collect(after_ms=1000)
-    assert [pin.reason for pin in live_pins(world.bucket, world.now_ms)] == ["export"]
+    assert [pin.reason for pin in world.pins()] == ["export"]
     assert len(list(world.bucket.list("pins/"))) == 1
 
 
@@ -224,18 +240,17 @@ def test_what_is_read_under_a_pin_is_what_the_manifest_names_with_the_pin_in_its
     monkeypatch.setattr(world.manifests, "find", slow_find)
     with pinned(world.manifests, store("notes"), lambda: world.now_ms, "test") as entry:
         assert entry.versions == (second,)
-        [pin] = live_pins(world.bucket, world.now_ms)
+        [pin] = world.pins()
         assert pin.keys == {second.key}
-    assert live_pins(world.bucket, world.now_ms) == []
+    assert world.pins() == []
 
 
 def test_a_reader_whose_pin_expired_gets_an_error_and_never_other_bytes(world: World) -> None:
     first = world.put("notes", 1)
     world.publish("notes", first)
     world.publish("notes", world.put("notes", 2))
-    Pinning(world.bucket, lambda: world.now_ms, "slow").hold([first.key], seconds=1)
-    world.collect()
-    world.collect(after_ms=DAY_MS)
+    world.pinning("slow").hold([first.key], seconds=1)
+    world.collect_for_a_day()
     with pytest.raises(ObjectMissingError):
         fetch(world.bucket, store("notes"), first, world.root / "draft")
 
@@ -249,11 +264,9 @@ def test_a_pack_goes_when_nothing_in_it_counts_any_more(world: World) -> None:
     for each, version in packed:
         world.publish(each.name, version)
     world.publish("a", world.put("a", 2))
-    world.collect()
-    assert world.collect(after_ms=DAY_MS).removed == 0
+    assert world.collect_for_a_day().removed == 0
     world.publish("b", world.put("b", 2))
-    world.collect()
-    assert world.collect(after_ms=DAY_MS).removed >= 1
+    assert world.collect_for_a_day().removed >= 1
     assert not world.has(key)
 
 
@@ -266,8 +279,7 @@ def test_what_counts_of_a_sparse_pack_moves_to_a_new_one_and_can_be_read(world: 
         world.publish(name, world.put(name, 4))
     done = world.collect(after_ms=1)
     assert done.repacked == 1
-    entry = world.manifests.find(store("n0"))
-    assert entry is not None
+    entry = world.entry("n0")
     assert entry.newest is not None
     assert entry.newest.key != packed[0][1].key
     assert entry.newest.order == packed[0][1].order
@@ -281,8 +293,7 @@ def test_what_counts_of_a_sparse_pack_moves_to_a_new_one_and_can_be_read(world: 
 def test_what_is_not_ours_is_left_alone(world: World) -> None:
     world.bucket.put_new("snapshots/somebody-else", b"x")
     world.bucket.put_new("packs/0000000000001-y", b"no pack")
-    world.collect()
-    done = world.collect(after_ms=DAY_MS)
+    done = world.collect_for_a_day()
     assert (done.removed, done.strangers) == (0, 2)
     assert world.has("packs/0000000000001-y")
 
@@ -322,22 +333,25 @@ class Log:
     world: World
     log: BucketLog
 
-    @classmethod
-    def begun(cls, world: World) -> Log:
-        log = BucketLog(world.bucket, "s1", "i1")
-        log.begin()
-        return cls(world, log)
-
     def put(self, *records: LogRecord) -> None:
         self.log.put(self.log.prepare(records))
+
+    def fence(self) -> None:
+        fence_log(self.world.bucket, "s1", "i1")
 
     def slots(self) -> list[int]:
         prefix = "log/s1/i1/0"
         return [int(each.key.rpartition("/")[2]) for each in self.world.bucket.list(prefix)]
 
 
-def test_a_log_without_a_fence_is_not_touched(world: World) -> None:
-    log = Log.begun(world)
+@pytest.fixture
+def log(world: World) -> Log:
+    log = BucketLog(world.bucket, "s1", "i1")
+    log.begin()
+    return Log(world, log)
+
+
+def test_a_log_without_a_fence_is_not_touched(world: World, log: Log) -> None:
     log.put(record("notes", 0, 1))
     world.publish("notes", world.put("notes", 1))
     world.collect()
@@ -346,12 +360,11 @@ def test_a_log_without_a_fence_is_not_touched(world: World) -> None:
 
 
 def test_slots_of_a_fenced_log_go_once_snapshots_are_beyond_them_and_the_fence_stays(
-    world: World,
+    world: World, log: Log
 ) -> None:
-    log = Log.begun(world)
     log.put(record("notes", 0, 1))
     log.put(record("other", 0, 1))
-    fence_log(world.bucket, "s1", "i1")
+    log.fence()
     world.publish("notes", world.put("notes", 1))
     assert world.collect().slots_marked == 2
     assert world.collect(after_ms=DAY_MS).slots_removed == 2
@@ -359,8 +372,7 @@ def test_slots_of_a_fenced_log_go_once_snapshots_are_beyond_them_and_the_fence_s
     [kept] = read_bucket_log(world.bucket, "s1", "i1").records
     assert kept.store == store("other")
     world.publish("other", world.put("other", 5))
-    world.collect()
-    world.collect(after_ms=DAY_MS)
+    world.collect_for_a_day()
     assert log.slots() == [3]
     for _ in range(3):
         world.collect(after_ms=DAY_MS)
@@ -368,36 +380,31 @@ def test_slots_of_a_fenced_log_go_once_snapshots_are_beyond_them_and_the_fence_s
     assert world.has("log/s1/i1/fence")
 
 
-def test_a_slot_of_a_deleted_store_is_needless(world: World) -> None:
-    log = Log.begun(world)
+def test_a_slot_of_a_deleted_store_is_needless(world: World, log: Log) -> None:
     log.put(record("notes", 0, 1, epoch=2))
-    fence_log(world.bucket, "s1", "i1")
-    grave = Tombstone(2, world.now_ms, 1)
-    world.manifests.update_entry(store("notes"), lambda entry: deleted(entry, grave))
-    world.collect()
-    assert world.collect(after_ms=DAY_MS).slots_removed == 2
+    log.fence()
+    world.bury(2)
+    assert world.collect_for_a_day().slots_removed == 2
     assert log.slots() == [2]
 
 
-def test_a_running_restore_keeps_every_log(world: World) -> None:
-    log = Log.begun(world)
-    fence_log(world.bucket, "s1", "i1")
-    Pinning(world.bucket, lambda: world.now_ms, "restore").hold([], logs=True, seconds=10 * 86400)
-    world.collect()
-    assert world.collect(after_ms=DAY_MS).slots_removed == 0
+def test_a_running_restore_keeps_every_log(world: World, log: Log) -> None:
+    log.fence()
+    world.pinning("restore").hold([], logs=True, seconds=10 * 86400)
+    assert world.collect_for_a_day().slots_removed == 0
     assert log.slots() == [0, 1]
 
 
-def test_a_fence_that_lands_where_collected_slots_were_hides_nothing(world: World) -> None:
+def test_a_fence_that_lands_where_collected_slots_were_hides_nothing(
+    world: World, log: Log
+) -> None:
     """SlateDB #1682: a fencer that listed a log long ago puts its fence where slots have gone."""
-    log = Log.begun(world)
     log.put(record("notes", 0, 1))
     stale = log.slots()[-1]
     log.put(record("other", 0, 1))
-    fence_log(world.bucket, "s1", "i1")
+    log.fence()
     world.publish("notes", world.put("notes", 1))
-    world.collect()
-    world.collect(after_ms=DAY_MS)
+    world.collect_for_a_day()
     assert log.slots() == [2, 3]
     # What `fence_log` does after the list that it had made before all that.
     world.bucket.put_new(slot_key("s1", "i1", stale), encode_fence("s1", "i1", stale, "late"))
@@ -406,11 +413,10 @@ def test_a_fence_that_lands_where_collected_slots_were_hides_nothing(world: Worl
     assert contents.damage == []
 
 
-def test_a_zombie_finds_its_next_slot_taken_however_late_it_wakes(world: World) -> None:
+def test_a_zombie_finds_its_next_slot_taken_however_late_it_wakes(world: World, log: Log) -> None:
     """SlateDB #1622: the fence must not go, or who slept through everything acknowledges again."""
-    log = Log.begun(world)
     log.put(record("notes", 0, 1))
-    fence_log(world.bucket, "s1", "i1")
+    log.fence()
     world.publish("notes", world.put("notes", 1))
     for _ in range(5):
         world.collect(after_ms=DAY_MS)
@@ -438,8 +444,7 @@ def test_in_no_order_of_publishing_dropping_and_collecting_is_a_named_object_mis
         if number == drops_after:
             newer = world.put("notes", 3)
             assert world.publish("notes", newer) is Published.NEWEST
-        entry = world.manifests.find(store("notes"))
-        assert entry is not None
+        entry = world.entry()
         assert entry.versions
         for version in entry.versions:
             assert world.has(version.key)
@@ -450,25 +455,10 @@ class Interposed(MemoryBackend):
 
     before: Callable[[], None] | None = None
 
-    def _interpose(self) -> None:
-        if self.before is not None:
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("put", "read", "delete", "list_page") and self.before is not None:
             self.before()
-
-    def put(self, *arguments: object) -> str:  # type: ignore[override]
-        self._interpose()
-        return super().put(*arguments)  # type: ignore[arg-type]
-
-    def read(self, *arguments: object) -> object:  # type: ignore[override]
-        self._interpose()
-        return super().read(*arguments)  # type: ignore[arg-type]
-
-    def delete(self, *arguments: object) -> None:  # type: ignore[override]
-        self._interpose()
-        super().delete(*arguments)  # type: ignore[arg-type]
-
-    def list_page(self, *arguments: object) -> object:  # type: ignore[override]
-        self._interpose()
-        return super().list_page(*arguments)  # type: ignore[arg-type]
+        return super().__getattribute__(name)
 
 
 class LatePublisher:
@@ -495,14 +485,8 @@ class LatePublisher:
             return
         self.backend.before = None
         self.outcome = self.world.publish("notes", self.late, keep=self.keep)
-        pin = Pinning(self.world.bucket, lambda: self.world.now_ms, "reader")
-        pin.hold(version.key for version in self.named().versions)
+        self.world.pinning("reader").hold(version.key for version in self.world.entry().versions)
         self.backend.before = self.interfere
-
-    def named(self) -> StoreEntry:
-        entry = self.world.manifests.find(store("notes"))
-        assert entry is not None
-        return entry
 
 
 def test_a_publisher_and_a_reader_may_come_between_any_two_requests_of_a_pass(
@@ -517,9 +501,9 @@ def test_a_publisher_and_a_reader_may_come_between_any_two_requests_of_a_pass(
         scene.backend.before = None
         requests = max(requests, scene.count)
         outcomes.append(scene.outcome)
-        revisions = [version.revision for version in scene.named().versions]
+        revisions = [version.revision for version in scene.world.entry().versions]
         assert revisions == ([2, 1] if scene.outcome is Published.NEWEST else [1])
-        for version in scene.named().versions:
+        for version in scene.world.entry().versions:
             assert scene.world.has(version.key), position
         position += 1
     assert {Published.NEWEST, Published.COLLECTED} <= set(outcomes)

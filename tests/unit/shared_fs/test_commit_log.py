@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,11 @@ from holdfast.shared_fs.disk.commit_log import (
 )
 from holdfast.shared_fs.disk.disk import AppendFile, Disk
 from tests.support.effort import examples
+from tests.support.log_records import RECORDS
+from tests.support.threads import in_threads
 
 DISK = Disk()
 STORE = StoreId("acme", StoreKind.STREAM, "a.b")
-RECORDS = st.builds(
-    LogRecord,
-    st.builds(StoreId, st.just("t"), st.sampled_from([1, 2]), st.text("abc.", max_size=5)),
-    st.integers(0, (1 << 63) - 1),
-    st.integers(0, (1 << 63) - 1),
-    st.integers(0, (1 << 63) - 1),
-    st.lists(st.binary(max_size=20), max_size=3),
-    st.lists(
-        st.tuples(st.binary(max_size=8), st.integers(0, 99), st.integers(0, 99),
-                  st.integers(0, 99), st.binary(max_size=8)).map(list),
-        max_size=3,
-    ),
-)  # fmt: skip
 
 
 def record(revision: int, value: bytes = b"v") -> LogRecord:
@@ -51,8 +40,27 @@ def record(revision: int, value: bytes = b"v") -> LogRecord:
     return LogRecord(STORE, 1, revision - 1, revision, [payload], [])
 
 
+def frame(tick: int, **options: Any) -> bytes:
+    return encode_frame(tick, [record(tick)], **options)
+
+
+def torn_frame(tick: int, **options: Any) -> bytes:
+    """A frame whose last byte is another."""
+    whole = frame(tick, **options)
+    return whole[:-1] + bytes([whole[-1] ^ 1])
+
+
+def write_segment(directory: Path, number: int, *pieces: bytes) -> None:
+    (directory / segment_name(number)).write_bytes(b"".join(pieces))
+
+
 def revisions(directory: Path) -> list[int]:
     return [found.revision for found in read_log(DISK, directory).records]
+
+
+def torn_ends(directory: Path) -> list[bool]:
+    """Return of each damage whether it is only a torn end."""
+    return [damage.torn_end for damage in read_log(DISK, directory).damage]
 
 
 class FakeFile:
@@ -99,6 +107,18 @@ class FaultyDisk(Disk):
 
 
 @pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+@pytest.fixture
+def log(disk: FaultyDisk, tmp_path: Path) -> Iterator[CommitLog]:
+    with closing(CommitLog(disk, tmp_path)) as log:
+        yield log
+    assert all(file.closed for file in disk.files)
+
+
+@pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_log, "LOG_SEGMENT_BYTES", 200)
 
@@ -134,25 +154,20 @@ def test_a_log_is_never_continued_by_another_life(tmp_path: Path) -> None:
 
 
 def test_a_torn_end_is_cut_at_the_last_whole_frame_wherever_it_tears(tmp_path: Path) -> None:
-    whole = encode_frame(1, [record(1)]) + encode_frame(2, [record(2)])
+    whole = frame(1) + frame(2)
     last = encode_frame(3, [record(3, b"third")])
-    path = tmp_path / segment_name(1)
     for kept in range(1, len(last)):
-        path.write_bytes(whole + last[:kept])
-        contents = read_log(DISK, tmp_path)
-        assert [found.revision for found in contents.records] == [1, 2]
-        (damage,) = contents.damage
+        write_segment(tmp_path, 1, whole, last[:kept])
+        assert revisions(tmp_path) == [1, 2]
+        (damage,) = read_log(DISK, tmp_path).damage
         assert (damage.torn_end, damage.offset) == (True, len(whole))
-    path.write_bytes(whole + last)
+    write_segment(tmp_path, 1, whole, last)
     assert revisions(tmp_path) == [1, 2, 3]
 
 
 def test_a_tail_of_zeros_is_a_torn_end(tmp_path: Path) -> None:
-    path = tmp_path / segment_name(1)
-    path.write_bytes(encode_frame(1, [record(1)]) + bytes(4096))
-    contents = read_log(DISK, tmp_path)
-    assert [found.revision for found in contents.records] == [1]
-    assert [damage.torn_end for damage in contents.damage] == [True]
+    write_segment(tmp_path, 1, frame(1), bytes(4096))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1], [True])
 
 
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
@@ -160,15 +175,12 @@ def test_a_tail_of_zeros_is_a_torn_end(tmp_path: Path) -> None:
 def test_a_flipped_bit_in_the_middle_is_damage_and_later_frames_are_still_read(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
 ) -> None:
-    pieces = [encode_frame(tick, [record(tick)]) for tick in (1, 2, 3)]
-    middle = bytearray(pieces[1])
+    middle = bytearray(frame(2))
     middle[position % len(middle)] ^= 1 << bit
     directory = tmp_path_factory.mktemp("log")
-    (directory / segment_name(1)).write_bytes(pieces[0] + middle + pieces[2])
-    contents = read_log(DISK, directory)
-    assert [found.revision for found in contents.records] == [1, 3]
-    assert [damage.torn_end for damage in contents.damage] == [False]
-    assert contents.damage[0].offset == len(pieces[0])
+    write_segment(directory, 1, frame(1), middle, frame(3))
+    assert (revisions(directory), torn_ends(directory)) == ([1, 3], [False])
+    assert read_log(DISK, directory).damage[0].offset == len(frame(1))
 
 
 @given(st.lists(st.binary(max_size=50) | st.just(encode_frame(7, [record(7)])), max_size=5))
@@ -177,64 +189,49 @@ def test_no_bytes_make_reading_fail(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
 ) -> None:
     directory = tmp_path_factory.mktemp("log")
-    (directory / segment_name(1)).write_bytes(b"".join(pieces))
-    contents = read_log(DISK, directory)
-    assert {found.revision for found in contents.records} <= {7}
+    write_segment(directory, 1, *pieces)
+    assert set(revisions(directory)) <= {7}
 
 
 @pytest.mark.parametrize("body", [5, [5], [[1, 2]], {"a": 1}, None])
 def test_a_sound_frame_of_a_foreign_shape_is_damage(tmp_path: Path, body: Any) -> None:
     packed = frames.pack(body)
     checksum = zlib.crc32(packed, zlib.crc32(commit_log._CHECKED.pack(len(packed), 1, 0)))
-    frame = commit_log._HEADER.pack(b"HFlg", len(packed), 1, 0, checksum) + packed
-    (tmp_path / segment_name(1)).write_bytes(frame + encode_frame(2, [record(2)]))
-    contents = read_log(DISK, tmp_path)
-    assert [found.revision for found in contents.records] == [2]
-    assert [damage.torn_end for damage in contents.damage] == [False]
+    foreign = commit_log._HEADER.pack(b"HFlg", len(packed), 1, 0, checksum) + packed
+    write_segment(tmp_path, 1, foreign, frame(2))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([2], [False])
 
 
 def test_a_frame_that_is_missing_in_the_middle_is_noticed(tmp_path: Path) -> None:
-    pieces = [encode_frame(tick, [record(tick)]) for tick in (1, 3)]
-    (tmp_path / segment_name(1)).write_bytes(b"".join(pieces))
-    contents = read_log(DISK, tmp_path)
-    assert [found.revision for found in contents.records] == [1, 3]
-    assert [damage.reason for damage in contents.damage] == ["tick 3 follows tick 1"]
-    assert not contents.damage[0].torn_end
+    write_segment(tmp_path, 1, frame(1), frame(3))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 3], [False])
+    assert [each.reason for each in read_log(DISK, tmp_path).damage] == ["tick 3 follows tick 1"]
 
 
 def test_a_torn_segment_with_another_after_it_is_damage(tmp_path: Path) -> None:
-    frame = encode_frame(1, [record(1)])
-    (tmp_path / segment_name(1)).write_bytes(frame + encode_frame(2, [record(2)])[:-3])
-    (tmp_path / segment_name(2)).write_bytes(encode_frame(3, [record(3)]))
-    contents = read_log(DISK, tmp_path)
-    assert [found.revision for found in contents.records] == [1, 3]
-    assert all(not damage.torn_end for damage in contents.damage)
-    assert contents.damage
+    write_segment(tmp_path, 1, frame(1), frame(2)[:-3])
+    write_segment(tmp_path, 2, frame(3))
+    assert revisions(tmp_path) == [1, 3]
+    assert set(torn_ends(tmp_path)) == {False}
 
 
 def test_a_magic_inside_a_value_is_no_frame(tmp_path: Path) -> None:
-    value = encode_frame(9, [record(9)]) + b"HFlg"
-    frame = encode_frame(1, [record(1, value)])
-    (tmp_path / segment_name(1)).write_bytes(frame)
+    write_segment(tmp_path, 1, encode_frame(1, [record(1, frame(9) + b"HFlg")]))
     assert revisions(tmp_path) == [1]
 
 
 @pytest.mark.usefixtures("small_segments")
-def test_segments_rotate_and_are_read_in_their_order(tmp_path: Path) -> None:
-    log = CommitLog(DISK, tmp_path)
+def test_segments_rotate_and_are_read_in_their_order(log: CommitLog, tmp_path: Path) -> None:
     segments = [log.append(tick, [record(tick, bytes(90))]) for tick in range(1, 13)]
     assert segments == sorted(segments)
     assert log.segment == segments[-1] > 3
     assert log.oldest_segment == 1
     log.prepare_sync()()
-    assert revisions(tmp_path) == list(range(1, 13))
-    assert read_log(DISK, tmp_path).damage == []
-    log.close()
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == (list(range(1, 13)), [])
 
 
 @pytest.mark.usefixtures("small_segments")
-def test_a_retired_segment_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
-    log = CommitLog(DISK, tmp_path)
+def test_a_retired_segment_is_gone_and_the_rest_stays(log: CommitLog, tmp_path: Path) -> None:
     for tick in range(1, 10):
         log.append(tick, [record(tick, bytes(90))])
     log.prepare_sync()()
@@ -245,28 +242,20 @@ def test_a_retired_segment_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
     contents = read_log(DISK, tmp_path)
     assert contents.damage == []
     assert contents.size_bytes == log.size_bytes
-    assert [found.revision for found in contents.records] == list(
-        range(contents.records[0].revision, 10)
-    )
-    log.close()
+    assert revisions(tmp_path) == list(range(contents.records[0].revision, 10))
 
 
-def test_the_limit_of_a_segment_is_the_documented_one(tmp_path: Path) -> None:
-    log = CommitLog(DISK, tmp_path)
-    big = record(1, bytes(1_000_000))
-    segments = [log.append(tick, [big]) for tick in range(1, 11)]
+def test_the_limit_of_a_segment_is_the_documented_one(log: CommitLog) -> None:
+    segments = [log.append(tick, [record(1, bytes(1_000_000))]) for tick in range(1, 11)]
     full = LOG_SEGMENT_BYTES // 1_000_000 + 1
     assert segments == [1] * full + [2] * (10 - full)
-    log.close()
 
 
 @pytest.mark.usefixtures("small_segments")
 @pytest.mark.parametrize("sync_each", [True, False])
 def test_rotation_closes_every_full_segment_and_syncs_every_frame(
-    tmp_path: Path, sync_each: bool
+    disk: FaultyDisk, log: CommitLog, sync_each: bool
 ) -> None:
-    disk = FaultyDisk()
-    log = CommitLog(disk, tmp_path)
     for tick in range(1, 20):
         log.append(tick, [record(tick, bytes(90))])
         if sync_each:
@@ -276,28 +265,23 @@ def test_rotation_closes_every_full_segment_and_syncs_every_frame(
     assert len(disk.files) > 5
     assert all(file.synced for file in disk.files)
     assert [file.closed for file in disk.files] == [True] * (len(disk.files) - 1) + [False]
-    log.close()
-    assert all(file.closed for file in disk.files)
 
 
 @pytest.mark.usefixtures("small_segments")
-def test_a_segment_that_fills_while_it_is_being_synced_is_closed_too(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    log = CommitLog(disk, tmp_path)
+def test_a_segment_that_fills_while_it_is_being_synced_is_closed_too(
+    disk: FaultyDisk, log: CommitLog
+) -> None:
     log.append(1, [record(1, bytes(200))])
     sync = log.prepare_sync()
     log.append(2, [record(2)])
-    thread = threading.Thread(target=sync)
-    thread.start()
-    thread.join()
+    in_threads(sync)
     log.prepare_sync()()
     assert [file.closed for file in disk.files] == [True, False]
-    log.close()
 
 
-def test_a_refused_append_leaves_nothing_and_the_next_one_follows(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    log = CommitLog(disk, tmp_path)
+def test_a_refused_append_leaves_nothing_and_the_next_one_follows(
+    disk: FaultyDisk, log: CommitLog, tmp_path: Path
+) -> None:
     log.append(1, [record(1)])
     size_bytes = log.size_bytes
     disk.refuse_writes = True
@@ -307,14 +291,13 @@ def test_a_refused_append_leaves_nothing_and_the_next_one_follows(tmp_path: Path
     disk.refuse_writes = False
     log.append(2, [record(2, b"again")])
     log.prepare_sync()()
-    assert revisions(tmp_path) == [1, 2]
-    assert read_log(DISK, tmp_path).damage == []
-    log.close()
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 2], [])
 
 
 @pytest.mark.usefixtures("small_segments")
-def test_a_segment_that_could_not_be_started_is_tried_again(tmp_path: Path) -> None:
-    disk = FaultyDisk()
+def test_a_segment_that_could_not_be_started_is_tried_again(
+    disk: FaultyDisk, tmp_path: Path
+) -> None:
     log = CommitLog(disk, tmp_path)
     log.append(1, [record(1, bytes(200))])
     disk.refuse_directory_syncs = True
@@ -329,75 +312,48 @@ def test_a_segment_that_could_not_be_started_is_tried_again(tmp_path: Path) -> N
     assert all(file.closed for file in disk.files)
 
 
-def test_a_failed_sync_says_so(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    log = CommitLog(disk, tmp_path)
-    log.append(1, [record(1)])
-    disk.refuse_syncs = True
-    sync: Callable[[], None] = log.prepare_sync()
-    with pytest.raises(StorageFailedError):
-        sync()
-    log.close()
-
-
-def test_a_sync_with_nothing_new_touches_nothing(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    log = CommitLog(disk, tmp_path)
+def test_a_failed_sync_says_so_and_one_with_nothing_new_touches_nothing(
+    disk: FaultyDisk, log: CommitLog
+) -> None:
     disk.refuse_syncs = True
     log.prepare_sync()()
-    log.close()
+    log.append(1, [record(1)])
+    with pytest.raises(StorageFailedError):
+        log.prepare_sync()()
 
 
 def test_a_frame_lost_before_an_unacknowledged_one_ends_the_log_and_is_no_damage(
     tmp_path: Path,
 ) -> None:
     # A power cut may keep the second of two unsynced frames and not the first.
-    pieces = [encode_frame(tick, [record(tick)], synced_tick=2) for tick in (3, 4, 5, 6)]
-    torn = bytearray(pieces[1])
-    torn[-1] ^= 1
-    (tmp_path / segment_name(1)).write_bytes(
-        encode_frame(1, [record(1)]) + encode_frame(2, [record(2)]) + pieces[0] + torn + pieces[2]
-    )
-    (tmp_path / segment_name(2)).write_bytes(pieces[3])
-    contents = read_log(DISK, tmp_path)
-    assert [each.revision for each in contents.records] == [1, 2, 3]
-    assert [damage.torn_end for damage in contents.damage] == [True]
+    third, fifth, sixth = (frame(tick, synced_tick=2) for tick in (3, 5, 6))
+    torn = torn_frame(4, synced_tick=2)
+    write_segment(tmp_path, 1, frame(1), frame(2), third, torn, fifth)
+    write_segment(tmp_path, 2, sixth)
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 2, 3], [True])
 
 
 def test_a_frame_lost_that_a_later_one_knows_to_be_synced_is_damage(tmp_path: Path) -> None:
-    torn = bytearray(encode_frame(2, [record(2)]))
-    torn[-1] ^= 1
-    (tmp_path / segment_name(1)).write_bytes(
-        encode_frame(1, [record(1)]) + torn + encode_frame(3, [record(3)], synced_tick=2)
-    )
-    contents = read_log(DISK, tmp_path)
-    assert [each.revision for each in contents.records] == [1, 3]
-    assert [damage.torn_end for damage in contents.damage] == [False]
+    write_segment(tmp_path, 1, frame(1), torn_frame(2), frame(3, synced_tick=2))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 3], [False])
 
 
 @pytest.mark.parametrize("same_segment", [True, False])
 def test_a_first_frame_torn_before_anything_was_synced_leaves_an_empty_log(
     tmp_path: Path, same_segment: bool
 ) -> None:
-    torn = bytearray(encode_frame(1, [record(1)], synced_tick=0))
-    torn[-1] ^= 1
-    second = encode_frame(2, [record(2)], synced_tick=0)
-    (tmp_path / segment_name(1)).write_bytes(torn + (second if same_segment else b""))
+    torn, second = torn_frame(1, synced_tick=0), frame(2, synced_tick=0)
+    write_segment(tmp_path, 1, torn, second if same_segment else b"")
     if not same_segment:
-        (tmp_path / segment_name(2)).write_bytes(second)
-    contents = read_log(DISK, tmp_path)
-    assert contents.records == []
-    assert [damage.torn_end for damage in contents.damage] == [True]
+        write_segment(tmp_path, 2, second)
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([], [True])
 
 
 @pytest.mark.parametrize(("synced_tick", "torn_end"), [(0, True), (1, False)])
 def test_an_emptied_segment_before_others_is_an_end_only_if_nothing_in_it_was_synced(
     tmp_path: Path, synced_tick: int, torn_end: bool
 ) -> None:
-    DISK.make_directory(tmp_path / "log")
-    (tmp_path / "log" / segment_name(1)).touch()
-    frame = encode_frame(2, [record(2)], synced_tick=synced_tick)
-    (tmp_path / "log" / segment_name(2)).write_bytes(frame)
-    contents = read_log(DISK, tmp_path / "log")
-    assert [damage.torn_end for damage in contents.damage] == [torn_end]
-    assert len(contents.records) == (0 if torn_end else 1)
+    write_segment(tmp_path, 1)
+    write_segment(tmp_path, 2, frame(2, synced_tick=synced_tick))
+    assert torn_ends(tmp_path) == [torn_end]
+    assert revisions(tmp_path) == ([] if torn_end else [2])

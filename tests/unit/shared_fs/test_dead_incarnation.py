@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence, fence, is_open
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 
+DISK = Disk()
 LIFE = ("s1", "01")
 
 
@@ -29,46 +31,31 @@ class CutShortDisk(Disk):
     def __init__(self, changes: int) -> None:
         self._left = changes
 
-    def _change(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise StorageFailedError(reason="the power is gone")
-
-    def write_durably(self, path: Path, content: bytes, *, new: bool = False) -> None:
-        self._change()
-        super().write_durably(path, content, new=new)
-
-    def remove(self, path: Path) -> None:
-        self._change()
-        super().remove(path)
-
-    def remove_directory(self, path: Path) -> None:
-        self._change()
-        super().remove_directory(path)
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._change()
-        super().rename(source, target)
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("write_durably", "remove", "remove_directory", "rename"):
+            self._left -= 1
+            if self._left < 0:
+                raise StorageFailedError(reason="the power is gone")
+        return super().__getattribute__(name)
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
     """A fenced life with a log of two segments."""
-    disk = Disk()
-    layout = open_layout(tmp_path / "data", disk)
-    disk.make_directory(layout.incarnation(*LIFE))
-    create_fence(disk, layout.fence(*LIFE))
-    CommitLog(disk, layout.log(*LIFE)).close()
+    layout = open_layout(tmp_path / "data", DISK)
+    DISK.make_directory(layout.incarnation(*LIFE))
+    create_fence(DISK, layout.fence(*LIFE))
+    CommitLog(DISK, layout.log(*LIFE)).close()
     (layout.log(*LIFE) / "0000000002.log").write_bytes(b"more")
-    fence(disk, layout.fence(*LIFE))
+    fence(DISK, layout.fence(*LIFE))
     return layout
 
 
 def test_nothing_is_left_of_what_was_let_go(layout: Layout) -> None:
     layout.loss_accepted(*LIFE).touch()
-    let_go(Disk(), layout, *LIFE)
+    let_go(DISK, layout, *LIFE)
     assert not layout.incarnation(*LIFE).exists()
-    assert not log_is_missing(Disk(), layout, *LIFE)
+    assert not log_is_missing(DISK, layout, *LIFE)
 
 
 @pytest.mark.parametrize("changes", range(7))
@@ -77,32 +64,29 @@ def test_a_removal_that_is_cut_short_never_looks_like_a_missing_log_and_can_be_g
 ) -> None:
     with pytest.raises(StorageFailedError):
         let_go(CutShortDisk(changes), layout, *LIFE)
-    disk = Disk()
-    assert not log_is_missing(disk, layout, *LIFE)
-    assert not is_open(disk, layout.fence(*LIFE))
-    if disk.names(layout.log(*LIFE)):
-        assert is_let_go(disk, layout, *LIFE) == (changes > 0), "what is left is not to be read"
-    let_go(disk, layout, *LIFE)
+    assert not log_is_missing(DISK, layout, *LIFE)
+    assert not is_open(DISK, layout.fence(*LIFE))
+    if DISK.names(layout.log(*LIFE)):
+        assert is_let_go(DISK, layout, *LIFE) == (changes > 0), "what is left is not to be read"
+    let_go(DISK, layout, *LIFE)
     assert not layout.incarnation(*LIFE).exists()
 
 
 @pytest.mark.parametrize("folder_too", [False, True])
 def test_a_fenced_life_without_a_log_has_lost_it(folder_too: bool, layout: Layout) -> None:
-    disk = Disk()
-    assert not log_is_missing(disk, layout, *LIFE)
+    assert not log_is_missing(DISK, layout, *LIFE)
     for segment in layout.log(*LIFE).iterdir():
         segment.unlink()
     if folder_too:
         layout.log(*LIFE).rmdir()
-    assert log_is_missing(disk, layout, *LIFE)
+    assert log_is_missing(DISK, layout, *LIFE)
 
 
 def test_a_life_that_has_not_begun_its_log_has_lost_nothing(layout: Layout) -> None:
-    disk = Disk()
-    disk.make_directory(layout.incarnation("s1", "02"))
-    assert not log_is_missing(disk, layout, "s1", "02")
-    create_fence(disk, layout.fence("s1", "02"))
-    assert not log_is_missing(disk, layout, "s1", "02")
+    DISK.make_directory(layout.incarnation("s1", "02"))
+    assert not log_is_missing(DISK, layout, "s1", "02")
+    create_fence(DISK, layout.fence("s1", "02"))
+    assert not log_is_missing(DISK, layout, "s1", "02")
 
 
 def test_a_damaged_log_goes_to_quarantine_with_a_report_also_in_two_goes(layout: Layout) -> None:
@@ -111,7 +95,7 @@ def test_a_damaged_log_goes_to_quarantine_with_a_report_also_in_two_goes(layout:
 
     with pytest.raises(StorageFailedError):
         move(CutShortDisk(2))
-    move(Disk())
+    move(DISK)
     folder = layout.quarantine / "_logs" / "s1.01"
     assert sorted(each.name for each in folder.iterdir()) == [
         "0000000001.log",
@@ -123,6 +107,6 @@ def test_a_damaged_log_goes_to_quarantine_with_a_report_also_in_two_goes(layout:
 
 
 def test_a_loss_is_accepted_by_a_file_of_that_name(layout: Layout) -> None:
-    assert not loss_is_accepted(Disk(), layout, *LIFE)
+    assert not loss_is_accepted(DISK, layout, *LIFE)
     (layout.incarnation(*LIFE) / "loss-accepted").touch()
-    assert loss_is_accepted(Disk(), layout, *LIFE)
+    assert loss_is_accepted(DISK, layout, *LIFE)

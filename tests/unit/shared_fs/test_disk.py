@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -66,10 +67,7 @@ def test_a_torn_append_that_cannot_be_cut_stops_the_file(
     file = DISK.open_append(tmp_path / "log")
     file.write(b"first")
 
-    def refuse(descriptor: int, size: int) -> None:
-        raise OSError(5, "no")
-
-    monkeypatch.setattr(os, "ftruncate", refuse)
+    monkeypatch.setattr(os, "ftruncate", mock.Mock(side_effect=OSError(5, "no")))
     with file_size_limit(8), pytest.raises(StorageFailedError):
         file.write(b"second")
     monkeypatch.undo()
@@ -161,22 +159,17 @@ def test_a_file_gets_a_name_that_is_free_and_no_other(
     tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not links:
-
-        def refuse(source: Path, target: Path) -> None:
-            raise PermissionError(errno.EPERM, "no links here")
-
-        monkeypatch.setattr(os, "link", refuse)
-    disk = Disk()
+        monkeypatch.setattr(os, "link", mock.Mock(side_effect=PermissionError(errno.EPERM, "no")))
     draft, name = tmp_path / "draft", tmp_path / "name"
     draft.write_bytes(b"1")
-    disk.place(draft, name)
+    DISK.place(draft, name)
     assert not draft.exists()
     assert name.read_bytes() == b"1"
     draft.write_bytes(b"2")
     with pytest.raises(StorageFailedError, match="exists"):
-        disk.place(draft, name)
+        DISK.place(draft, name)
     with pytest.raises(StorageFailedError, match="exists"):
-        disk.write_durably(name, b"3", new=True)
+        DISK.write_durably(name, b"3", new=True)
     assert (name.read_bytes(), draft.read_bytes()) == (b"1", b"2")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["draft", "name"]
 
@@ -185,5 +178,5 @@ def test_a_link_whose_answer_was_lost_counts(tmp_path: Path) -> None:
     draft, name = tmp_path / "draft", tmp_path / "name"
     draft.write_bytes(b"1")
     os.link(draft, name)
-    Disk().place(draft, name)
+    DISK.place(draft, name)
     assert [each.name for each in tmp_path.iterdir()] == ["name"]

@@ -20,19 +20,23 @@ class BrokenDisk(Disk):
         raise StorageFailedError(reason="broken")
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The fence of an incarnation that has begun."""
+    create_fence(DISK, tmp_path / "fence")
+    return tmp_path / "fence"
+
+
 def gate(path: Path, disk: Disk = DISK) -> FenceGate:
     return FenceGate(disk, path, "s1", "i1")
 
 
-def test_a_new_incarnation_may_acknowledge(tmp_path: Path) -> None:
-    create_fence(DISK, tmp_path / "fence")
-    assert is_open(DISK, tmp_path / "fence")
-    gate(tmp_path / "fence").check()
+def test_a_new_incarnation_may_acknowledge(path: Path) -> None:
+    assert is_open(DISK, path)
+    gate(path).check()
 
 
-def test_a_fenced_incarnation_never_may_again(tmp_path: Path) -> None:
-    path = tmp_path / "fence"
-    create_fence(DISK, path)
+def test_a_fenced_incarnation_never_may_again(path: Path) -> None:
     mine = gate(path)
     mine.check()
     fence(DISK, path)
@@ -47,9 +51,7 @@ def test_a_fenced_incarnation_never_may_again(tmp_path: Path) -> None:
     assert mine.fenced
 
 
-def test_fencing_overwrites_in_place(tmp_path: Path) -> None:
-    path = tmp_path / "fence"
-    create_fence(DISK, path)
+def test_fencing_overwrites_in_place(path: Path) -> None:
     before = path.stat()
     fence(DISK, path)
     assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
@@ -58,8 +60,7 @@ def test_fencing_overwrites_in_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"open", b"open  ", b"open  \n\n", b"OPEN  \n", b"\x00" * 7, b"fenced\n"]
 )
-def test_anything_but_the_exact_text_counts_as_fenced(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "fence"
+def test_anything_but_the_exact_text_counts_as_fenced(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     assert not is_open(DISK, path)
 
@@ -84,9 +85,7 @@ def test_a_missing_fence_counts_as_fenced(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def test_who_fences_itself_is_silent_even_if_the_disk_refuses(tmp_path: Path) -> None:
-    path = tmp_path / "fence"
-    create_fence(DISK, path)
+def test_who_fences_itself_is_silent_even_if_the_disk_refuses(path: Path) -> None:
     mine = gate(path, BrokenDisk())
     with pytest.raises(StorageFailedError):
         mine.fence_myself()
@@ -94,9 +93,7 @@ def test_who_fences_itself_is_silent_even_if_the_disk_refuses(tmp_path: Path) ->
         mine.check()
 
 
-def test_a_fence_that_could_not_be_written_is_no_fence(tmp_path: Path) -> None:
-    path = tmp_path / "fence"
-    create_fence(DISK, path)
+def test_a_fence_that_could_not_be_written_is_no_fence(path: Path) -> None:
     with pytest.raises(StorageFailedError):
         fence(BrokenDisk(), path)
     assert is_open(DISK, path)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import apsw
@@ -104,6 +104,17 @@ def open_store(layout: Layout, store: StoreId = STREAM, count: int = 300) -> Sto
     return file
 
 
+@pytest.fixture
+def closed(layout: Layout) -> Path:
+    return make_store(layout)
+
+
+def edit(path: Path, sql: str) -> None:
+    """Change a file as its owner never would."""
+    with closing(apsw.Connection(str(path), vfs="cksmvfs")) as connection:
+        connection.execute(sql)
+
+
 def flip_bit(path: Path, offset: int) -> None:
     content = bytearray(path.read_bytes())
     content[offset] ^= 1
@@ -147,41 +158,38 @@ def test_a_file_that_its_owner_did_not_close_is_read_with_its_wal_and_left_as_it
     StoreFile.open(file.path, STREAM).close()
 
 
-def test_a_file_that_a_process_has_open_is_in_use_and_stays_its_own(layout: Layout) -> None:
-    path = make_store(layout)
-    with holder(HOLD_STORE, path) as pid:
-        verdict = inspect_store_file(path, STREAM, deep=True)
+def test_a_file_that_a_process_has_open_is_in_use_and_stays_its_own(closed: Path) -> None:
+    with holder(HOLD_STORE, closed) as pid:
+        verdict = inspect_store_file(closed, STREAM, deep=True)
         assert verdict.state is FileState.IN_USE
         assert str(pid) in verdict.reason
-        assert lock_holder(path) == pid
-    assert state_of(path) is FileState.SOUND
+        assert lock_holder(closed) == pid
+    assert state_of(closed) is FileState.SOUND
 
 
 def test_a_file_that_changes_all_the_time_is_in_use(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
+    closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_store(layout)
     look = inspection._look
 
     def look_and_disturb(*arguments: object, **options: object) -> object:
         verdict = look(*arguments, **options)  # type: ignore[arg-type]
-        path.write_bytes(path.read_bytes())
+        closed.write_bytes(closed.read_bytes())
         return verdict
 
     monkeypatch.setattr(inspection, "_look", look_and_disturb)
-    assert state_of(path) is FileState.IN_USE
+    assert state_of(closed) is FileState.IN_USE
 
 
 def test_a_large_file_is_checked_in_part_unless_all_of_it_is_asked_for(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
+    closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_store(layout)
     monkeypatch.setattr(inspection, "LOOK_SECONDS", -1.0)
     monkeypatch.setattr(inspection, "_PROGRESS_STEPS", 1)
-    verdict = inspect_store_file(path, STREAM)
+    verdict = inspect_store_file(closed, STREAM)
     assert verdict.state is FileState.PARTLY_CHECKED
     assert verdict.meta is not None
-    assert state_of(path, deep=True) is FileState.SOUND
+    assert state_of(closed, deep=True) is FileState.SOUND
 
 
 # Files that are not
@@ -201,56 +209,44 @@ def test_an_empty_file_is_empty(layout: Layout, with_wal: bool) -> None:
     assert wal.exists() == with_wal
 
 
-def test_what_is_no_sqlite_file_is_foreign(layout: Layout) -> None:
-    path = make_store(layout)
-    path.write_bytes(b"hello" * 1000)
-    assert state_of(path) is FileState.FOREIGN
+def test_what_is_no_sqlite_file_is_foreign(closed: Path) -> None:
+    closed.write_bytes(b"hello" * 1000)
+    assert state_of(closed) is FileState.FOREIGN
 
 
-def test_the_sqlite_file_of_another_application_is_foreign(layout: Layout) -> None:
-    path = make_store(layout)
-    path.unlink()
-    connection = apsw.Connection(str(path))
-    connection.execute("CREATE TABLE t(a)")
-    connection.close()
-    assert state_of(path) is FileState.FOREIGN
+def test_the_sqlite_file_of_another_application_is_foreign(closed: Path) -> None:
+    closed.unlink()
+    with closing(apsw.Connection(str(closed))) as connection:
+        connection.execute("CREATE TABLE t(a)")
+    assert state_of(closed) is FileState.FOREIGN
 
 
-def test_a_file_of_a_later_format_is_newer(layout: Layout) -> None:
-    path = make_store(layout)
-    connection = apsw.Connection(str(path), vfs="cksmvfs")
-    connection.pragma("user_version", schema.FORMAT_VERSION + 1)
-    connection.close()
-    assert state_of(path) is FileState.NEWER
+def test_a_file_of_a_later_format_is_newer(closed: Path) -> None:
+    edit(closed, f"PRAGMA user_version = {schema.FORMAT_VERSION + 1}")
+    assert state_of(closed) is FileState.NEWER
 
 
 @pytest.mark.parametrize("other", [KV, StoreId("umbrella", StoreKind.STREAM, "a.b")])
-def test_the_file_of_another_store_is_misnamed(layout: Layout, other: StoreId) -> None:
-    path = make_store(layout)
-    assert state_of(path, other) is FileState.MISNAMED
+def test_the_file_of_another_store_is_misnamed(closed: Path, other: StoreId) -> None:
+    assert state_of(closed, other) is FileState.MISNAMED
 
 
 @pytest.mark.parametrize("page", [0, 3, 400])
-def test_a_flipped_bit_in_any_page_is_damage(layout: Layout, page: int) -> None:
-    path = make_store(layout)
-    flip_bit(path, page * schema.PAGE_BYTES + 200)
-    verdict = inspect_store_file(path, STREAM)
+def test_a_flipped_bit_in_any_page_is_damage(closed: Path, page: int) -> None:
+    flip_bit(closed, page * schema.PAGE_BYTES + 200)
+    verdict = inspect_store_file(closed, STREAM)
     assert verdict.state is FileState.DAMAGED
     assert verdict.reason
 
 
-def test_a_truncated_file_is_damaged(layout: Layout) -> None:
-    path = make_store(layout)
-    path.write_bytes(path.read_bytes()[: -5 * schema.PAGE_BYTES])
-    assert state_of(path) is FileState.DAMAGED
+def test_a_truncated_file_is_damaged(closed: Path) -> None:
+    closed.write_bytes(closed.read_bytes()[: -5 * schema.PAGE_BYTES])
+    assert state_of(closed) is FileState.DAMAGED
 
 
-def test_a_file_without_its_meta_row_is_damaged(layout: Layout) -> None:
-    path = make_store(layout)
-    connection = apsw.Connection(str(path), vfs="cksmvfs")
-    connection.execute("DELETE FROM meta")
-    connection.close()
-    assert state_of(path) is FileState.DAMAGED
+def test_a_file_without_its_meta_row_is_damaged(closed: Path) -> None:
+    edit(closed, "DELETE FROM meta")
+    assert state_of(closed) is FileState.DAMAGED
 
 
 @pytest.mark.parametrize("store", [STREAM, KV])
@@ -258,16 +254,14 @@ def test_rows_that_do_not_add_up_are_noticed_when_all_of_it_is_read(
     layout: Layout, store: StoreId
 ) -> None:
     path = make_store(layout, store)
-    connection = apsw.Connection(str(path), vfs="cksmvfs")
-    connection.execute("UPDATE meta SET bytes = bytes + 1")
-    connection.close()
+    edit(path, "UPDATE meta SET bytes = bytes + 1")
     assert state_of(path, store) is FileState.SOUND
     assert state_of(path, store, deep=True) is FileState.MISCOUNTED
 
 
 @pytest.mark.parametrize(
     "damage",
-    ["DELETE FROM chunks WHERE offset = 3", "UPDATE chunks SET data = 'xyz' WHERE offset = 3"],
+    ["DELETE FROM chunks WHERE offset = 3", "UPDATE chunks SET data = x'7a' WHERE offset = 3"],
 )
 def test_a_large_value_that_is_not_what_was_stored_is_noticed_when_all_of_it_is_read(
     layout: Layout, damage: str
@@ -285,9 +279,7 @@ def test_a_large_value_that_is_not_what_was_stored_is_noticed_when_all_of_it_is_
     file.apply([AppliedBatch(0, 1000, changes)], [])
     file.close()
     assert state_of(path, deep=True) is FileState.SOUND
-    connection = apsw.Connection(str(path), vfs="cksmvfs")
-    connection.execute(damage.replace("'xyz'", "x'78797a'"))
-    connection.close()
+    edit(path, damage)
     assert state_of(path) is FileState.SOUND
     assert state_of(path, deep=True) is FileState.DAMAGED
 
@@ -342,25 +334,23 @@ def test_a_tenant_that_appears_during_a_walk_does_not_disturb_it(
     assert folder_of(layout).done == 1.0
 
 
-def test_a_file_in_the_wrong_folder_is_misplaced(layout: Layout) -> None:
-    path = make_store(layout)
-    wrong = path.parent.with_name("000")
-    path.parent.rename(wrong)
+def test_a_file_in_the_wrong_folder_is_misplaced(layout: Layout, closed: Path) -> None:
+    wrong = closed.parent.with_name("000")
+    closed.parent.rename(wrong)
     [found] = folder_of(layout).stores
-    assert found.misplaced and found.path == wrong / path.name
+    assert found.misplaced and found.path == wrong / closed.name
 
 
-def test_wals_drafts_and_strangers_are_told_apart(layout: Layout) -> None:
-    path = make_store(layout)
-    folder = path.parent
+def test_wals_drafts_and_strangers_are_told_apart(layout: Layout, closed: Path) -> None:
+    folder = closed.parent
     lone = folder / "gone.stream.1.db-wal"
     stranger = folder / "notes.txt"
-    old_wal = folder / path.name.replace(".1.db", ".0.db-wal")
+    old_wal = folder / closed.name.replace(".1.db", ".0.db-wal")
     drafts = [
-        folder / f"{path.name}.0abc{rest}" for rest in ("", "-wal", ".draft", ".image", ".part")
+        folder / f"{closed.name}.0abc{rest}" for rest in ("", "-wal", ".draft", ".image", ".part")
     ]
-    temporary = folder / f"{path.name}.0abc.4711-01234567.tmp"
-    for each in (lone, stranger, old_wal, temporary, *drafts, folder / f"{path.name}-wal"):
+    temporary = folder / f"{closed.name}.0abc.4711-01234567.tmp"
+    for each in (lone, stranger, old_wal, temporary, *drafts, folder / f"{closed.name}-wal"):
         each.write_bytes(b"")
     found = folder_of(layout)
     assert found.lone_wals == [lone]
@@ -400,20 +390,18 @@ def make_life(layout: Layout, server: str, incarnation: str, state: FenceState) 
 
 
 def test_only_the_last_open_life_of_a_locked_server_runs(layout: Layout) -> None:
-    make_life(layout, "s1", "01", FenceState.FENCED)
-    make_life(layout, "s1", "02", FenceState.OPEN)
-    make_life(layout, "s1", "03", FenceState.OPEN)
-    make_life(layout, "s2", "01", FenceState.OPEN)
-    make_life(layout, "s3", "01", FenceState.MISSING)
-    with holder(HOLD_LOCK, layout.server("s1") / "lock"):
-        found = list(incarnations(layout, Disk()))
-    assert [(one.server, one.incarnation, one.fence, one.running) for one in found] == [
+    lives = [
         ("s1", "01", FenceState.FENCED, False),
         ("s1", "02", FenceState.OPEN, False),
         ("s1", "03", FenceState.OPEN, True),
         ("s2", "01", FenceState.OPEN, False),
         ("s3", "01", FenceState.MISSING, False),
     ]
+    for server, incarnation, state, _ in lives:
+        make_life(layout, server, incarnation, state)
+    with holder(HOLD_LOCK, layout.server("s1") / "lock"):
+        found = list(incarnations(layout, Disk()))
+    assert [(one.server, one.incarnation, one.fence, one.running) for one in found] == lives
 
 
 # The file system

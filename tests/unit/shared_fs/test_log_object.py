@@ -21,22 +21,7 @@ from holdfast.shared_fs.bucket_log.log_object import (
 )
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from tests.support.effort import examples
-
-NUMBERS = st.integers(0, (1 << 63) - 1)
-RECORDS = st.builds(
-    LogRecord,
-    st.builds(StoreId, st.sampled_from("tu"), st.sampled_from([1, 2]), st.text("abc.", max_size=5)),
-    NUMBERS,
-    NUMBERS,
-    NUMBERS,
-    st.lists(st.binary(max_size=20), max_size=3),
-    st.lists(
-        st.tuples(st.binary(max_size=8), NUMBERS, NUMBERS, NUMBERS, st.binary(max_size=8)).map(
-            list
-        ),
-        max_size=3,
-    ),
-)
+from tests.support.log_records import NUMBERS, RECORDS
 
 
 def record(name: str, revision: int, value: bytes = b"v", epoch: int = 1) -> LogRecord:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.protocol.limits import (
-    LOG_OBJECT_BYTES,
-    LOG_OBJECT_IDLE_SECONDS,
-    LOG_OBJECT_SECONDS,
-)
+from holdfast.protocol.limits import LOG_OBJECT_BYTES, LOG_OBJECT_IDLE_SECONDS, LOG_OBJECT_SECONDS
 from holdfast.shared_fs.disk.log_pace import LogPace
 from tests.support.effort import examples
 

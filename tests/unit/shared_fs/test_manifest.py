@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -30,6 +30,8 @@ from holdfast.shared_fs.snapshots.store_entry import (
     with_version,
 )
 from tests.support.faulty_bucket import Fault, FaultyBackend
+from tests.support.snapshot_versions import snapshot_version as version
+from tests.support.threads import in_threads
 
 DAY_MS = 86_400_000
 KEEP = KeepPolicy()
@@ -40,24 +42,8 @@ def store(name: str = "notes", kind: StoreKind = StoreKind.STREAM) -> StoreId:
     return StoreId("acme", kind, name)
 
 
-def version(epoch: int, revision: int, *, time: int = 0, taken: int = 0) -> SnapshotVersion:
-    return SnapshotVersion(
-        key=f"snapshots/acme/notes.stream/{epoch:010d}-{revision:016d}-x",
-        offset=0,
-        length=300,
-        sha256="ab" * 32,
-        image_bytes=12_288,
-        epoch=epoch,
-        revision=revision,
-        last_seq=revision,
-        count=revision,
-        bytes=10 * revision,
-        time=time,
-        taken=taken,
-    )
-
-
-def manifests() -> Manifests:
+@pytest.fixture
+def found() -> Manifests:
     return open_manifests(Bucket(MemoryBackend()))
 
 
@@ -135,9 +121,7 @@ _entries = st.builds(
     _numbers,
     st.none() | st.builds(Tombstone, _numbers, _numbers, _numbers),
 )
-_stores = st.builds(
-    StoreId, st.text(max_size=5), st.sampled_from([1, 2]), st.text(max_size=10)
-)
+_stores = st.builds(StoreId, st.text(max_size=5), st.sampled_from([1, 2]), st.text(max_size=10))
 
 
 @given(st.dictionaries(_stores, _entries, max_size=5), _numbers)
@@ -173,8 +157,7 @@ def test_stores_spread_over_all_shards() -> None:
 
 
 # In the bucket
-def test_what_is_published_is_found_again() -> None:
-    found = manifests()
+def test_what_is_published_is_found_again(found: Manifests) -> None:
     stores = [store(f"s{number}") for number in range(600)]
     outcomes = found.publish([(each, version(1, 1)) for each in stores], KEEP, 0)
     assert set(outcomes.values()) == {Published.NEWEST}
@@ -185,16 +168,14 @@ def test_what_is_published_is_found_again() -> None:
     assert found.bucket.usage.total().put_count <= 257
 
 
-def test_publishing_again_does_no_harm_and_writes_nothing() -> None:
-    found = manifests()
+def test_publishing_again_does_no_harm_and_writes_nothing(found: Manifests) -> None:
     found.publish([(store(), version(1, 1))], KEEP, 0)
     before = found.bucket.usage.total()
     assert found.publish([(store(), version(1, 1))], KEEP, 0) == {store(): Published.OLDER}
     assert (found.bucket.usage.total() - before).put_count == 0
 
 
-def test_two_publishers_lose_nothing_of_each_other() -> None:
-    found = manifests()
+def test_two_publishers_lose_nothing_of_each_other(found: Manifests) -> None:
     number = shard_of(store())
     names = [each for each in map(str, range(20_000)) if shard_of(store(each)) == number][:40]
 
@@ -202,11 +183,7 @@ def test_two_publishers_lose_nothing_of_each_other() -> None:
         for name in part:
             found.publish([(store(name), version(1, 1))], KEEP, 0)
 
-    threads = [threading.Thread(target=publish, args=(names[start::4],)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(publish, names[start::4]) for start in range(4)))
     assert len(found.read(number)) == len(names)
     assert found.read(number).generation == len(names)
 
@@ -234,8 +211,7 @@ def test_a_bucket_that_is_away_is_an_error_and_no_empty_manifest() -> None:
     assert orders(found.find(store())) == [(1, 1)]
 
 
-def test_one_entry_changes_by_compare_and_set() -> None:
-    found = manifests()
+def test_one_entry_changes_by_compare_and_set(found: Manifests) -> None:
     found.publish([(store(), version(1, 1))], KEEP, 0)
     entry = found.update_entry(store(), lambda before: deleted(before, Tombstone(1, 9)))
     assert entry == found.find(store()) == StoreEntry(deleted=Tombstone(1, 9))
@@ -244,8 +220,9 @@ def test_one_entry_changes_by_compare_and_set() -> None:
     assert found.find(store()) is None
 
 
-def test_somebody_who_always_loses_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = manifests()
+def test_somebody_who_always_loses_gives_up(
+    found: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(manifest, "_CAS_TRIES", 3)
     tried = 0
 

@@ -31,6 +31,7 @@ from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import NewStore, new_store_image
+from tests.support.threads import in_threads
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
 KV = StoreId("acme", StoreKind.KV, "settings")
@@ -52,11 +53,6 @@ ENTRIES: list[frames.WireChange] = [
 ]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
 def batches_of(changes: list[frames.WireChange]) -> list[AppliedBatch]:
     return [AppliedBatch(0, 1000, changes[:2]), AppliedBatch(2, 2000, changes[2:])]
 
@@ -71,6 +67,14 @@ def written(path: Path, store: StoreId = STREAM) -> StoreFile:
     new = image_of(store, MESSAGES if store is STREAM else ENTRIES)
     assert new is not None
     return StoreFile.new(path, new)
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[StoreFile]:
+    """One that nobody has opened."""
+    file = written(path)
+    yield file
+    file.abandon()
 
 
 @contextlib.contextmanager
@@ -125,8 +129,7 @@ def test_it_has_no_wal_and_no_lock_until_it_is_held(path: Path) -> None:
     assert not wal_of(path).exists()
 
 
-def test_a_sealed_one_that_is_closed_was_never_opened(path: Path) -> None:
-    file = written(path)
+def test_a_sealed_one_that_is_closed_was_never_opened(file: StoreFile, path: Path) -> None:
     content = path.read_bytes()
     file.close()
     assert path.read_bytes() == content
@@ -135,8 +138,7 @@ def test_a_sealed_one_that_is_closed_was_never_opened(path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", ["message", "messages", "apply", "preview", "size_bytes", "image"])
-def test_whatever_needs_sqlite_opens_it(path: Path, use: str) -> None:
-    file = written(path)
+def test_whatever_needs_sqlite_opens_it(file: StoreFile, path: Path, use: str) -> None:
     batch = AppliedBatch(5, 3000, [[CHANGE_SET_MESSAGE, 4, b"four"]])
     if use == "message":
         assert file.message(1) is not None
@@ -154,30 +156,22 @@ def test_whatever_needs_sqlite_opens_it(path: Path, use: str) -> None:
     else:
         assert len(file.image()) == path.stat().st_size
     assert not file.is_sealed
-    file.close()
 
 
-def test_threads_that_need_it_at_once_open_it_once(path: Path) -> None:
-    file = written(path)
+def test_threads_that_need_it_at_once_open_it_once(file: StoreFile, path: Path) -> None:
     start = threading.Barrier(4)
 
     def hold() -> None:
         start.wait(10)
         file.hold()
 
-    threads = [threading.Thread(target=hold) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    in_threads(*[hold] * 4)
     assert not file.is_sealed
     with pytest.raises(BusyError):
         StoreFile.open(path, STREAM)
-    file.close()
 
 
-def test_what_somebody_else_has_written_is_not_gone_on_with(path: Path) -> None:
-    file = written(path)
+def test_what_somebody_else_has_written_is_not_gone_on_with(file: StoreFile, path: Path) -> None:
     with opened(path) as other:
         other.take(4, "s2", "i2")
         with pytest.raises(StorageFailedError, match="another process"):
@@ -190,15 +184,14 @@ def test_what_somebody_else_has_written_is_not_gone_on_with(path: Path) -> None:
         assert (again.meta.epoch, again.meta.revision) == (4, 6)
 
 
-def test_one_that_is_gone_is_not_made_again(path: Path) -> None:
-    file = written(path)
+def test_one_that_is_gone_is_not_made_again(file: StoreFile, path: Path) -> None:
     path.unlink()
     with pytest.raises(StorageFailedError):
         file.hold()
     assert not path.exists()
 
 
-@pytest.mark.parametrize("name", ["store.db", "store.db-wal"])
+@pytest.mark.parametrize("name", ["a.b.stream.1.db", "a.b.stream.1.db-wal"])
 def test_it_is_not_written_over_anything(path: Path, name: str) -> None:
     there = path.with_name(name)
     there.write_bytes(b"mine")
@@ -285,9 +278,7 @@ def test_whatever_a_power_cut_takes_of_it_is_noticed(store: StoreId, path: Path)
 
 def test_an_image_has_nothing_of_another_store() -> None:
     first = image_of(STREAM, MESSAGES)
-    secret = [
-        [CHANGE_SET_MESSAGE, seq, b"secret" * 20, None, None, 5000] for seq in range(1, 60)
-    ]
+    secret = [[CHANGE_SET_MESSAGE, seq, b"secret" * 20, None, None, 5000] for seq in range(1, 60)]
     assert image_of(STREAM, secret) is not None
     with pytest.raises(AssertionError, match="follow"):
         new_store_image(

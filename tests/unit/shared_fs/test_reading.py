@@ -48,41 +48,40 @@ def direct(tmp_path: Path) -> Disk:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The name of each file that is opened, and whether that was with O_DIRECT."""
     found: list[tuple[str, bool]] = []
-    real = os.open
-
-    def noted(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
-        found.append((Path(path).name, bool(flags & O_DIRECT)))
-        return real(path, flags, *arguments, **keywords)
-
-    monkeypatch.setattr(os, "open", noted)
+    before_open(
+        monkeypatch, lambda path, flags: found.append((Path(path).name, bool(flags & O_DIRECT)))
+    )
     return found
 
 
-def refuse_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+def before_open(monkeypatch: pytest.MonkeyPatch, step: Callable[[Any, int], None]) -> None:
+    """Let `step` see the path and the flags of each file that is opened; it may raise."""
     real = os.open
 
-    def refusing(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
-        if flags & O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
+    def opened(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
+        step(path, flags)
         return real(path, flags, *arguments, **keywords)
 
-    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(os, "open", opened)
+
+
+def refuse_direct(path: Any, flags: int) -> None:
+    if flags & O_DIRECT:
+        raise OSError(errno.EINVAL, "Invalid argument")
 
 
 def stale_for(monkeypatch: pytest.MonkeyPatch, tries: int) -> list[float]:
     """Let the next opens find a name that leads nowhere; return what was waited for."""
-    real = os.open
     left = tries
     waits: list[float] = []
 
-    def stale(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
+    def stale(path: Any, flags: int) -> None:
         nonlocal left
         if left and not flags & os.O_WRONLY:
             left -= 1
             raise OSError(errno.ESTALE, "Stale file handle")
-        return real(path, flags, *arguments, **keywords)
 
-    monkeypatch.setattr(os, "open", stale)
+    before_open(monkeypatch, stale)
     monkeypatch.setattr(disk_module.time, "sleep", waits.append)
     return waits
 
@@ -205,7 +204,7 @@ def test_what_is_not_known_to_be_local_is_read_past_the_cache(
 def test_where_direct_reads_are_refused_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refuse_direct(monkeypatch)
+    before_open(monkeypatch, refuse_direct)
     find: Callable[[Path], Mount] = lambda folder: REMOTE
     assert not choose_disk(tmp_path, find_mount=find).direct
     assert "refusal=[Errno 22]" in caplog.text

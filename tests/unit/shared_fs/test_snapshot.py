@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,8 +45,6 @@ from tests.support.faulty_bucket import Fault, FaultyBackend
 
 STORE = StoreId("acme", StoreKind.STREAM, "project.42")
 HASTY = Surroundings(sleep=lambda seconds: None)
-#: What makes every image a large one, and none.
-SIZES = pytest.mark.parametrize("small_bytes", [0, snapshots.SMALL_IMAGE_BYTES])
 
 
 class World:
@@ -64,8 +63,7 @@ class World:
     ) -> StoreFile:
         file = StoreFile.create(self.root / f"{store.name}.stream.1.db", store, time=1)
         changes = [
-            (CHANGE_SET_MESSAGE, seq, value or os.urandom(100))
-            for seq in range(1, count + 1)
+            (CHANGE_SET_MESSAGE, seq, value or os.urandom(100)) for seq in range(1, count + 1)
         ]
         if changes:
             file.apply([AppliedBatch(0, 1000, changes)])
@@ -82,23 +80,45 @@ class World:
     def fetch(self, version: SnapshotVersion, store: StoreId = STORE) -> Fetched:
         return fetch(self.bucket, store, version, self.draft, small_bytes=self.small_bytes)
 
+    def put_file(self, count: int = 300, store: StoreId = STORE) -> SnapshotVersion:
+        """Put the snapshot of a new file, which is then closed."""
+        with closing(self.file(count, store=store)) as file:
+            return self.put(file)
+
+    def snapshot_of(self, count: int, value: bytes, store: StoreId = STORE) -> Snapshot:
+        with closing(self.file(count, value, store)) as file:
+            return self.snapshot(file)
+
+    def restore(self, version: SnapshotVersion) -> StoreFile:
+        """Fetch what is in the bucket to where the file was, and open that."""
+        self.path.unlink()
+        self.fetch(version).place(Disk(), self.path)
+        return StoreFile.open(self.path, STORE)
+
     def names(self) -> list[str]:
         return sorted(each.name for each in self.root.iterdir())
 
 
-@SIZES
-def test_a_store_comes_back_as_it_was(tmp_path: Path, small_bytes: int) -> None:
-    world = World(tmp_path, small_bytes)
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture(params=[0, snapshots.SMALL_IMAGE_BYTES], ids=["large", "small"])
+def any_world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    """One for which every image is a large one, and one for which none is."""
+    return World(tmp_path, request.param)
+
+
+def test_a_store_comes_back_as_it_was(any_world: World) -> None:
+    world = any_world
     file = world.file()
     version = world.put(file)
     meta, messages = file.meta, list(file.messages(1, None, 1000))
     file.close()
     assert (version.epoch, version.revision, version.last_seq, version.count) == (3, 300, 300, 300)
     assert (version.time, version.taken, version.bytes) == (1000, 2000, 30_000)
-    world.path.unlink()
-
-    world.fetch(version).place(Disk(), world.path)
-    restored = StoreFile.open(world.path, STORE)
+    restored = world.restore(version)
     restored.quick_check()
     assert (restored.meta, list(restored.messages(1, None, 1000))) == (meta, messages)
     assert not restored.was_left_open
@@ -107,61 +127,48 @@ def test_a_store_comes_back_as_it_was(tmp_path: Path, small_bytes: int) -> None:
     assert world.names() == [world.path.name]
 
 
-@SIZES
-def test_anybody_can_open_what_is_in_the_bucket(tmp_path: Path, small_bytes: int) -> None:
-    world = World(tmp_path, small_bytes)
-    file = world.file()
-    snapshot = world.snapshot(file)
-    file.close()
+def test_anybody_can_open_what_is_in_the_bucket(any_world: World, tmp_path: Path) -> None:
+    with closing(any_world.file()) as file:
+        snapshot = any_world.snapshot(file)
     body = snapshot.body if isinstance(snapshot.body, bytes) else snapshot.body.read()
     if not isinstance(snapshot.body, bytes):
         snapshot.body.close()
     image = tmp_path / "image.db"
     image.write_bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=1 << 24))
-    connection = sqlite3.connect(f"file:{image}?immutable=1", uri=True)
-    assert connection.execute("SELECT count(*) FROM messages").fetchone() == (300,)
-    connection.close()
+    with closing(sqlite3.connect(f"file:{image}?immutable=1", uri=True)) as connection:
+        assert connection.execute("SELECT count(*) FROM messages").fetchone() == (300,)
 
 
-def test_what_a_cached_page_says_does_not_reach_the_bucket(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    file = world.file(20)
-    # In the cache: pages that were changed after they were read.
-    list(file.messages(1, None, 100))
-    file.apply([AppliedBatch(20, 1001, [(CHANGE_SET_MESSAGE, 21, b"more")])])
-    file.checkpoint()
-    version = world.put(file)
-    file.close()
-    world.path.unlink()
-    world.fetch(version).place(Disk(), world.path)
+def test_what_a_cached_page_says_does_not_reach_the_bucket(world: World) -> None:
+    with closing(world.file(20)) as file:
+        # In the cache: pages that were changed after they were read.
+        list(file.messages(1, None, 100))
+        file.apply([AppliedBatch(20, 1001, [(CHANGE_SET_MESSAGE, 21, b"more")])])
+        file.checkpoint()
+        version = world.put(file)
     # Opened with every page's checksum verified.
-    restored = StoreFile.open(world.path, STORE)
-    assert len(list(restored.messages(1, None, 100))) == 21
-    restored.close()
+    with closing(world.restore(version)) as restored:
+        assert len(list(restored.messages(1, None, 100))) == 21
 
 
-@SIZES
-def test_a_flipped_byte_in_the_file_reaches_no_bucket(tmp_path: Path, small_bytes: int) -> None:
-    world = World(tmp_path, small_bytes)
+def test_a_flipped_byte_in_the_file_reaches_no_bucket(any_world: World) -> None:
+    world = any_world
     world.file(300).close()
     content = bytearray(world.path.read_bytes())
     content[20 * 1024 + 500] ^= 1
     world.path.write_bytes(content)
     file = StoreFile.open(world.path, STORE)
     with pytest.raises(StoreDamagedError, match="checksum"):
-        take_image(file, world.draft, small_bytes=small_bytes)
+        take_image(file, world.draft, small_bytes=world.small_bytes)
     file.abandon()
     assert world.draft.name not in world.names()
 
 
-@SIZES
 def test_wrong_bytes_from_the_bucket_are_asked_for_again_and_then_an_error(
-    tmp_path: Path, small_bytes: int
+    any_world: World,
 ) -> None:
-    world = World(tmp_path, small_bytes)
-    file = world.file()
-    version = world.put(file)
-    file.close()
+    world = any_world
+    version = world.put_file()
     world.backend.script(Fault.WRONG_BYTES)
     fetched = world.fetch(version)
     content = fetched.content
@@ -188,37 +195,23 @@ def test_wrong_bytes_from_the_bucket_are_asked_for_again_and_then_an_error(
         lambda version: replace(version, offset=1, length=version.length - 1),
     ],
 )
-@SIZES
 def test_a_manifest_that_is_wrong_about_an_object_is_noticed(
-    tmp_path: Path, small_bytes: int, spoil: Callable[[SnapshotVersion], SnapshotVersion]
+    any_world: World, spoil: Callable[[SnapshotVersion], SnapshotVersion]
 ) -> None:
-    world = World(tmp_path, small_bytes)
-    file = world.file()
-    version = world.put(file)
-    file.close()
+    version = any_world.put_file()
     with pytest.raises(ObjectDamagedError):
-        world.fetch(spoil(version))
-    assert world.names() == [world.path.name]
+        any_world.fetch(spoil(version))
+    assert any_world.names() == [any_world.path.name]
 
 
-@SIZES
-def test_the_snapshot_of_another_store_is_not_taken_for_this_one(
-    tmp_path: Path, small_bytes: int
-) -> None:
-    world = World(tmp_path, small_bytes)
-    other = StoreId("acme", StoreKind.STREAM, "other")
-    file = world.file(store=other)
-    version = world.put(file)
-    file.close()
+def test_the_snapshot_of_another_store_is_not_taken_for_this_one(any_world: World) -> None:
+    version = any_world.put_file(store=StoreId("acme", StoreKind.STREAM, "other"))
     with pytest.raises(StoreDamagedError):
-        world.fetch(version)
+        any_world.fetch(version)
 
 
-def test_a_store_file_is_never_overwritten(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    file = world.file()
-    version = world.put(file)
-    file.close()
+def test_a_store_file_is_never_overwritten(world: World) -> None:
+    version = world.put_file()
     before = world.path.read_bytes()
     with pytest.raises(StoreDamagedError, match="exists already"):
         world.fetch(version).place(Disk(), world.path)
@@ -226,53 +219,42 @@ def test_a_store_file_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_torn_upload_is_noticed_before_it_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(tmp_path)
-    file = world.file()
     put_new = world.bucket.put_new
 
     def torn(key: str, body: bytes, metadata: dict[str, str]) -> str:
         return put_new(key, body[:-1], metadata)
 
     monkeypatch.setattr(world.bucket, "put_new", torn)
-    with pytest.raises(ObjectDamagedError):
-        world.put(file)
-    with pytest.raises(ObjectDamagedError):
-        put_pack(world.bucket, [world.snapshot(file)], 1, "n2")
-    file.close()
+    with closing(world.file()) as file:
+        with pytest.raises(ObjectDamagedError):
+            world.put(file)
+        with pytest.raises(ObjectDamagedError):
+            put_pack(world.bucket, [world.snapshot(file)], 1, "n2")
 
 
-@SIZES
-def test_a_bucket_that_is_away_leaves_nothing_behind(tmp_path: Path, small_bytes: int) -> None:
-    world = World(tmp_path, small_bytes)
-    file = world.file()
-    version = world.put(file)
-    world.backend.down = True
-    with pytest.raises(BucketUnavailableError):
-        world.put(file)
-    with pytest.raises(BucketUnavailableError):
-        world.fetch(version)
-    file.close()
-    assert world.names() == [world.path.name]
+def test_a_bucket_that_is_away_leaves_nothing_behind(any_world: World) -> None:
+    with closing(any_world.file()) as file:
+        version = any_world.put(file)
+        any_world.backend.down = True
+        with pytest.raises(BucketUnavailableError):
+            any_world.put(file)
+        with pytest.raises(BucketUnavailableError):
+            any_world.fetch(version)
+    assert any_world.names() == [any_world.path.name]
 
 
-def test_a_snapshot_tells_what_it_is_without_a_manifest(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    file = world.file()
-    version = world.put(file)
-    file.close()
+def test_a_snapshot_tells_what_it_is_without_a_manifest(world: World) -> None:
+    version = world.put_file()
     assert version.key.startswith("snapshots/acme/project.42.stream/0000000003-0000000000000300-")
     assert version_of_object(version.key, world.bucket.head(version.key)) == (STORE, version)
     assert version_of_object("packs/1-2", world.bucket.head(version.key)) is None
 
 
-def test_reading_in_memory_writes_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    file = world.file()
-    version = world.put(file)
-    meta = file.meta
-    file.close()
+def test_reading_in_memory_writes_nothing(world: World) -> None:
+    with closing(world.file()) as file:
+        version, meta = world.put(file), file.meta
     world.path.unlink()
     image = world.fetch(version).open_in_memory(world.path)
     assert image.in_memory
@@ -283,46 +265,32 @@ def test_reading_in_memory_writes_nothing(tmp_path: Path) -> None:
     assert world.names() == []
 
 
-def test_tiny_snapshots_share_an_object(tmp_path: Path) -> None:
-    world = World(tmp_path)
+def test_tiny_snapshots_share_an_object(world: World) -> None:
     stores = [StoreId("acme", StoreKind.STREAM, f"s{number}") for number in range(50)]
-    taken = []
-    for number, store in enumerate(stores):
-        file = world.file(number, b"value", store)
-        taken.append(world.snapshot(file))
-        file.close()
+    taken = [world.snapshot_of(number, b"value", store) for number, store in enumerate(stores)]
     assert all(each.is_tiny for each in taken)
     packed = put_pack(world.bucket, taken, 1234, "n1")
     assert [store for store, _ in packed] == stores
     assert {version.key for _, version in packed} == {"packs/0000000001234-n1"}
     assert world.bucket.usage.total().put_count == 1
     for number, (store, version) in enumerate(packed):
-        fetched = world.fetch(version, store)
-        image = fetched.open_in_memory(tmp_path / "x")
+        image = world.fetch(version, store).open_in_memory(world.root / "x")
         assert (image.meta.revision, image.store) == (number, store)
         image.abandon()
     assert read_index(world.bucket, "packs/0000000001234-n1") == packed
 
 
-def test_what_is_no_pack_has_no_index(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    file = world.file(1)
-    snapshot = world.snapshot(file)
-    file.close()
-    body, _ = encode_pack("packs/1", [snapshot])
-    for number, wrong in enumerate(
-        (b"", b"x" * 40, body[:-1], body[:-30] + b"y" * 14 + body[-16:])
-    ):
+def test_what_is_no_pack_has_no_index(world: World) -> None:
+    body, _ = encode_pack("packs/1", [world.snapshot_of(1, b"value")])
+    torn = body[:-30] + b"y" * 14 + body[-16:]
+    for number, wrong in enumerate((b"", b"x" * 40, body[:-1], torn)):
         world.bucket.put_new(f"packs/{number}", wrong)
         with pytest.raises(ObjectDamagedError):
             read_index(world.bucket, f"packs/{number}")
 
 
-def test_packs_are_bounded(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    file = world.file(1)
-    one = replace(world.snapshot(file), length=PACK_BYTES // 3)
-    file.close()
+def test_packs_are_bounded(world: World) -> None:
+    one = replace(world.snapshot_of(1, b"value"), length=PACK_BYTES // 3)
     assert [len(group) for group in packs_of([one] * 7)] == [3, 3, 1]
     assert list(packs_of([])) == []
 
@@ -330,11 +298,5 @@ def test_packs_are_bounded(tmp_path: Path) -> None:
 def test_a_bucket_in_a_directory_holds_snapshots_too(tmp_path: Path) -> None:
     world = World(tmp_path, 0)
     world.bucket = open_bucket(f"file://{tmp_path / 'bucket'}")
-    file = world.file(2000)
-    version = world.put(file)
-    file.close()
-    world.path.unlink()
-    world.fetch(version).place(Disk(), world.path)
-    restored = StoreFile.open(world.path, STORE)
-    assert restored.meta.revision == 2000
-    restored.close()
+    with closing(world.restore(world.put_file(2000))) as restored:
+        assert restored.meta.revision == 2000

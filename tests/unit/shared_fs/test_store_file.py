@@ -28,12 +28,7 @@ from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
-from tests.support.small_store_files import KV, STREAM, appends, rows_of
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a.b.stream.1.db"
+from tests.support.small_store_files import KV, STREAM, appends, reopened, rows_of
 
 
 # Opening
@@ -65,23 +60,20 @@ def test_a_closed_file_is_one_file_and_comes_back_as_it_was(path: Path, kind: St
     meta, rows = file.meta, rows_of(file)
     file.close()
     assert [each.name for each in path.parent.iterdir()] == [path.name]
-    again = StoreFile.open(path, store)
-    assert (again.meta, rows_of(again)) == (meta, rows)
     assert (meta.epoch, meta.server, meta.revision, meta.time) == (3, "s1", 1, 1000)
-    assert again.outcomes(b"w") == [(1, b"o")]
-    assert not again.was_left_open
-    again.quick_check()
-    again.close()
+    with reopened(path, store) as again:
+        assert (again.meta, rows_of(again)) == (meta, rows)
+        assert again.outcomes(b"w") == [(1, b"o")]
+        assert not again.was_left_open
 
 
 def test_an_abandoned_file_keeps_what_was_applied(path: Path) -> None:
     file = StoreFile.create(path, STREAM, time=1)
     file.apply([appends(1, 3)])
     file.abandon()
-    again = StoreFile.open(path, STREAM)
-    assert again.was_left_open
-    assert again.meta.last_seq == 3
-    again.close()
+    with reopened(path) as again:
+        assert again.was_left_open
+        assert again.meta.last_seq == 3
 
 
 @pytest.mark.parametrize("with_wal", [False, True])
@@ -161,20 +153,17 @@ def test_a_truncated_file_is_damage(path: Path) -> None:
 
 
 # Applying
-def test_batches_must_follow_the_files_revision(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_batches_must_follow_the_files_revision(file: StoreFile) -> None:
     with pytest.raises(AssertionError):
         file.apply([appends(2, 1)])
     with pytest.raises(AssertionError):
         file.apply([appends(1, 1), appends(1, 1)])
     assert (file.meta.revision, rows_of(file)) == (0, [])
-    file.close()
 
 
 def test_messages_that_came_one_by_one_keep_their_times_and_what_comes_between_them(
-    path: Path,
+    file: StoreFile,
 ) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
     times = [7, 7, 1_763_751_000_123, 1_763_751_000_124, 5, (1 << 62) + 1, 9, 9, 10, 11]
     changes = [[CHANGE_SET_MESSAGE, seq, b"%d" % seq] for seq in range(1, len(times) + 1)]
     changes[5].append({"h": "x"})
@@ -190,20 +179,16 @@ def test_messages_that_came_one_by_one_keep_their_times_and_what_comes_between_t
     assert all(change[2] in row for row, change in zip(found, changes, strict=True))
     assert (file.meta.revision, file.meta.last_seq, file.meta.time) == (10, 10, times[-1])
     file.quick_check()
-    file.close()
 
 
-def test_an_epoch_never_goes_back(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_an_epoch_never_goes_back(file: StoreFile) -> None:
     file.take(5, "s1", "i1")
     with pytest.raises(AssertionError):
         file.take(4, "s2", "i2")
     assert file.meta.epoch == 5
-    file.close()
 
 
-def test_a_replaced_message_keeps_its_number_and_changes_the_bytes(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_a_replaced_message_keeps_its_number_and_changes_the_bytes(file: StoreFile) -> None:
     replaced = [CHANGE_SET_MESSAGE, 2, b"longer than before", {"a": "b"}]
     file.apply([appends(1, 3), AppliedBatch(3, 2000, [replaced])])
     assert (file.meta.count, file.meta.last_seq, file.meta.revision) == (3, 3, 4)
@@ -211,11 +196,9 @@ def test_a_replaced_message_keeps_its_number_and_changes_the_bytes(path: Path) -
     row = file.message(2)
     assert row is not None
     assert row[1:4] == (4, 2000, b"longer than before")
-    file.close()
 
 
-def test_a_writers_outcomes_are_kept_from_its_floor_on(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_a_writers_outcomes_are_kept_from_its_floor_on(file: StoreFile) -> None:
     file.apply([], [WriterOutcome(b"a", n, 1, 1, b"%d" % n) for n in (1, 2, 3)])
     file.apply([], [WriterOutcome(b"b", 1, 1, 1, b"other")])
     file.apply(
@@ -228,11 +211,9 @@ def test_a_writers_outcomes_are_kept_from_its_floor_on(path: Path) -> None:
     assert file.outcomes(b"a") == [(5, b"5")]
     assert file.outcomes(b"b") == [(1, b"other")]
     assert file.outcomes(b"c") == []
-    file.close()
 
 
-def test_forgetting_keeps_what_is_young_enough(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_forgetting_keeps_what_is_young_enough(file: StoreFile) -> None:
     for number in (1, 2):
         change = [CHANGE_SET_MESSAGE, number, b"", None, f"id{number}"]
         file.apply(
@@ -242,7 +223,6 @@ def test_forgetting_keeps_what_is_young_enough(path: Path) -> None:
     file.forget(msg_ids_before=2000, outcomes_before=2000)
     assert (file.msg_id("id1"), file.msg_id("id2")) == (None, (2, 2, 2000))
     assert (file.outcomes(b"1"), file.outcomes(b"2")) == ([], [(1, b"o")])
-    file.close()
 
 
 def test_deletes_past_the_bound_are_forgotten_and_the_file_says_from_where(path: Path) -> None:
@@ -258,9 +238,8 @@ def test_deletes_past_the_bound_are_forgotten_and_the_file_says_from_where(path:
     assert found[0][0] == 6
     meta = file.meta
     file.close()
-    again = StoreFile.open(path, KV)
-    assert again.meta == meta
-    again.close()
+    with reopened(path, KV) as again:
+        assert again.meta == meta
 
 
 CHANGES_OF_STREAMS = st.lists(
@@ -348,12 +327,10 @@ def check_together_and_one_by_one(
     one_by_one.abandon()
 
 
-def test_a_file_says_how_large_its_wal_is(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_a_file_says_how_large_its_wal_is(file: StoreFile, path: Path) -> None:
     file.apply([appends(1, 100, size_bytes=1000)])
     on_disk = path.with_name(path.name + "-wal").stat().st_size
     assert file.wal_bytes() > 100_000
     assert on_disk - file.wal_bytes() == 32, "the WAL's own header"
     file.checkpoint()
     assert file.wal_bytes() == 0
-    file.close()

@@ -16,18 +16,11 @@ from holdfast.protocol.errors import BusyError, StorageFailedError
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.faulty_vfs import FaultyVfs
-from tests.support.small_store_files import KV, STREAM, appends, rows_of
+from tests.support.small_store_files import KV, STREAM, appends, reopened, rows_of
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a.b.stream.1.db"
-
-
-def test_a_file_that_this_process_has_open_is_busy_to_others(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_a_file_that_this_process_has_open_is_busy_to_others(file: StoreFile, path: Path) -> None:
     assert run_program(OPEN_AND_REPORT, path).communicate(timeout=60)[0] == b"busy\n"
-    file.close()
 
 
 def test_a_file_stays_busy_while_its_process_is_stopped_and_is_free_once_it_died(
@@ -99,22 +92,19 @@ def test_a_killed_process_leaves_a_whole_prefix_with_all_it_applied(path: Path, 
     process.kill()
     rest = process.communicate(timeout=60)[0].splitlines()
     applied = int(rest[-1]) if rest else applied
-    file = StoreFile.open(path, STREAM)
-    assert file.meta.revision == file.meta.last_seq == file.meta.count
-    assert file.meta.revision >= applied
-    assert file.meta.revision % 7 == 0
-    assert [row[0] for row in rows_of(file)] == list(range(1, file.meta.last_seq + 1))
-    file.quick_check()
-    file.close()
+    with reopened(path) as file:
+        assert file.meta.revision == file.meta.last_seq == file.meta.count
+        assert file.meta.revision >= applied
+        assert file.meta.revision % 7 == 0
+        assert [row[0] for row in rows_of(file)] == list(range(1, file.meta.last_seq + 1))
 
 
 def test_a_process_that_exits_without_closing_leaves_what_it_applied(path: Path) -> None:
     process = run_program(APPLY_UNTIL_KILLED, path, 100)
     applied = int(process.communicate(timeout=60)[0].splitlines()[-1])
     assert process.returncode == 9
-    file = StoreFile.open(path, STREAM)
-    assert file.meta.revision == applied
-    file.close()
+    with reopened(path) as file:
+        assert file.meta.revision == applied
 
 
 # Faults
@@ -136,10 +126,8 @@ def test_an_apply_that_fails_leaves_the_file_as_before_and_the_next_one_works(
     file.apply([batch], [WriterOutcome(b"w", 1, 1, 1, b"o")])
     assert file.meta.last_seq == 8
     file.close()
-    again = StoreFile.open(path, STREAM)
-    assert [row[0] for row in rows_of(again)] == list(range(1, 9))
-    again.quick_check()
-    again.close()
+    with reopened(path) as again:
+        assert [row[0] for row in rows_of(again)] == list(range(1, 9))
 
 
 @pytest.mark.parametrize("after", range(3))
@@ -160,10 +148,8 @@ def test_a_checkpoint_that_fails_loses_nothing_and_can_be_repeated(
     file.apply([appends(51, 1)])
     file.checkpoint()
     file.abandon()
-    again = StoreFile.open(path, STREAM)
-    assert again.meta.last_seq == 51
-    again.quick_check()
-    again.close()
+    with reopened(path) as again:
+        assert again.meta.last_seq == 51
 
 
 @pytest.mark.parametrize("after", range(0, 12, 2))

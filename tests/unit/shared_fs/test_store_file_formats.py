@@ -17,13 +17,7 @@ from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_rows import GoingOrder
-from tests.support.small_store_files import STREAM, appends, rows_of
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a.b.stream.1.db"
-
+from tests.support.small_store_files import appends, reopened, rows_of
 
 _FORMAT_1_META = """
 CREATE TABLE meta(
@@ -90,12 +84,10 @@ def test_a_file_of_format_1_is_upgraded_when_it_is_opened(path: Path, kind: Stor
     configure = [CHANGE_CONFIGURE, {"max_messages": 9}]
     file.apply([AppliedBatch(2, 1000, [change, configure])])
     file.close()
-    again = StoreFile.open(path, store)
-    assert rows_of(again)[:2] == before
-    assert [row.expires for row in again.going(GoingOrder.EXPIRES)] == [5000]
-    assert again.limits()[0] == {"max_messages": 9}
-    again.quick_check()
-    again.close()
+    with reopened(path, store) as again:
+        assert rows_of(again)[:2] == before
+        assert [row.expires for row in again.going(GoingOrder.EXPIRES)] == [5000]
+        assert again.limits()[0] == {"max_messages": 9}
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (schema.FORMAT_VERSION,)
     connection.close()
@@ -131,8 +123,7 @@ def test_a_file_of_format_1_of_another_store_is_left_as_it_is(path: Path) -> Non
     connection.close()
 
 
-def test_a_store_without_ttl_has_no_index_for_it(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_a_store_without_ttl_has_no_index_for_it(file: StoreFile) -> None:
     file.apply([appends(1, 10)])
     assert not file.limits()[1]
     assert list(file.going(GoingOrder.EXPIRES)) == []
@@ -144,4 +135,3 @@ def test_a_store_without_ttl_has_no_index_for_it(path: Path) -> None:
     ).fetchall()
     assert "by_expires" in plan[0][3]
     assert len(plan) == 1, "nothing is sorted"
-    file.close()

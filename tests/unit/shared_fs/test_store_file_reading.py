@@ -22,11 +22,6 @@ from tests.support.effort import examples
 from tests.support.small_store_files import KV, STREAM, appends, rows_of
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "a.b.stream.1.db"
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=120),
     st.integers(1, 130),
@@ -61,8 +56,7 @@ def test_a_page_holds_the_rows_that_fit_and_says_if_there_are_more(
     file.abandon()
 
 
-def test_a_scan_goes_on_while_something_else_is_read(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_a_scan_goes_on_while_something_else_is_read(file: StoreFile) -> None:
     file.apply([appends(1, 200)])
     seen = []
     for row in file.messages(1, None, 1000):
@@ -70,17 +64,14 @@ def test_a_scan_goes_on_while_something_else_is_read(path: Path) -> None:
         seen.append(row[0])
     assert seen == list(range(1, 201))
     file.checkpoint()
-    file.close()
 
 
-def test_a_scan_that_is_given_up_does_not_hold_up_the_checkpoint(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_a_scan_that_is_given_up_does_not_hold_up_the_checkpoint(file: StoreFile) -> None:
     file.apply([appends(1, 200)])
     assert next(file.messages(1, None, 1000))[0] == 1
     assert file.message_page(1, None, max_rows=3, max_bytes=1000).more
     file.checkpoint()
     assert file.wal_bytes() == 0
-    file.close()
 
 
 @pytest.mark.parametrize("kind", StoreKind)
@@ -103,9 +94,8 @@ def test_every_page_of_a_new_file_has_its_checksum(path: Path, kind: StoreKind) 
 
 @pytest.mark.parametrize("bounds", [(2, 1 << 30), (100, 1)])
 def test_a_page_of_changes_never_passes_over_what_a_bound_cut_off(
-    path: Path, bounds: tuple[int, int]
+    file: StoreFile, bounds: tuple[int, int]
 ) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
     file.apply([appends(1, 6)])
     file.apply([AppliedBatch(6, 2000, [[CHANGE_SET_MESSAGE, 2, b"w"], [3, [4]]])])
     found, complete = file.changes_after(
@@ -119,7 +109,6 @@ def test_a_page_of_changes_never_passes_over_what_a_bound_cut_off(
     )
     assert [change[0] for change in everything] == [1, 3, 5, 6, 7, 8]
     assert complete
-    file.close()
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=25), st.integers(0, 1 << 30))
@@ -198,8 +187,7 @@ def test_keys_of_a_prefix_come_in_pages_in_the_order_of_their_bytes(
     file.close()
 
 
-def test_first_last_and_the_last_few_of_a_stream(path: Path) -> None:
-    file = StoreFile.create(path, STREAM, time=1)
+def test_first_last_and_the_last_few_of_a_stream(file: StoreFile) -> None:
     assert (file.first_seq(), file.seq_from_end(3)) == (1, 1)
     file.apply([appends(1, 6)])
     file.apply([AppliedBatch(6, 2000, [[CHANGE_TRIM, 2], [3, [4]]])])
@@ -207,7 +195,6 @@ def test_first_last_and_the_last_few_of_a_stream(path: Path) -> None:
     assert [file.seq_from_end(count) for count in (1, 2, 3, 4)] == [6, 5, 3, 1]
     file.apply([AppliedBatch(8, 2000, [[CHANGE_TRIM, 6]])])
     assert (file.first_seq(), file.meta.last_seq, file.meta.count, file.meta.bytes) == (7, 6, 0, 0)
-    file.close()
 
 
 def read_all(file: StoreFile) -> None:

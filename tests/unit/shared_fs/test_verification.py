@@ -121,12 +121,10 @@ def test_a_file_in_use_is_left_alone(world: World) -> None:
     world.write(3)
     world.snapshot(3)
     world.path.with_name(world.path.name + "-wal").touch()
-    verdict = world.verdict()
-    assert verdict.problems == []
+    assert world.verdict().problems == []
 
 
 def test_a_log_object_that_cannot_be_read_is_told_of(world: World) -> None:
     world.log((0, 1))
     world.bucket.put_new("log/s1/i1/000000000002", b"no log object")
-    verifier = Verifier(world.layout, world.bucket)
-    assert len(verifier.problems) == 1
+    assert len(Verifier(world.layout, world.bucket).problems) == 1
