@@ -49,11 +49,11 @@ class ColdImages:
 
         Raises StoreIsColdError if the image must be fetched first, StorageFailedError.
         """
-        if grant.cold is None:
-            return None
         cold_stores = self._cold_stores
+        # Also for a store that is not cold: what was fetched before it had a file must not be found
+        # when it is cold again.
         brought = cold_stores.take(store, grant) if cold_stores is not None else None
-        if has_file:
+        if grant.cold is None or has_file:
             if brought is not None and brought.image is not None:
                 brought.image.drop(self._life.disk)
             return None

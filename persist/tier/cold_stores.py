@@ -92,7 +92,10 @@ class ColdStores:
         brought, taken = found
         taken.set()
         image = brought.image
-        if image is not None and image.version.revision < (grant.cold or 0):
+        if image is None:
+            # The bucket had nothing, which says little of a store that is durable by now.
+            return brought if grant.state != StoreState.DURABLE else None
+        if image.version.revision < (grant.cold or 0):
             image.drop(self._disk)
             return None
         return brought

@@ -135,6 +135,20 @@ async def test_a_store_that_was_never_durable_may_be_new(world: World) -> None:
     assert (world.order, world.refused) == ([store("notes")], {})
 
 
+async def test_that_the_bucket_had_nothing_is_forgotten_once_the_store_is_durable(
+    world: World,
+) -> None:
+    """It was kept for 30 s, and a store that went cold within them was reported as damaged."""
+    new, cold = COLD._replace(state=StoreState.CREATED), COLD._replace(cold=1)
+    fetched, wanted = asyncio.Event(), WantedStore(store("notes"), create=True)
+    world.open_stores.ask_again = lambda asked: fetched.set()
+    bringing = asyncio.create_task(world.cold_stores.bring(wanted, new))
+    world.let_go.set()
+    await fetched.wait()
+    assert world.cold_stores.take(wanted.store, cold) is None
+    await bringing
+
+
 async def test_what_nobody_waits_for_any_more_lets_the_next_one_in(world: World) -> None:
     names = [f"s{number}" for number in range(PARALLEL_FETCHES + 1)]
     world.publish(*names)
