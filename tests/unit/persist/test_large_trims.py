@@ -21,7 +21,7 @@ from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StorageFailedError
-from holdfast.shared_fs.store_file import store_file as store_file_module
+from holdfast.shared_fs.store_file import store_changes as store_changes_module
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import file_of, store_of, stream_id
@@ -32,7 +32,7 @@ ROWS = 100
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pending_module, store_file_module):
+    for module in (pending_module, store_changes_module):
         monkeypatch.setattr(module, "MAX_TRIMMED_ROWS", ROWS)
 
 

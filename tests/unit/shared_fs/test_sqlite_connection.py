@@ -28,7 +28,8 @@ import sys
 from pathlib import Path
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.sqlite_connection import configure_process
-from holdfast.shared_fs.store_file.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 assert configure_process()
 path, store = Path(sys.argv[1]), StoreId("acme", 1, "a.b")
 file = StoreFile.create(path, store, time=1)

@@ -44,7 +44,8 @@ import os, sys
 from pathlib import Path
 from holdfast.protocol.errors import BusyError
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.store_file.store_file import AppliedBatch, StoreFile
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.store_file import StoreFile
 path, store = Path(sys.argv[1]), StoreId("acme", 1, "a.b")
 def say(text):
     os.write(1, text.encode() + b"\\n")
