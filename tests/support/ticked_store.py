@@ -98,7 +98,8 @@ class Bench:
         self.materialise()
         if self.store.file is not None:
             self.store.file.close()
-            self.store = Store(self.id, 1, StoreFile.open(self.path, self.id), self.create)
+            file = StoreFile.open(self.path, self.id)
+            self.store = Store(self.id, self.store.epoch, file, self.create)
 
     def fail_over(self, *, crash: bool = True) -> TakeoverPlan:
         """The owner is killed, or closes the file; the next one has that, and the log. Return what

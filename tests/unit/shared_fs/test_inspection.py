@@ -261,7 +261,7 @@ def test_rows_that_do_not_add_up_are_noticed_when_all_of_it_is_read(
 
 @pytest.mark.parametrize(
     "damage",
-    ["DELETE FROM chunks WHERE offset = 3", "UPDATE chunks SET data = x'7a' WHERE offset = 3"],
+    ["DELETE FROM chunks WHERE offset = 3", "UPDATE chunks SET data = x'78797a' WHERE offset = 3"],
 )
 def test_a_large_value_that_is_not_what_was_stored_is_noticed_when_all_of_it_is_read(
     layout: Layout, damage: str
