@@ -47,6 +47,13 @@ class Storage:
         """Take the lock of the active coordinator and return it. Raises AlreadyRunningError."""
         return self.disk.lock(self.layout.coordinator / "lock", "a coordinator")
 
+    def may_run(self, server: str) -> bool | None:
+        """Tell whether a process of `server` runs, by its lock; None if the lock is out of reach,
+        on a disk of the server's own. Raises StorageError."""
+        if isinstance(self.fences, BucketFences):
+            return None
+        return self.disk.is_locked(self.layout.server(server) / "lock")
+
     def cluster_id(self) -> str:
         """Return the id of this cluster; make one if it has none. Call it under the lock."""
         if self.bucket is not None and isinstance(self.fences, BucketFences):

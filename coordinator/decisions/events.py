@@ -41,11 +41,17 @@ class ProbeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """The probe timed out, or, with `no_responders`, certainly nobody listens."""
+    """The probe was not answered.
+
+    `no_responders`: the one NATS server says that nobody listens. One of a cluster says that too
+    while it has lost a route, so there it is no evidence. `process_ended`: nobody listens, and no
+    process has the server's lock.
+    """
 
     server: str
     incarnation: str
     no_responders: bool
+    process_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

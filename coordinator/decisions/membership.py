@@ -9,9 +9,9 @@ order of the handlers below:
 - **Hearing.** Ages count from the last (re)connection, because nobody is judged by what could not
   be heard. Silence counts only as far as this coordinator has proof that it hears: see `Proof`.
 - **Doubt.** A server is probed when it is silent for long, when a client suspects it, and when this
-  coordinator starts or connects. *No responders* is definite for a server that was heard on this
-  connection. Otherwise a server is fenced only if it was silent, and a probe that was sent late in
-  the silence failed as well.
+  coordinator starts or connects. It is fenced at once if its process has ended, or if a NATS that
+  is one server says *no responders* of a server that was heard on this connection. Otherwise it is
+  fenced only if it was silent, and a probe that was sent late in the silence failed as well.
 - **Fencing.** A fence that was begun is never called off, because an attempt that failed may have
   been written.
 - **Draining.** A server that an operator drains is DRAINING in every incarnation, until it is
@@ -130,8 +130,8 @@ class Membership:
                 return self._suspected(server, incarnation)
             case ProbeAnswered(server, incarnation, draining):
                 return self._probe_answered(server, incarnation, draining, now)
-            case ProbeFailed(server, incarnation, no_responders):
-                return self._probe_failed(server, incarnation, no_responders, now)
+            case ProbeFailed():
+                return self._probe_failed(event, now)
             case FenceWritten(server, incarnation):
                 return self._fence_written(server, incarnation, now)
             case FenceFailed(server, incarnation):
@@ -320,13 +320,13 @@ class Membership:
             self._hear(member, now)
         return []
 
-    def _probe_failed(
-        self, server: str, incarnation: str, no_responders: bool, now: float
-    ) -> list[Effect]:
-        member = self._probed(server, incarnation)
+    def _probe_failed(self, failed: ProbeFailed, now: float) -> list[Effect]:
+        member = self._probed(failed.server, failed.incarnation)
         if member is None:
             return []
-        if no_responders and member.heard:
+        if failed.process_ended:
+            return [self._begin_fence(member, "its process has ended")]
+        if failed.no_responders and member.heard:
             return [self._begin_fence(member, "nobody listens on its subject")]
         if self._hearing and self._silence_seconds(member) > SILENCE_SECONDS:
             age_seconds = now - member.heartbeat_at

@@ -38,6 +38,7 @@ class Orders:
         self._bus = life.bus
         self._subjects = life.subjects
         self._fences = life.storage.fences
+        self._may_run = life.storage.may_run
         self._background_tasks = life.background_tasks
         self._state = state
         self._cluster = cluster
@@ -48,7 +49,7 @@ class Orders:
         try:
             answer = await self._command(server, PROBE_TIMEOUT_SECONDS, command="probe")
         except NoRespondersError:
-            return ProbeFailed(server, incarnation, no_responders=True)
+            return await self._nobody_listens(order)
         except DeposedError:
             raise
         except HoldfastError as error:
@@ -59,6 +60,22 @@ class Orders:
             return ProbeFailed(server, incarnation, no_responders=False)
         draining = answer.get("state") in (ServerPhase.DRAINING, ServerPhase.STOPPING)
         return ProbeAnswered(server, incarnation, draining)
+
+    async def _nobody_listens(self, order: Probe) -> ProbeFailed:
+        """Look for the process elsewhere than on NATS, which may hide it: its nats-server may have
+        died, or a route of the cluster may be down, and both mend in a second."""
+        server, incarnation = order.server, order.incarnation
+        try:
+            runs = await self._background_tasks.blocking(self._may_run, server)
+        except StorageError as error:
+            logger.info("coordinator.lock_unknown server=%s reason=%r", server, error)
+            runs = None
+        if runs is False:
+            return ProbeFailed(server, incarnation, no_responders=True, process_ended=True)
+        is_hidden = runs is True or self._bus.clustered
+        if is_hidden:
+            logger.info("coordinator.server_hidden server=%s incarnation=%s", server, incarnation)
+        return ProbeFailed(server, incarnation, no_responders=not is_hidden)
 
     async def fence_is_open(self, server: str, incarnation: str) -> bool:
         """Tell whether an incarnation has not been fenced. Raises StorageError."""

@@ -103,6 +103,12 @@ class Bus(ABC):
     def connected(self) -> bool:
         """False while the connection is lost. It is re-established in the background."""
 
+    @property
+    def clustered(self) -> bool:
+        """Whether other servers of this system may know of subscribers that this one does not: then
+        `no responders` is no proof that nobody listens."""
+        return False
+
     @abstractmethod
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         """Send at most once; a message is lost silently while the connection is lost.

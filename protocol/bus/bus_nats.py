@@ -101,6 +101,10 @@ class NatsBus(Bus):
     def connected(self) -> bool:
         return bool(self._client.is_connected)
 
+    @property
+    def clustered(self) -> bool:
+        return self._client.clustered
+
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         check_subject(subject)
         if reply:

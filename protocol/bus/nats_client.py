@@ -84,7 +84,7 @@ _USED: Final = {
     *("_process_op_err", "_process_ping", "_process_pong", "_read_loop", "_send_ping"),
     *("_current_server", "_error_cb", "_max_payload", "_pending", "_pending_data_size", "_pongs"),
     *("_pings_outstanding", "_pongs_received", "_reading_task", "_reconnection_task", "_sid"),
-    *("_status", "_subs", "_transport"),
+    *("_server_info", "_status", "_subs", "_transport"),
 }
 
 
@@ -316,6 +316,11 @@ class WatchedClient(Client):
         self._pings_outstanding = 0
 
     # Called by the bus
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the server belongs to a cluster."""
+        return "cluster" in self._server_info
 
     async def send(self, subject: str, payload: bytes, reply: str) -> None:
         """Publish at the end of this turn of the loop, together with

@@ -32,6 +32,11 @@ class PublicClient(Client):
         super().__init__()
         self.on_refused: Callable[[NotAllowedError], None] = lambda error: None
 
+    @property
+    def clustered(self) -> bool:
+        """Whether the server has told of others."""
+        return bool(self.discovered_servers)
+
     async def send(self, subject: str, payload: bytes, reply: str) -> None:
         """Publish."""
         await self.publish(subject, payload, reply)

@@ -16,6 +16,8 @@ import fcntl
 import mmap
 import os
 import secrets
+import struct
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -214,6 +216,24 @@ class Disk:
         with _storage_errors(path):
             return _LockFile(path, what)
 
+    def is_locked(self, path: Path) -> bool:
+        """Tell whether another process, on any host, holds the lock of `path`; a missing one is
+        free. It asks and takes nothing, so it keeps nobody from taking the lock meanwhile.
+
+        Not for the process that holds it: closing the file there would drop the lock. Raises
+        StorageFailedError.
+        """
+        with _storage_errors(path):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+            try:
+                answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _WHOLE_FILE)
+            finally:
+                os.close(descriptor)
+        return _lock_type(answer) != fcntl.F_UNLCK
+
     def make_directory(self, path: Path) -> None:
         """Create `path` and its parents durably; existing ones are fine. Raises
         StorageFailedError."""
@@ -310,6 +330,22 @@ class _AppendFile:
     def close(self) -> None:
         with _storage_errors(self._path):
             os.close(self._descriptor)
+
+
+def _record_lock(kind: int) -> bytes:
+    """Return the C structure `flock` for a lock of this kind on a whole file."""
+    if sys.platform == "darwin":
+        return struct.pack("qqihh", 0, 0, 0, kind, os.SEEK_SET)
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+
+
+def _lock_type(record_lock: bytes) -> int:
+    kind: int = struct.unpack_from("h", record_lock, 20 if sys.platform == "darwin" else 0)[0]
+    return kind
+
+
+#: What a lock of a whole file would be.
+_WHOLE_FILE: Final = _record_lock(fcntl.F_WRLCK)
 
 
 class _LockFile:

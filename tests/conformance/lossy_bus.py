@@ -32,6 +32,10 @@ class LossyBus(Bus):
     def connected(self) -> bool:
         return self._bus.connected
 
+    @property
+    def clustered(self) -> bool:
+        return self._bus.clustered
+
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         await self._bus.publish(subject, payload, reply)
 

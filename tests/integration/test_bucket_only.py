@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket_log.bucket_log import fence_log, is_open, list_logs
 from holdfast.shared_fs.snapshots.manifest import Manifests
@@ -31,53 +30,19 @@ from tests.support.cluster import (
     DEADLINE_SECONDS,
     TENANT,
     Peer,
-    Process,
-    Processes,
     connected_peer,
     until,
 )
+from tests.support.local_disks import LocalDisks
 from tests.support.nats_server import running_nats_server
 from tests.support.world_in_loop import world_in_loop
 
 SERVERS = ("s1", "s2", "s3")
 
 
-class LocalDisks(Processes):
-    """A cluster whose parts share a bucket and nothing else."""
-
-    @property
-    def url(self) -> str:
-        return (self.directory / "bucket").as_uri()
-
-    @property
-    def bucket(self) -> Bucket:
-        return open_bucket(self.url)
-
-    def disk(self, name: str) -> Path:
-        return self.directory / "disks" / name
-
-    def start(
-        self, part: str, name: str, *arguments: str, data: Path | None = None, module: str = ""
-    ) -> Process:
-        arguments = ("--disk", "local", "--bucket", self.url, *arguments)
-        return super().start(part, name, *arguments, data=data or self.disk(name), module=module)
-
-    def start_server(self, name: str, *arguments: str) -> Process:
-        return self.start_persist(
-            name, "--snapshot-seconds", "0.2", "--idle-close-seconds", "1", *arguments
-        )
-
-    def start_servers(self) -> dict[str, Process]:
-        return {name: self.start_server(name) for name in SERVERS}
-
-    def lose_disk(self, name: str) -> None:
-        shutil.rmtree(self.disk(name))
-
-
 @asynccontextmanager
 async def local_disks(directory: Path) -> AsyncIterator[LocalDisks]:
     with running_nats_server(directory) as nats:
-        (directory / "bucket").mkdir()
         processes = LocalDisks(directory, nats)
         try:
             yield processes

@@ -130,7 +130,7 @@ def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standb
         standby.signal(signal.SIGTERM)
         standby.wait()
         log = standby.log
-        assert "reason=nobody listens on its subject" in log
+        assert "reason=its process has ended" in log
         assert "reason=silent" not in log
 
 

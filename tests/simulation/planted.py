@@ -18,7 +18,9 @@ import apsw
 
 from holdfast.client.following.merge import Cursor, Merge
 from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
+from holdfast.coordinator.decisions.events import Probe, ProbeFailed
 from holdfast.coordinator.decisions.standby_heartbeats import Proof
+from holdfast.coordinator.peers.orders import Orders
 from holdfast.coordinator.state.progress import ProgressFile
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import operations
@@ -233,6 +235,17 @@ def judge_without_hearing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def believe_that_nobody_listens() -> Iterator[None]:
+    """A server that lost its connection is taken for dead, though its process runs."""
+
+    async def nobody_listens(orders: Orders, order: Probe) -> ProbeFailed:
+        return ProbeFailed(order.server, order.incarnation, no_responders=True)
+
+    with patch.object(Orders, "_nobody_listens", nobody_listens):
+        yield
+
+
+@contextlib.contextmanager
 def answer_where_anybody_says() -> Iterator[None]:
     """A reply goes to whatever subject its request names."""
 
@@ -292,6 +305,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         begin_births_at_the_head,
         believe_an_older_state,
         judge_without_hearing,
+        believe_that_nobody_listens,
         answer_where_anybody_says,
         wait_for_a_clock_that_was_ahead,
         follow_a_leap_of_the_clock,

@@ -160,6 +160,8 @@ class Simulation:
         self._heard_at: dict[tuple[str, str], float] = {}
         #: These two exclude each other: see `Nemesis._restore_state`.
         self.power_was_cut = self.state_is_being_restored = False
+        #: A coordinator that began from an older state fences servers that it does not know.
+        self.state_was_restored = False
         self.servers = [ServerNode(self, name) for name in SERVERS]
         self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
         #: How often the coordinators' clocks have been set.
@@ -312,6 +314,9 @@ class Simulation:
             self.trace.add(f"{operation.kind} {operation.path} {operation.size_bytes}")
         if operation.host in COORDINATORS and operation.process in self.deaf:
             self._observe_deaf(operation)
+        is_fence = operation.kind == "write" and operation.path.endswith("/fence")
+        if operation.host in COORDINATORS and is_fence and not self.state_was_restored:
+            self._observe_fence(operation)
         failing = self.weather.failing.get(operation.host)
         if failing is not None:
             kinds, number, ratio = failing
@@ -345,6 +350,18 @@ class Simulation:
             return False
         self.power_was_cut = True
         return True
+
+    def _observe_fence(self, operation: Operation) -> None:
+        """Who was heard a moment ago, and runs, is healthy, whatever NATS says of who listens."""
+        path = Path(operation.path)
+        for node in self.servers:
+            process = node.process
+            if process is None or not node.running or self._fences.get(process.name) != path:
+                continue
+            heard_at = self._heard_at.get((process.name, operation.process), -SILENCE_SECONDS)
+            silent_seconds = self.loop.time() - heard_at
+            if silent_seconds < SILENCE_SECONDS / 2:
+                self.fail(f"{process.name} is fenced, heard {silent_seconds:.2f} s ago")
 
     def thread_seconds(self, host: str) -> float:
         """Return how long a call in a thread takes."""

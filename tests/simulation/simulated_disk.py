@@ -149,6 +149,12 @@ class HostDisk(Disk):
         self._locked[inode] = None
         return _Lock(self, inode)
 
+    def is_locked(self, path: Path) -> bool:
+        with _StorageErrors(path):
+            self.enter("read", path)
+            inode = self._files.find(path, self.host)
+        return isinstance(inode, Inode) and inode.locked_by is not None
+
     def unlock(self, inode: Inode) -> None:
         """Let go of a lock, if this process holds it."""
         if self._locked.pop(inode, self) is None:

@@ -4,6 +4,9 @@ with running_nats_server(tmp_path) as server:
     ... server.url ...
     server.kill()      # as a crash
     server.restart()   # on the same port
+
+with running_nats_cluster(tmp_path, 3) as (one, other, third):
+    ...
 """
 
 from __future__ import annotations
@@ -125,3 +128,24 @@ def running_nats_server(directory: Path, *options: str) -> Iterator[NatsServer]:
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def running_nats_cluster(directory: Path, count: int, *options: str) -> Iterator[list[NatsServer]]:
+    """Run a NATS cluster whose servers all have routes to each other."""
+    with contextlib.ExitStack() as reserved:
+        sockets = [
+            reserved.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        routes = [f"nats://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    with contextlib.ExitStack() as running:
+        yield [
+            running.enter_context(
+                running_nats_server(
+                    directory / f"node{number}",
+                    *("--cluster_name", "test", "--cluster", own, "--routes", ",".join(routes)),
+                    *options,
+                )
+            )
+            for number, own in enumerate(routes)
+        ]

@@ -213,6 +213,14 @@ def test_a_suspicion_by_a_client_is_probed_at_once_and_only_once(world: World) -
     assert world.takes_new_stores, "no client takes a healthy server out of service"
 
 
+def test_a_process_that_has_ended_is_fenced_at_once_also_if_it_was_never_heard(
+    world: World,
+) -> None:
+    world(Connected())
+    ended = ProbeFailed("a", "1", no_responders=False, process_ended=True)
+    assert isinstance(world(ended)[0], WriteFence)
+
+
 def test_a_slow_server_is_not_dead(world: World) -> None:
     world(Suspected("a", "1"))
     assert world.unanswered() == []

@@ -148,6 +148,24 @@ def test_a_lock_is_held_against_other_processes_until_it_is_released(tmp_path: P
     assert other_process() == ""
 
 
+def test_a_lock_of_another_process_is_seen_and_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not DISK.is_locked(path), "there is none yet"
+    program = (
+        "import sys; from pathlib import Path; from holdfast.shared_fs.disk.disk import Disk\n"
+        "lock = Disk().lock(Path(sys.argv[1]), 'it'); print('locked', flush=True); input()\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        assert DISK.is_locked(path)
+        other.kill()
+        other.wait()
+        assert not DISK.is_locked(path)
+    DISK.lock(path, "it").release()
+
+
 def test_a_lock_in_a_missing_folder_is_not_taken_for_a_running_process(tmp_path: Path) -> None:
     with pytest.raises((FileNotFoundError, StorageFailedError)) as caught:
         DISK.lock(tmp_path / "gone" / "lock", "it")
