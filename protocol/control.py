@@ -197,13 +197,13 @@ class Heartbeat(NamedTuple):
     bucket_requests: int = 0
     #: The id of its cluster; empty if the server does not know it yet.
     cluster: str = ""
-    #: How long its event loop has been stuck; 0 if it turns.
+    #: How long its event loop has been stuck; 0 if it runs.
     loop_seconds: float = 0.0
 
     @property
     def hangs(self) -> bool:
-        """True if the server reports that its loop has been stuck
-        for too long to count as alive."""
+        """True if the server reports that its loop has been stuck for too long to count as
+        alive."""
         return self.loop_seconds > LOOP_STALL_SECONDS
 
     @classmethod
@@ -211,7 +211,7 @@ class Heartbeat(NamedTuple):
         """Return the heartbeat in `fields`. Raises InvalidNameError, InvalidArgumentError."""
         state = fields.get("state", ServerPhase.RUNNING)
         if type(state) is not str or len(state) > MAX_NAME_BYTES:
-            raise InvalidArgumentError(argument="state", reason="it must be a word")
+            raise InvalidArgumentError(argument="state", reason="it must be a short text")
         return cls(
             server=check_server(fields.get("server", "")),
             incarnation=check_server(fields.get("incarnation", "")),
@@ -228,7 +228,7 @@ class Heartbeat(NamedTuple):
 
 def _cluster(value: object) -> str:
     if type(value) is not str or len(value) > MAX_NAME_BYTES:
-        raise InvalidArgumentError(argument="cluster", reason="it must be an id")
+        raise InvalidArgumentError(argument="cluster", reason="it must be a short text")
     return value
 
 

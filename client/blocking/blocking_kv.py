@@ -322,7 +322,7 @@ class KV(Generic[V]):
         async def work(
             ask: Callable[[Callable[[], V | Value | None]], Awaitable[V | Value | None]],
         ) -> Ack | Deleted:
-            # In the calling thread, where `function` may block, and use this client.
+            # `function` runs in the calling thread, where it may block and use this client.
             return await kv._update(
                 key,
                 lambda entry: ask(lambda: function(entry)),

@@ -92,7 +92,7 @@ class _LiveReplica(ABC, Generic[V]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Save and end. An interrupted thread does not wait for that."""
+        """Save and close. An interrupted thread does not wait for that."""
         if not self._background.forked:
             self._background.run(self._replica.__aexit__(exc_type, exc, traceback))
 

@@ -128,7 +128,7 @@ class ValueReader(Generic[_Row]):
         if data is None:
             raise ValueReplacedError(what=self._what)
         if type(data) is not bytes:
-            raise MalformedFrameError(reason="a chunk is bytes")
+            raise MalformedFrameError(reason="a chunk must be bytes")
         if not data:
             raise LargeValueDamagedError(what=self._what, reason=f"it ends at {self._offset}")
         self._step_bytes = self._step_bytes or len(data)

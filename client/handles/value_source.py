@@ -1,4 +1,4 @@
-"""What large values are made of and written to: files, which are used in threads, and memory."""
+"""Sources and targets of large values: memory, and files, which are used in threads."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ Answer = tuple[Any, int, Durability]
 
 
 class LinkListener(Protocol):
-    """Is told of the events of a link."""
+    """Receives the events of a link."""
 
     def owner_changed(self, key: StoreKey) -> None:
         """The owner of a store has changed, or is unknown now."""
 
     def reconnected(self) -> None:
-        """The bus is back. Or the link has failed, so those that wait for the bus must look."""
+        """The bus is back, or the link has failed, so those that wait for the bus must check."""
 
 
 class Link:
@@ -111,14 +111,14 @@ class Link:
         self._answered_count = 0
         self._late_replies: deque[BusMessage] = deque()
         self._callers = WaitingCallers(self._coalescer)
-        #: Their line, which is looked at for each operation.
+        #: The line in which callers wait; checked for each operation.
         self._line = self._callers.line
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
         self._replies: BusSubscription | None = None
         self._inbox = ""
         self._closed_by: HoldfastError | None = None
-        #: Subjects that NATS does not let this connection subscribe.
+        #: Subjects that NATS does not let this connection subscribe to.
         self._deaf_to: dict[str, NotAllowedError] = {}
         self._listener: LinkListener | None = None
         self._questions = Questions(
@@ -138,7 +138,7 @@ class Link:
 
     @property
     def closed(self) -> bool:
-        """The link was closed, or has failed for good."""
+        """True if the link was closed, or has failed for good."""
         return self._closed_by is not None
 
     def check_open(self) -> None:
@@ -242,7 +242,7 @@ class Link:
     def unwrap(answer: Answer | Ack) -> Answer:
         """Return the answer in the result of a future of `submit`, or raise the error in it."""
         if isinstance(answer, Ack):
-            raise MalformedFrameError(reason="an ack for an operation that asks for more")
+            raise MalformedFrameError(reason="an ack answers an operation that needs a result")
         result = answer[0]
         if answer[2] is None:
             raise result
@@ -253,13 +253,13 @@ class Link:
 
     @property
     def compresses(self) -> bool:
-        """Values may be compressed: this process can, and the coordinator says that readers can."""
+        """True if values may be compressed: this process and, by the coordinator, readers can."""
         return self._may_compress and ZSTD in self.router.encodings
 
     @property
     def full(self) -> bool:
-        """So many operations wait for answers that callers must wait for room. Any thread may ask.
-        """
+        """True if so many operations wait for answers that callers must wait for room. Any thread
+        may ask."""
         return bool(self._line) or self._coalescer.full
 
     async def wait_for_room(self, timeout_seconds: float | None) -> None:
@@ -320,7 +320,7 @@ class Link:
         before_count = self._coalescer.pending_count
         try:
             if not number.isdecimal() or len(number) > _NUMBER_DIGITS:
-                raise MalformedFrameError(reason=f"{number!r} is no frame's number")
+                raise MalformedFrameError(reason=f"{number!r} is not the number of a frame")
             if message.no_responders:
                 self._coalescer.no_responders(int(number), now)
             else:

@@ -76,7 +76,7 @@ def packed_append(
         and expected_last_seq is None
         and ttl_seconds is None
     ):
-        # Most messages are like this, and it takes a quarter of the time.
+        # Most messages are like this one, and this takes a quarter of the time.
         return _APPEND_HEADS[len(value)] + value
     return pack(append_operation(value, headers, msg_id, expected_last_seq, ttl_seconds))
 
@@ -375,4 +375,6 @@ def _utf8(argument: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(argument=argument, reason="not encodable as UTF-8") from error
+        raise InvalidArgumentError(
+            argument=argument, reason="must be encodable as UTF-8"
+        ) from error

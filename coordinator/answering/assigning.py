@@ -1,6 +1,6 @@
 """Which server gets a store: the decisions of `assignment.py`, recorded in the open transaction.
 
-Each method returns what stands for a store in a reply: an owner, a grant, or an error.
+Each method returns the element of a store in a reply: an owner, a grant, or an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Assigner:
     def __init__(self, state: StateFile, members: Sequence[MemberView]) -> None:
         self._state = state
         self._members = members
-        # Nothing can be assigned to a member that could not be recorded yet.
+        # No store can be assigned to a member that is not recorded yet.
         self._recorded = state.servers.present()
         self._states = {
             key: member.state
@@ -51,7 +51,7 @@ class Assigner:
         self._made_balancer: Balancer | None = None
 
     def owner(self, store: StoreId | HoldfastError) -> Sequence[object]:
-        """Return who serves a store, assigning it if nobody does."""
+        """Return the owner of a store, assigning one if it has none."""
         if isinstance(store, HoldfastError):
             return _error_slot(store)
         row = self._state.stores.get(store)
@@ -73,7 +73,7 @@ class Assigner:
     def grant(
         self, server: str, incarnation: str, opened: OpenStore | HoldfastError
     ) -> Sequence[object]:
-        """Return if a server may open a store, and with which epoch."""
+        """Return whether a server may open a store, and with which epoch."""
         if isinstance(opened, HoldfastError):
             return _error_slot(opened)
         row = self._state.stores.get(opened.store)
@@ -100,7 +100,7 @@ class Assigner:
         return _wire_grant(Grant(owner.epoch, known, before, cold, revision))
 
     def adopt(self, server: str, incarnation: str, store: StoreId) -> Sequence[object]:
-        """Return if a server may have a store that nobody owns."""
+        """Return whether a server may have a store that nobody owns."""
         row = self._state.stores.get(store)
         decision = decide_adopt(
             _assignment(row), server, incarnation, self._states.get((server, incarnation))
@@ -148,7 +148,7 @@ def _assignment(row: StoreRow | None) -> Assignment | None:
 
 
 def _wire_grant(grant: Grant) -> Sequence[object]:
-    """Return a grant without the trailing fields that most do not need."""
+    """Return a grant without the trailing fields that it does not need."""
     fields = (grant.epoch, int(grant.state), int(grant.state_before))
     if grant.revision:
         return (*fields, grant.cold, grant.revision)

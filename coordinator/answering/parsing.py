@@ -101,15 +101,21 @@ def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
     if kind is not None:
         kind = _kind(kind)
     if type(prefix) is not str or not prefix.isascii():
-        raise InvalidArgumentError(argument="prefix", reason="the start of a store name")
+        raise InvalidArgumentError(
+            argument="prefix", reason="it must be the start of a store name"
+        )
     if after is not None:
         if type(after) is not list or len(after) < 2 or type(after[0]) is not str:
-            raise InvalidArgumentError(argument="after", reason="nil or [name, kind]")
+            raise InvalidArgumentError(
+                argument="after", reason="it must be nil or [name, kind]"
+            )
         if not after[0].isascii():
-            raise InvalidArgumentError(argument="after", reason="its name is no store name")
+            raise InvalidArgumentError(
+                argument="after", reason="its name must be a store name"
+            )
         after = (after[0], _kind(after[1]))
     if type(limit) is not int or limit < 1:
-        raise InvalidArgumentError(argument="limit", reason="a number from 1 on")
+        raise InvalidArgumentError(argument="limit", reason="it must be a number from 1 on")
     return ListStores(tenant, kind, prefix, after, min(limit, PAGE_ROWS))
 
 
@@ -124,7 +130,9 @@ def _undrain(tenant: str, fields: Mapping[str, Any]) -> Request:
 def _tenants(tenant: str, fields: Mapping[str, Any]) -> Request:
     after = fields.get("after") or ""
     if type(after) is not str or not after.isascii():
-        raise InvalidArgumentError(argument="after", reason="a tenant's name, or empty")
+        raise InvalidArgumentError(
+            argument="after", reason="it must be the name of a tenant, or empty"
+        )
     return ListTenants(after)
 
 
@@ -183,7 +191,7 @@ def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> ReleasedStore:
         epoch = _epoch(item[3:])
         if epoch is None:
-            raise InvalidArgumentError(argument="stores", reason="epoch is a number")
+            raise InvalidArgumentError(argument="stores", reason="the epoch must be a number")
         return ReleasedStore(_store(*item[:3]), epoch)
 
     return DeletedRequest(*_peer(fields), tuple(_all_slots(fields, 4, slot)))
@@ -192,7 +200,7 @@ def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
 def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
     number = fields.get("number")
     if type(number) is not int or not 0 < number < _MAX_NUMBER:
-        raise InvalidArgumentError(argument="number", reason="a number from 1 on")
+        raise InvalidArgumentError(argument="number", reason="it must be a number from 1 on")
     return Vacate(*_peer(fields), number)
 
 
@@ -215,7 +223,7 @@ def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
 def _all_slots(
     fields: Mapping[str, Any], width: int, slot: Callable[[list[Any]], _Slot]
 ) -> list[_Slot]:
-    """As `_slots`, but a wrong one fails all of them."""
+    """Return what `_slots` does, but raise the first error among them."""
     found: list[_Slot] = []
     for item in _slots(fields, width, slot):
         if isinstance(item, HoldfastError):
@@ -229,13 +237,15 @@ def _slots(
 ) -> list[_Slot | HoldfastError]:
     items = fields.get("stores")
     if type(items) is not list:
-        raise InvalidArgumentError(argument="stores", reason="a list of stores")
+        raise InvalidArgumentError(argument="stores", reason="it must be a list of stores")
     if len(items) > MAX_FRAME_OPERATIONS:
         raise TooLargeError(what="number of stores", size=len(items), limit=MAX_FRAME_OPERATIONS)
     found: list[_Slot | HoldfastError] = []
     for item in items:
         if type(item) is not list or len(item) < width:
-            raise InvalidArgumentError(argument="stores", reason=f"each is a list of {width}")
+            raise InvalidArgumentError(
+                argument="stores", reason=f"each must be a list of at least {width}"
+            )
         try:
             found.append(slot(item))
         except HoldfastError as error:
@@ -250,7 +260,9 @@ def _store(tenant: Any, kind: Any, name: Any) -> StoreId:
 def _store_at(item: list[Any]) -> tuple[StoreId, int, int]:
     epoch, revision = _number("epoch", item[3:]), _number("revision", item[4:])
     if epoch is None or revision is None:
-        raise InvalidArgumentError(argument="stores", reason="epoch and revision are numbers")
+        raise InvalidArgumentError(
+            argument="stores", reason="epoch and revision must be numbers"
+        )
     return _store(*item[:3]), epoch, revision
 
 
@@ -261,17 +273,17 @@ def _epoch(rest: list[Any]) -> int | None:
 def _number(what: str, rest: list[Any]) -> int | None:
     number = rest[0] if rest else None
     if number is not None and (type(number) is not int or not 0 <= number < _MAX_NUMBER):
-        raise InvalidArgumentError(argument=what, reason="a number from 0 on, or nil")
+        raise InvalidArgumentError(argument=what, reason="it must be a number from 0 on, or nil")
     return number
 
 
 def _kind(kind: Any) -> int:
     if type(kind) is not int or kind not in _KINDS:
-        raise InvalidArgumentError(argument="kind", reason="1 is a stream, 2 a kv")
+        raise InvalidArgumentError(argument="kind", reason="it must be 1 (stream) or 2 (kv)")
     return kind
 
 
-#: Numbers of peers are below this: SQLite can store them and has room to count on.
+#: Numbers of peers are below this: SQLite can store them, and has room to count further.
 _MAX_NUMBER: Final = 1 << 62
 _KINDS: Final = frozenset(int(kind) for kind in StoreKind)
 _Parser = Callable[[str, Mapping[str, Any]], Request]

@@ -1,4 +1,4 @@
-"""What the coordinator itself records of servers and of stores that it found."""
+"""Records that the coordinator makes itself, of servers and of stores that it found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecordFoundCold:
 
 @dataclass(frozen=True, slots=True)
 class RecordSurveyed:
-    """The survey of the files is done; `with_manifests`: that of the bucket is done too."""
+    """The survey of the files is done; with `with_manifests`, that of the bucket too."""
 
     with_manifests: bool = False
 

@@ -23,7 +23,8 @@ class ServerStanding(StrEnum):
 
 
 class MemberView(NamedTuple):
-    """A server at one moment. `takes_new_stores`: it is live, and was heard on this connection."""
+    """A server at one moment. It takes new stores if it is live, and was heard on this
+    connection."""
 
     server: str
     incarnation: str
@@ -38,7 +39,7 @@ class MemberView(NamedTuple):
 
 
 class Doubt(StrEnum):
-    """What is under way to find out if an incarnation lives, or to end it."""
+    """What is under way to find out whether an incarnation lives, or to end it."""
 
     NONE = "none"
     PROBING = "probing"
@@ -55,7 +56,7 @@ class Cause(StrEnum):
     RELEASED = "released"
 
 
-#: All changes of state that exist. Any other one is a bug.
+#: All changes of state that may happen. Any other one is a bug.
 MEMBER_TRANSITIONS: Final[dict[tuple[ServerState, Cause], ServerState]] = {
     (ServerState.LIVE, Cause.RUNS): ServerState.LIVE,
     (ServerState.LIVE, Cause.DRAINS): ServerState.DRAINING,
@@ -81,7 +82,7 @@ class Member:
     incarnation: str
     #: When it was last heard, or since when it counts as silent.
     heartbeat_at: float
-    #: It was heard on this connection.
+    #: True if it was heard on this connection.
     heard: bool
     #: The last heartbeat.
     load: Heartbeat
@@ -101,7 +102,7 @@ class Member:
 
     @property
     def says_it_leaves(self) -> bool:
-        """By its last heartbeat, it drains or stops."""
+        """True if its last heartbeat says that it drains or stops."""
         return self.load.state in (ServerPhase.DRAINING, ServerPhase.STOPPING)
 
     def move(self, cause: Cause) -> None:
@@ -109,7 +110,7 @@ class Member:
         self.state = MEMBER_TRANSITIONS[self.state, cause]
 
     def view(self, now: float) -> MemberView:
-        """Return what others may know of it."""
+        """Return it as other parts may see it."""
         return MemberView(
             server=self.server,
             incarnation=self.incarnation,
@@ -124,7 +125,7 @@ class Member:
         )
 
     def validate(self) -> None:
-        """Check what holds for each member. Raises AssertionError."""
+        """Check the invariants. Raises AssertionError."""
         if self.dead:
             assert self.doubt is Doubt.NONE
         if self.state is ServerState.SUSPECT:
@@ -138,5 +139,5 @@ class Member:
 
 
 def new_member(server: str, incarnation: str, now: float, *, heard: bool) -> Member:
-    """Return an incarnation of which nothing is known yet but that it is there."""
+    """Return an incarnation that exists, and of which nothing else is known yet."""
     return Member(server, incarnation, now, heard, Heartbeat(server, incarnation))

@@ -1,4 +1,4 @@
-"""Which incarnations there are: the newest one of each server, and those that ended before it.
+"""The incarnations in a cluster: the newest one of each server, and those that ended before it.
 
 A server has at most one incarnation that is not dead. A dead incarnation is dead for ever.
 """
@@ -11,8 +11,8 @@ from typing import Final
 from holdfast.coordinator.decisions.member import Doubt, Member, MemberView, ServerStanding
 
 #: How many ended incarnations are kept in memory, so that their heartbeats are ignored. An older
-#: one is asked to register, and the state file or its fence then refuses it: this bound saves
-#: messages and keeps nothing safe.
+#: one is asked to register, and the state file or its fence then refuses it: the memory saves
+#: messages, and safety does not depend on it.
 MAX_ENDED_REMEMBERED: Final = 1024
 
 
@@ -21,7 +21,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
-        #: In the order of ending.
+        #: In the order in which they ended.
         self._ended: dict[tuple[str, str], None] = {}
 
     def __iter__(self) -> Iterator[Member]:

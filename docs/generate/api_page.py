@@ -3,8 +3,8 @@
     python docs/generate/api_page.py [--check]
 
 Sources are read as syntax trees, so Spark need not be installed. The page has every name of
-`holdfast.client.__all__` exactly once. With `--check` nothing is written, and the exit code is 1 if
-the page differs.
+`holdfast.client.__all__` exactly once. `--check` writes nothing, and exits with 1 if the page
+differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.protocol.errors import HoldfastError
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "api.md"
 
-#: Every name of the client but the errors, in the order of the page.
+#: All names of the client except the errors, in the order of the page.
 CLIENT: Final = {
     "Connecting": ("connect", "Client"),
     "Streams": ("Stream", "StreamTransaction", "PendingAck", "ValueReader"),
@@ -43,7 +43,7 @@ CLIENT: Final = {
         *("quote", "unquote"),
     ),
 }
-#: Types that signatures of the client name and it does not export.
+#: Types in signatures of the client that it does not export.
 TYPES: Final = (
     *("AnyDurability", "CodecName", "ConfigSettings", "ConsumerSettings", "Headers"),
     *("MergeFunction", "Source", "Value"),
@@ -55,7 +55,7 @@ SPARK: Final = {
     "Reading the table": ("state_sql", "read_table", "latest"),
     "Import": ("import_table", "Target", "ImportReport"),
 }
-#: What the parts of holdfast say to each other, by the names of methods.
+#: Methods that only other parts of holdfast call.
 INTERNAL: Final = frozenset(
     (
         *("from_wire", "to_wire", "to_json", "changed", "dedupe_ms", "ack_wait_ms", "letter"),
@@ -132,7 +132,7 @@ class Module:
         return " ".join(found)
 
     def constant(self, name: str) -> str:
-        """Return the source of a constant, or its name if that is defined elsewhere or is long."""
+        """Return the source of a constant, or its name if the source is elsewhere or long."""
         for node in self.tree.body:
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
                 value = ast.unparse(node.value) if node.value else name
@@ -156,7 +156,7 @@ def client_module(name: str) -> Module:
 
 
 def defining(wanted: Iterable[str], folder: str, *, errors: bool = False) -> dict[str, Module]:
-    """Return the modules in a folder that define names, and with `errors` those of all errors."""
+    """Return the modules in a folder that define names; with `errors`, also those of all errors."""
     found: dict[str, Module] = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
         name = ".".join(("holdfast", *path.relative_to(ROOT).with_suffix("").parts))
@@ -170,7 +170,7 @@ def defining(wanted: Iterable[str], folder: str, *, errors: bool = False) -> dic
 
 
 def type_table() -> str:
-    """Return the table of types that signatures name."""
+    """Return the table of the types in signatures."""
     modules = defining(TYPES, "protocol") | defining(TYPES, "client")
     rows = []
     for name in TYPES:
@@ -187,7 +187,7 @@ def type_table() -> str:
 
 
 def prose(node: ast.AST) -> str:
-    """Return a docstring as Markdown: its indented examples are fenced."""
+    """Return a docstring as Markdown, with its indented examples fenced."""
     assert isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     text = ast.get_docstring(node) or ""
     parts: list[str] = []
@@ -278,7 +278,7 @@ def fields(module: Module, node: ast.ClassDef) -> Iterator[tuple[str, str, str, 
 
 
 def table(rows: Sequence[Sequence[str]], *header: str) -> str:
-    """Return a Markdown table without the columns that are empty throughout."""
+    """Return a Markdown table without empty columns."""
     used = [i for i, title in enumerate(header) if any(row[i] for row in rows)]
     lines = ["| " + " | ".join(header[i] for i in used) + " |", "|" + "---|" * len(used)]
     for row in rows:
@@ -324,7 +324,7 @@ def rendered(module: Module, name: str, bases: Sequence[tuple[Module, ast.ClassD
 
 
 def inherited(name: str) -> list[tuple[Module, ast.ClassDef]]:
-    """Return the classes of ours that a class of the client inherits from."""
+    """Return the classes of holdfast that a class of the client inherits from."""
     defined = getattr(holdfast.client, name)
     if not isinstance(defined, type):
         return []
@@ -339,7 +339,7 @@ def inherited(name: str) -> list[tuple[Module, ast.ClassDef]]:
 
 
 def errors() -> list[type[HoldfastError]]:
-    """Return the public errors, each after the one that it is a kind of."""
+    """Return the public errors, each after its base class."""
 
     def below(cls: type[HoldfastError]) -> Iterator[type[HoldfastError]]:
         if cls.__name__ in holdfast.client.__all__:
@@ -362,7 +362,7 @@ def error_table() -> str:
 
 
 def only_blocking() -> str:
-    """Return the table of what `holdfast.client.sync` has and `holdfast.client` has not."""
+    """Return the table of the names that `holdfast.client.sync` has and `holdfast.client` lacks."""
     rows = []
     renamed = {"close": "aclose", "result": "__await__"}
     for name in holdfast.client.sync.__all__:
@@ -371,7 +371,7 @@ def only_blocking() -> str:
             rows.append((code(name), summary(here)))
         if not isinstance(here, type):
             continue
-        # Attributes of instances are on no class.
+        # A class does not have the attributes of its instances.
         bases = inherited(name) if there else []
         instance = {field for owner, node in bases for field, *_ in fields(owner, node)}
         for base in here.__mro__:

@@ -1,14 +1,14 @@
 """Writes the blocking API of the client, `client/blocking/`, from the syntax tree of the asyncio
 one.
 
-Signatures, overloads and docstrings are those of the asyncio classes, with the words of blocking
-code. Bodies follow from the signature: a coroutine is run in the background, an async iterator
-becomes `Rows`, what is returned is wrapped if it has a blocking class of its own. What no rule can
-tell is written by hand in `blocking_bodies.py` here, and in those modules of `client/blocking/`
-that do not begin with `Generated`.
+Signatures, overloads and docstrings are those of the asyncio classes, reworded for blocking code.
+Bodies follow from the signature: a coroutine runs in the background, an async iterator becomes
+`Rows`, and a result that has a blocking class is wrapped in it. Bodies that follow from no rule are
+written by hand in `blocking_bodies.py` here, and in those modules of `client/blocking/` that do not
+begin with `Generated`.
 
-This folder is no package, so nothing of it is installed. `make generate` writes the modules, `make
-check` fails if they are not what this would write: `docs/generate/blocking_api.py --check`.
+This folder is not a package, so it is not installed. `make generate` writes the modules. `make
+check` runs `docs/generate/blocking_api.py --check`, which fails if they differ from its output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).parents[2]
 BLOCKING: Final = "holdfast.client.blocking"
 LINE_LENGTH: Final = 100
 
-#: What a name is in blocking code.
+#: The names of special methods in blocking code.
 NAMES: Final = {
     "aclose": "close",
     "__aenter__": "__enter__",
@@ -35,7 +35,7 @@ NAMES: Final = {
     "__aiter__": "__iter__",
     "__anext__": "__next__",
 }
-#: What words are in blocking code, in this order.
+#: Words of asyncio docstrings and their replacements, in the order in which they are applied.
 WORDS: Final = (
     ("an async iterator", "an iterator"),
     ("An async iterator", "An iterator"),
@@ -47,32 +47,31 @@ WORDS: Final = (
     ("may be used by many tasks", "may be used by many threads"),
     ("Acks of one turn of the event loop travel", "Acks of several threads travel"),
 )
-#: None of these is left in a docstring of blocking code.
+#: Words that no docstring of blocking code may contain.
 ASYNC_WORDS: Final = re.compile(
     r"\b(async|await|awaits|awaited|aclose|asyncio|coroutines?|tasks?)\b"
 )
-#: How a method of Python's own is called.
+#: How operators call special methods.
 OPERATORS: Final = {
     "__getitem__": "{0}[{1}]",
     "__len__": "len({0})",
     "__contains__": "{1} in {0}",
     "__iter__": "iter({0})",
 }
-#: Those whose asyncio originals need the event loop when they are made.
+#: Classes whose asyncio originals must be made on the event loop.
 MADE_ON_LOOP: Final = {"Consumer", "LiveKV", "LiveStream", "PatternSubscription", "Subscription"}
 
 
 class Twin(NamedTuple):
-    """A class of the asyncio API, and the class for blocking code that keeps it as an attribute."""
+    """A class of the asyncio API, and the blocking class that has one as an attribute."""
 
-    #: Where the blocking one is written, and of which class in which module of the client it is
-    #: one.
+    #: The module of the blocking class, and the module and name of the asyncio class.
     written: str
     module: str
     original: str
     attribute: str
-    #: Its methods work on the event loop's thread alone, even those that do not wait; but for
-    #: these.
+    #: True if its methods must run on the event loop's thread, even those that do not wait;
+    #: `anywhere` lists the exceptions.
     on_loop: bool = False
     anywhere: frozenset[str] = frozenset()
 
@@ -86,7 +85,7 @@ class Twin(NamedTuple):
 
 
 _READ_ANYWHERE: Final = ("__getitem__", "__len__", "__contains__", "entry", "unsaved_count")
-#: All classes that are written, in the order in which they are.
+#: All generated classes, in the order in which they are written.
 TWINS: Final = (
     Twin("client", "connection", "Client", "_client"),
     Twin("consumer", "handles.consumer", "Delivery", "_delivery"),
@@ -105,7 +104,7 @@ TWINS: Final = (
     Twin("transaction", "handles.transaction", "KVTransaction", "_transaction"),
     Twin("transaction", "handles.transaction", "StreamTransaction", "_transaction"),
 )
-#: The modules they are written to, and the docstring of each.
+#: The generated modules, and the docstring of each.
 MODULES: Final = {
     "client": "The client, for blocking code.",
     "consumer": "A consumer, for blocking code.",
@@ -121,14 +120,14 @@ and must not block (BackgroundThreadError), because every client of the process 
     "transaction": "Transactions, for blocking code.",
 }
 GENERATED: Final = {twin.blocking: twin.written for twin in TWINS}
-#: The classes whose asyncio objects are never handed out by blocking code.
+#: Classes whose asyncio objects blocking code never hands out.
 WRAPPED: Final = {name for name in GENERATED if not name.startswith("_")} | {"ValueReader"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class GenerationError(Exception):
-    """The asyncio API has something for which there is no rule."""
+    """No rule covers a part of the asyncio API."""
 
 
 class Source:
@@ -141,7 +140,7 @@ class Source:
         self.classes = {
             node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)
         }
-        #: The import that gives each name, also those that only types need.
+        #: The import of each name, including those that only types need.
         self.imports = dict(_imports(self.tree))
         self.assigned = dict(_assigned(self.tree))
 
@@ -151,14 +150,14 @@ class Source:
         return {*self.classes, *self.assigned, *functions}
 
     def text(self, node: ast.stmt) -> str:
-        """Return a statement as it is written, decorators and comments included."""
+        """Return the source of a statement, with its decorators and comments."""
         first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
         while self.lines[first - 2].strip().startswith("#"):
             first -= 1
         return textwrap.dedent("\n".join(self.lines[first - 1 : node.end_lineno]))
 
     def body(self, function: Function) -> str:
-        """Return a function's body as it is written, without its docstring."""
+        """Return the source of a function's body, without its docstring."""
         assert function.end_lineno is not None
         begin = function.lineno
         if ast.get_docstring(function) is not None:
@@ -168,7 +167,7 @@ class Source:
 
 
 class BlockingClass:
-    """One class of the blocking API, being written."""
+    """Writes one class of the blocking API."""
 
     def __init__(self, twin: Twin, original: Source, bodies: Source) -> None:
         self._twin = twin
@@ -201,7 +200,7 @@ class BlockingClass:
         return "\n\n".join([head, *(_indented(part) for part in parts if part)])
 
     def _members(self) -> Iterator[tuple[str, list[Function]]]:
-        """Yield the members that blocking code has too: their names there, and their overloads."""
+        """Yield the members that the blocking class has too: their names there, and overloads."""
         found: dict[str, list[Function]] = {}
         for node in self._original.body:
             if isinstance(node, Function):
@@ -232,7 +231,7 @@ class BlockingClass:
         return re.sub(r"^AsyncIterator\[", rows, ast.unparse(function.returns))
 
     def _body(self, name: str, function: Function) -> str:
-        """Return what a method does, by its kind."""
+        """Return the body of a method, by its kind."""
         if any(ast.unparse(each) == "abstractmethod" for each in function.decorator_list):
             return ""
         original = f"self.{self._twin.attribute}"
@@ -255,7 +254,7 @@ class BlockingClass:
         return self._returned(name, call, f"{original}.{name}", function)
 
     def _returned(self, name: str, call: str, bound: str, function: Function | None) -> str:
-        """Return what calls a method that waits for nothing."""
+        """Return code that calls a method that does not wait."""
         returns = "" if function is None else _text(function.returns)
         if self._twin.on_loop and name not in self._twin.anywhere:
             takes_none = function is not None and len(function.args.args) == 1
@@ -266,7 +265,7 @@ class BlockingClass:
         return call if returns == "None" else f"return {call}"
 
     def _wrapped(self, call: str, returns: ast.expr | None) -> str:
-        """Return what makes the blocking object of what `call` gives."""
+        """Return code that wraps the result of `call` in its blocking class."""
         text = _text(returns)
         if text == "None":
             return call
@@ -285,7 +284,7 @@ class BlockingClass:
         return f"return {name}(self._background, {call})"
 
     def _rows(self, function: Function) -> str:
-        """Return what gives the rows of an async generator that goes through pages."""
+        """Return code that yields the rows of an async generator over pages."""
         pages = [
             node.value
             for node in function.body
@@ -312,7 +311,7 @@ class BlockingClass:
         return f"pages = {pages_there}\nreturn Rows(self._background, pages{made})"
 
     def _translated(self, function: Function) -> str:
-        """Return a body that is the same but for waiting."""
+        """Return the asyncio method's body without its awaits."""
         statements = function.body[ast.get_docstring(function) is not None :]
         text = "\n".join(ast.unparse(each).replace("await ", "") for each in statements)
         for name, there in NAMES.items():
@@ -340,8 +339,8 @@ class BlockingClass:
 
 
 def in_blocking_words(text: str, width: int) -> str:
-    """Return a docstring in the words of blocking code. Raises GenerationError if one is left that
-    says something else there."""
+    """Return a docstring reworded for blocking code. Raises GenerationError if a word of asyncio is
+    left."""
     paragraphs = text.split("\n\n")
     for index, paragraph in enumerate(paragraphs):
         changed = paragraph
@@ -353,12 +352,12 @@ def in_blocking_words(text: str, width: int) -> str:
     translated = "\n\n".join(paragraphs)
     left = ASYNC_WORDS.search(translated)
     if left:
-        raise GenerationError(f"{left[0]!r} in a docstring means something else here: {text}")
+        raise GenerationError(f"{left[0]!r} in a docstring does not fit blocking code: {text}")
     return translated
 
 
 def _filled(paragraph: str, width: int, quotes: int = 0) -> str:
-    """Return a paragraph, or each item of a list, filled anew; but for an example of code."""
+    """Return a paragraph, or each item of a list, wrapped again; examples of code stay as is."""
     if paragraph.startswith("    "):
         return paragraph
     items = re.split(r"\n(?=- )", paragraph)
@@ -485,7 +484,7 @@ def _is_type_variable(node: ast.stmt | None) -> bool:
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """Return what is defined or assigned anywhere in a module: parameters, variables, classes."""
+    """Return all names that a module defines or assigns: parameters, variables, classes."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -500,7 +499,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def generated() -> Iterator[tuple[Path, str]]:
-    """Yield each module of the blocking API with what it shall hold."""
+    """Yield the path and the text of each module of the blocking API."""
     bodies = Source((ROOT / "docs" / "generate" / "blocking_bodies.py").read_text(), "")
     for name, subject in MODULES.items():
         twins = [twin for twin in TWINS if twin.written == name]
@@ -540,11 +539,11 @@ def _formatted(text: str, path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the modules; with `--check` tell which of them are not what would be written."""
+    """Write the modules; with `--check`, only list those that differ from what it would write."""
     stale = [(path, text) for path, text in generated() if not _holds(path, text)]
     for path, text in stale:
         if arguments == ["--check"]:
-            print(f"{path.relative_to(ROOT)} is not what `make generate` writes", file=sys.stderr)
+            print(f"{path.relative_to(ROOT)} differs. Try: make generate", file=sys.stderr)
         else:
             path.write_text(text)
             print(f"wrote {path.relative_to(ROOT)}")

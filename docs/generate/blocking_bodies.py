@@ -1,13 +1,12 @@
-"""What blocking code does in its own way: the hand-written part of the generated blocking API.
+"""The hand-written part of the generated blocking API.
 
 `blocking_api.py` reads this file as text; nothing imports it. A class here gives the bases of the
-generated class and the members that no rule can tell:
+generated class and the members that follow from no rule:
 
-- a method that the asyncio class has too, written with `self` alone, gives a body; signature and
-  docstring are those of the asyncio method, so the names in the body are its parameters;
-- any other method is taken over as it is;
-- the imports say where the names in these bodies come from, and which classes stand for the asyncio
-  ones.
+- A method that the asyncio class has too is written with `self` alone and gives only the body. The
+  signature and docstring are those of the asyncio method, so the body may use its parameters.
+- Any other method is copied as it is.
+- The imports give the names in these bodies, and the names that stand for the asyncio classes.
 """
 # ruff: noqa: F401, F821, PYI036
 
@@ -179,7 +178,7 @@ class KV(Generic[V]):
         async def work(
             ask: Callable[[Callable[[], V | Value | None]], Awaitable[V | Value | None]],
         ) -> Ack | Deleted:
-            # In the calling thread, where `function` may block, and use this client.
+            # `function` runs in the calling thread, where it may block and use this client.
             return await kv._update(
                 key,
                 lambda entry: ask(lambda: function(entry)),
@@ -313,7 +312,7 @@ class _LiveReplica(ABC, Generic[V]):
         return self.open()
 
     def __exit__(self):
-        """Save and end. An interrupted thread does not wait for that."""
+        """Save and close. An interrupted thread does not wait for that."""
         if not self._background.forked:
             self._background.run(self._replica.__aexit__(exc_type, exc, traceback))
 

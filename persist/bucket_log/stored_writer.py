@@ -1,12 +1,13 @@
-"""The way of `stored` writes into the bucket, beside the commit log: slots, snapshots, answers.
+"""Takes `stored` writes to the bucket, beside the commit log: slots, snapshots, answers.
 
     tick ──▶ StoredWrites ──▶ slot, put in a thread ──▶ answers, through the pipeline's gate
                    └──▶ snapshot of a store that has a past ──▶ its held changes, its answers
 
-`stored.py` decides, this carries out. The commit log goes on whatever happens here: a bucket that
-is away holds up answers that promise `stored` and nothing else. Own slots are removed when
-snapshots are beyond them, and when they are many the stores that hold the oldest ones are
-snapshotted. """
+`stored.py` decides, and this module carries it out. The commit log does not depend on it: an
+unreachable bucket delays only the answers that promise `stored`. Slots of this incarnation are
+removed once snapshots are beyond them. If there are too many, the stores in the oldest slots are
+snapshotted.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +33,23 @@ from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Stores snapshotted in one pass, which costs a request for each manifest however many they are.
+#: Stores that one pass snapshots. It needs one request for each manifest, however many they are.
 _BASES: Final = 4096
-#: The same of those that hold the oldest slots.
+#: The same, for the stores that hold the oldest slots.
 _PRESSING: Final = 256
 _BASE_RETRY_SECONDS: Final = 1.0
-#: So long the first store that needs one waits for others, after a failover hundreds, whose
-#: snapshots would otherwise wait until its own is published.
+#: How long the first store that needs a snapshot waits for others. After a failover these are
+#: hundreds, which would otherwise wait until the first snapshot is published.
 _BASE_GATHER_SECONDS: Final = 0.05
 _RETIRE_SECONDS: Final = 5.0
-#: A try that got no answer may arrive so much later, and put its slot anew: below others that were
-#: removed meanwhile, where it would look like the last one before a gap. Until then a slot stays.
+#: A put that got no answer may arrive this much later and write its slot again. If slots beside it
+#: were removed by then, it would look like the last slot before a gap. Until then a slot stays.
 _LATE_PUT_SECONDS: Final = 10.0
 _EVERY_REVISION: Final = 1 << 63
 
 
 class _Tick(Protocol):
-    """What is needed of `tick.Tick`."""
+    """The part of `tick.Tick` that is needed here."""
 
     number: int
     wait_for: int
@@ -59,23 +60,23 @@ class Snapshots(Protocol):
     """The snapshots in the bucket, as its log needs them."""
 
     async def snapshot(self, stores: Sequence[StoreId]) -> None:
-        """Snapshot stores now. The outcome of each is told to `StoredWriter.snapshotted`."""
+        """Snapshot stores now. `StoredWriter.snapshotted` hears of each."""
 
     async def newest(self, stores: Sequence[StoreId]) -> Mapping[StoreId, SnapshotVersion]:
-        """Return the newest published snapshots of those of the stores that have one."""
+        """Return the newest published snapshot of each store that has one."""
 
     def find(self, store: StoreId) -> StoreEntry | None:
-        """Return what the manifest has of a store. Blocking."""
+        """Return a store's entry in its manifest. Blocking."""
 
 
 class AnswerSender(Protocol):
-    """Sends answers once the fence was read."""
+    """Sends answers once the fence has been read."""
 
     def answer(self, answers: dict[str, list[list[Any]]]) -> None: ...
 
 
 class SlotKeeper:
-    """Own slots in the bucket: which are needed, and the removal of those that are not."""
+    """Knows which slots of this incarnation are needed, and removes the others."""
 
     def __init__(
         self,
@@ -84,17 +85,17 @@ class SlotKeeper:
         bucket_thread: BucketThread,
         index: SlotIndex | None = None,
     ) -> None:
-        """`index` is that of the slots, if there is one already."""
+        """`index` lists the slots that exist already, if any do."""
         self._log = log
         self._snapshots = snapshots
         self._thread = bucket_thread
-        #: The next slot as it was at the passes of late, with their times.
+        #: The time of each recent pass, and the next slot at that time.
         self._passes: deque[tuple[float, int]] = deque()
         self._settled = 0
         self.index = index or SlotIndex()
 
     async def run(self) -> None:
-        """Remove what is not needed any more, for ever. Raises FencedError."""
+        """Remove slots that are no longer needed, for ever. Raises FencedError."""
         while True:
             await asyncio.sleep(_RETIRE_SECONDS)
             await self.run_pass()
@@ -111,7 +112,7 @@ class SlotKeeper:
         except FencedError:
             raise
         except HoldfastError as error:
-            # The next pass tries again; what is not removed costs a little.
+            # The next pass tries again; slots that stay until then cost little.
             logger.warning("slot.retire_failed reason=%s", error)
 
     def _settled_below(self) -> int:
@@ -125,8 +126,7 @@ class SlotKeeper:
         return self._settled
 
     async def _look_up(self, stores: Sequence[StoreId]) -> None:
-        """Take note of stores that were deleted, or snapshotted by others: nobody tells of
-        those."""
+        """Note which stores were deleted, or snapshotted by others, since nobody reports that."""
         for store in stores:
             entry = await self._thread(partial(self._snapshots.find, store))
             if entry is None:
@@ -193,7 +193,7 @@ class StoredWriter:
             self._look()
 
     async def run(self) -> None:
-        """Put slots and ask for snapshots until cancelled. Raises FencedError: the end."""
+        """Put slots and ask for snapshots until cancelled. Raises FencedError."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._put_loop())
@@ -209,7 +209,7 @@ class StoredWriter:
                 thread.stop()
 
     def _look(self) -> None:
-        """Let go what may leave, and wake who has something to do."""
+        """Send the answers that may leave, and wake the loops that have work."""
         released = self.writes.released()
         if released:
             answers: dict[str, list[list[Any]]] = {}
@@ -259,15 +259,15 @@ class StoredWriter:
                 except HoldfastError as error:
                     logger.warning("slot.base_failed stores=%d reason=%s", len(some), error)
                 for base in some:
-                    # Unless there is a snapshot that will do.
+                    # This has no effect on stores whose snapshot is there.
                     self.writes.base_failed(base.store)
             if self.writes.wants_bases:
                 await asyncio.sleep(_BASE_RETRY_SECONDS)
                 self._bases_wanted.set()
 
     async def _without_base(self, bases: Sequence[Base]) -> list[StoreId]:
-        """Return the stores that have to be snapshotted. Of most there is a snapshot of just what
-        they were when they were closed, or released, be it of an earlier owner."""
+        """Return the stores that have to be snapshotted. Most have a snapshot of the state in which
+        they were closed or released, perhaps by an earlier owner."""
         newest = await self._snapshots.newest([base.store for base in bases])
         lacking = []
         for base in bases:

@@ -1,7 +1,7 @@
-"""What the jobs of a store leave in the bucket where that is all there is.
+"""The results of jobs where the bucket is the only storage.
 
 A restored state takes effect when it is published as the newest version of the manifest. A deleted
-store has the tombstone in its manifest, which `removal.py` puts there in both storage modes.
+store has a tombstone in its manifest, which `removal.py` puts there in both storage modes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.shared_fs.snapshots.manifest import Manifests
 
 
 class ManifestTombstones:
-    """The tombstones of stores that are in the bucket alone: see `Tombstones`."""
+    """The tombstones of stores that only the bucket holds: see `Tombstones`."""
 
     def __init__(self, manifests: Callable[[], Manifests]) -> None:
         self._manifests = manifests

@@ -1,8 +1,8 @@
-"""What is asked of a store's owner beside reads and writes: by operators snapshots of it, a past
-state of it, its end; by applications the end of a store of their tenant.
+"""Answers requests about a store other than reads and writes.
 
-Takes requests apart, and gives each to the jobs that carry it out (`versions.py`,
-`deleting.py`), under the name that it came with (`job_table.py`).
+Operators list, take and restore snapshots of a store, and delete it. Applications destroy stores of
+their tenant. A request names its job (`job_table.py`), which `versions.py` or `deleting.py` carries
+out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Administrator:
     def __init__(
         self, server: str, deletions: DeletionJobs, versions: VersionJobs | None
     ) -> None:
-        """Without a bucket there are no past states."""
+        """`versions` is None if there is no bucket."""
         self._server = server
         self._deletions = deletions
         self._versions = versions
@@ -38,8 +38,7 @@ class Administrator:
         self._mishaps = Mishaps(logger)
 
     def command(self, payload: bytes) -> bytes:
-        """Start a job, or tell what became of it, and return the reply, whatever `payload`
-        holds."""
+        """Start a job, or report on it, and return the reply, whatever `payload` holds."""
 
         def answer() -> Report:
             fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
@@ -48,33 +47,37 @@ class Administrator:
         return self._replied(answer)
 
     def destroy(self, tenant: str, payload: bytes) -> bytes:
-        """Start the end of a store for an application of `tenant`, or tell what became of it, and
-        return the reply, whatever `payload` holds."""
+        """Start to destroy a store for an application of `tenant`, or report on that, and return
+        the reply, whatever `payload` holds."""
 
         def answer() -> Report:
             fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
             named = fields.get("store")
             if type(named) is not list:
-                raise InvalidArgumentError(argument="store", reason="a list of kind and name")
+                raise InvalidArgumentError(
+                    argument="store", reason="it must be a list of kind and name"
+                )
             store, epoch = _store([tenant, *named]), _integer(fields, "epoch")
             if epoch is None:
-                raise InvalidArgumentError(argument="epoch", reason="that of the store's head")
+                raise InvalidArgumentError(
+                    argument="epoch", reason="it must be the epoch of the store's head"
+                )
             destroy = self._deletions.destroy
             return self._jobs.answer(tenant, fields.get("job"), lambda: destroy(store, epoch))
 
         return self._replied(answer)
 
     async def stop(self) -> None:
-        """Cancel what runs."""
+        """Cancel the jobs that run."""
         await self._jobs.stop()
 
     def _replied(self, answer: Callable[[], Report]) -> bytes:
-        """Return the reply that is made of an answer, or of what it raises."""
+        """Return the reply with an answer, or with the error that it raises."""
         try:
             return frames.encode_control(**answer())
         except HoldfastError as error:
             return frames.encode_control_error(error)
-        except Exception as error:  # noqa: BLE001 (it is this request's answer)
+        except Exception as error:  # noqa: BLE001 (the reply carries it)
             self._mishaps.note("operator.job_failed", self._server, error)
             return frames.encode_control_error(internal_error("the job", error))
 
@@ -99,7 +102,7 @@ class Administrator:
             case "delete":
                 return self._deletions.delete(store)
             case unknown:
-                raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is none")
+                raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is unknown")
 
     def _with_bucket(self) -> VersionJobs:
         if self._versions is None:
@@ -111,15 +114,17 @@ class Administrator:
 
 def _store(value: Any) -> StoreId:
     if type(value) is not list or len(value) < 3:
-        raise InvalidArgumentError(argument="store", reason="a list of tenant, kind and name")
+        raise InvalidArgumentError(
+            argument="store", reason="it must be a list of tenant, kind and name"
+        )
     tenant, kind, name = value[:3]
     if type(kind) is not int or kind not in tuple(StoreKind):
-        raise InvalidArgumentError(argument="kind", reason="1 is a stream, 2 a kv")
+        raise InvalidArgumentError(argument="kind", reason="it must be 1 (stream) or 2 (kv)")
     return StoreId(check_tenant(tenant), int(kind), check_store(name))
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int | None:
     value = fields.get(name)
     if value is not None and (type(value) is not int or not 0 <= value <= MAX_INTEGER):
-        raise InvalidArgumentError(argument=name, reason="a number from 0 on")
+        raise InvalidArgumentError(argument=name, reason="it must be a number from 0 on")
     return value

@@ -1,8 +1,8 @@
-"""Stores that a job opens, or keeps closed for as long as it takes.
+"""Stores that a job opens, or keeps closed while it works.
 
-What arrives for a store that is closed for a job waits. What was accepted before becomes durable
-and is answered; then the file is closed. At the end what waited is answered NotOwnerError, so that
-clients ask the coordinator again, and the store opens as ever. One job of a store runs at a time.
+Before a store is closed for a job, its accepted writes become durable and are answered. Further
+requests wait until the job is done. They are then answered NotOwnerError, so that clients ask the
+coordinator again, and the store opens as usual. A store has at most one job at a time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _LOOK_SECONDS: Final = 0.02
 
 
 class RetiredStore(NamedTuple):
-    """A store that is closed and stays so. `revision` 0: nobody could open it. Then
-    `known_revision` is what the coordinator knows that it had reached."""
+    """A store that is closed and stays closed. If nobody could open it, `revision` is 0, and
+    `known_revision` is the one that the coordinator knows it to have reached."""
 
     epoch: int
     revision: int
@@ -70,7 +70,7 @@ class StoreCloser:
         self._at_work: set[StoreId] = set()
 
     async def opened(self, store: StoreId) -> Store:
-        """Open a store as a client would. Raises NotFoundError for one that is none."""
+        """Open a store as a client would. Raises NotFoundError if it does not exist."""
         await self._owners.take_over([store])
         opened = self._open_stores.find(store)
         if opened is None:
@@ -92,8 +92,8 @@ class StoreCloser:
 
     @contextlib.asynccontextmanager
     async def closed(self, store: StoreId) -> AsyncIterator[RetiredStore]:
-        """Keep a store of this server closed around the body; what arrives for it waits, and is
-        then sent to ask for the owner again."""
+        """Keep a store of this server closed around the body. Requests for it wait; their clients
+        are then told to ask for the owner again."""
         opened = await self._free(store)
         if opened is None or (opened.file is None and opened.revision == 0):
             async with self._opens:
@@ -118,15 +118,17 @@ class StoreCloser:
                 lease.leave(NotOwnerError(server=self._life.server))
 
     async def tell_followers(self, store: StoreId, epoch: int, revision: int) -> None:
-        """Have followers hear of a revision beyond theirs: they ask, and are told what became of
-        it."""
+        """Publish a revision beyond those of the followers, so that they ask what happened."""
         life = self._life
         life.gate.check()
         payload = frames.encode_changes(epoch, revision, life.clock_ms(), [])
         await life.bus.publish(life.subjects.changes(store), payload)
 
     async def _free(self, store: StoreId) -> Store | None:
-        """Return a store, None if it is not open, once nobody has its file. Raises BusyError."""
+        """Wait until nobody has the file of a store. Return the store, or None if it is not open.
+
+        Raises BusyError.
+        """
         give_up_at = asyncio.get_running_loop().time() + _HOLD_SECONDS
         while True:
             opened = self._open_stores.find(store)

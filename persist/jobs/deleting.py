@@ -48,7 +48,7 @@ class DeletionJobs:
         self._tombstones = tombstones
 
     async def destroy(self, store: StoreId, epoch: int) -> Report:
-        """End the life of a store that had this epoch, if it has not ended."""
+        """Delete the store that had this epoch, unless that was done before."""
         with contextlib.suppress(NotFoundError):
             await self.delete(store, epoch)
         return {}
@@ -83,7 +83,7 @@ class DeletionJobs:
         return {"epoch": epoch, **dropped, "files": removed}
 
     def _entomb(self, store: StoreId, epoch: int, revision: int) -> dict[str, int]:
-        """Put the tombstones, then remove the snapshots, and return how many. Blocking."""
+        """Put the tombstones, remove the snapshots, and return how many there were. Blocking."""
         life = self._life
         now = life.clock_ms()
         life.gate.check()

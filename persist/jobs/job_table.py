@@ -1,8 +1,8 @@
-"""Jobs by the names that were given to them: started once, asked about until they are done.
+"""Jobs by name: a request starts a job once, and asks about it until it is done.
 
-The same request, with the same name, starts a job or asks what became of it. So a reply that is
-lost costs nothing, and nobody waits on the wire for a large store. Jobs are kept in memory; one
-that its server did not survive is begun anew by the next owner, which is harmless.
+The same request, with the same name, starts a job or asks for its result. So a lost reply costs
+nothing, and no request waits on the wire for a large store. Jobs are kept in memory. If a server
+dies during a job, the next request starts the job again at the new owner, which is harmless.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.protocol.limits import MAX_DESTROYING, MAX_DESTROYING_OF_TENANT
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Jobs whose end is remembered, and as many that run.
+#: Beyond this many jobs, finished ones are forgotten. No more than this of operators run.
 _MAX_JOBS: Final = 64
 _MAX_NAME_LENGTH: Final = 64
 
@@ -30,16 +30,18 @@ class JobTable:
 
     def __init__(self, server: str) -> None:
         self._server = server
-        #: By the tenant whose application asked, nothing of operators, and the name that it gave.
+        #: By tenant, which is empty for operators, and name.
         self._jobs: OrderedDict[tuple[str, str], asyncio.Task[Report]] = OrderedDict()
 
     def answer(
         self, tenant: str, name: Any, work: Callable[[], Coroutine[Any, Any, Report]]
     ) -> Report:
-        """Start a job, if there is none of the name, and return what became of it so far. Raises
-        what the job raised; InvalidArgumentError, BusyError, UnavailableError."""
+        """Start a job, unless there is one with this name, and return its result so far. Raises
+        the job's error; InvalidArgumentError, BusyError, UnavailableError."""
         if type(name) is not str or not 1 <= len(name) <= _MAX_NAME_LENGTH:
-            raise InvalidArgumentError(argument="job", reason="a name of 1 to 64 characters")
+            raise InvalidArgumentError(
+                argument="job", reason="it must be a name of 1 to 64 characters"
+            )
         job = self._jobs.get((tenant, name))
         if job is None:
             self._check_room(tenant)
@@ -52,17 +54,17 @@ class JobTable:
         if not job.done():
             return {"done": False}
         if job.cancelled():
-            raise UnavailableError(reason=f"server {self._server!r} is about to stop")
+            raise UnavailableError(reason=f"server {self._server!r} is stopping")
         return {"done": True, **job.result()}
 
     async def stop(self) -> None:
-        """Cancel what runs."""
+        """Cancel the jobs that run."""
         for job in self._jobs.values():
             job.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
 
     def _check_room(self, tenant: str) -> None:
-        """Raise BusyError if as many jobs run as may for operators, or for applications."""
+        """Raise BusyError if operators, or applications, have the most jobs that may run."""
         running = [key[0] for key, task in self._jobs.items() if not task.done()]
         if tenant:
             of_applications = len(running) - running.count("")
@@ -73,12 +75,12 @@ class JobTable:
         else:
             is_full = running.count("") >= _MAX_JOBS
         if is_full:
-            whose = "operators'" if not tenant else "destroyers'"
+            whose = "operators'" if not tenant else "applications'"
             raise BusyError(what=f"the {whose} queue of server {self._server!r}")
 
 
 def _heard(job: asyncio.Task[Report]) -> None:
-    """Take note of how a job ended: whoever asks hears of it, if anybody does."""
+    """Log the error of a job. Its requester gets it too, but may never ask again."""
     if job.cancelled():
         return
     error = job.exception()

@@ -1,12 +1,11 @@
-"""Past states of a store, made from the bucket and the logs: what a restore reads, and what it
-writes.
+"""Makes past states of a store from the bucket and the logs: what a restore reads and writes.
 
     find ──▶ Course (`point_in_time.py`) ──▶ draft beside where the file will be ──▶ the owner
     places it
 
-Blocking: run it in threads. Reads under a pin, so that the collector leaves what is read. Writes
-nothing but drafts, and snapshots of files that nobody has open. Kept: what counts for the store is
-not touched here, and a draft is complete before anybody hears of it.
+Blocking: call it in threads. It reads under a pin, so that garbage collection leaves those objects.
+It writes only drafts, and snapshots of files that nobody has open. Invariants: the file and the log
+of the store are not touched here, and a draft is complete before it is used.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class PointInTimeRestore:
         clock_ms: Callable[[], int],
         keep: KeepPolicy,
     ) -> None:
-        """`incarnation` is in the names of drafts: those of one that has died are removed."""
+        """`incarnation` is part of the names of drafts: those of dead incarnations are removed."""
         self._manifests = manifests
         self._disk = disk
         self._layout = layout
@@ -74,11 +73,11 @@ class PointInTimeRestore:
     def found(
         self, store: StoreId, target: RestoreTarget, *, nearest: bool, seen: Iterable[Point] = ()
     ) -> Iterator[Course]:
-        """Find how a store gets to a target, with what that reads pinned, and kept, around the
+        """Find the course of a store to a target. What the course reads stays pinned around the
         body.
 
-        Raises PointNotReachedError if it does not, unless the nearest point before will do;
-        BucketError, StorageFailedError.
+        Raises PointNotReachedError if there is no course, unless `nearest` accepts the nearest
+        point before the target; BucketError, StorageFailedError.
         """
         reason = f"restore of {store}"
         with (
@@ -91,7 +90,7 @@ class PointInTimeRestore:
             yield found
 
     def _records(self, store: StoreId, spool: RecordSpool) -> list[LogRecord]:
-        """Return what any log, of whoever lives or not, has of a store."""
+        """Return the records of a store in all logs, of live and of dead servers."""
         bucket = self._manifests().bucket
         # The same record may be in two places.
         unique: dict[tuple[int, int, int], LogRecord] = {}
@@ -117,11 +116,11 @@ class PointInTimeRestore:
         for server in self._disk.names(self._layout.servers):
             for incarnation in self._disk.names(self._layout.server(server)):
                 yield self._layout.log(server, incarnation)
-        # What was acknowledged before the store turned out to be damaged.
+        # Writes that were acknowledged before the store turned out to be damaged.
         yield from quarantined(self._disk, self._layout, store)
 
     def draft(self, source: StoreId, found: Course, target: StoreId, path: Path) -> StoreFile:
-        """Make the state that `found` leads to a file of `target` at `path`, and return it, open.
+        """Write the state that `found` leads to as a file of `target` at `path`; return it, open.
 
         Raises ObjectMissingError, ObjectDamagedError, StorageError.
         """
@@ -148,9 +147,8 @@ class PointInTimeRestore:
         return file
 
     def remember(self, path: Path, store: StoreId) -> tuple[StoreMeta, list[WriterOutcome]]:
-        """Publish a snapshot of a closed file, unless there is one, and return what it says of
-        itself and what retries of its writers would be answered. Raises BucketError,
-        StorageError."""
+        """Publish a snapshot of a closed file, unless there is one. Return the file's metadata, and
+        the outcomes that retries of its writers get. Raises BucketError, StorageError."""
         file = StoreFile.open(path, store, disk=self._disk)
         try:
             meta, outcomes = file.meta, file.all_outcomes()
@@ -180,7 +178,7 @@ class PointInTimeRestore:
             file.store
         ]
         if outcome not in (Published.NEWEST, Published.OLDER):
-            raise StorageFailedError(reason=f"the bucket has {file.store} as {outcome}")
+            raise StorageFailedError(reason=f"the manifest says that {file.store} is {outcome}")
         return version
 
 

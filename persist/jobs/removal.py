@@ -2,10 +2,10 @@
 
     manifest's tombstone ──▶ the file system's ──▶ the coordinator forgets it ──▶ files, snapshots
 
-Blocking parts of what `deleting.py` does as the owner. A crash before the second tombstone leaves
-the store as it is, without its snapshots; after it the store is damaged, until it is deleted again
-or all of it is gone. Whatever turns up later, of the epoch of the tombstones or before, is void: a
-zombie's snapshot, a log, a file, a coordinator's old state (`tombstone.py`, `manifest.py`).
+These are the blocking parts of `deleting.py`. A crash before the second tombstone leaves the store
+as it is, without its snapshots. A crash after it leaves the store damaged, until it is deleted
+again. Anything that turns up later with the tombstones' epoch or an earlier one is void: a snapshot
+of a zombie, a log, a file, an old state of the coordinator (`tombstone.py`, `manifest.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 
 
 def bury(manifests: Manifests, store: StoreId, tombstone: Tombstone) -> list[SnapshotVersion]:
-    """Put the tombstone into the manifest and return the snapshots that are no longer named.
+    """Put the tombstone into the manifest and return the snapshots that it named before.
 
     Raises BucketError.
     """
@@ -43,8 +43,11 @@ def bury(manifests: Manifests, store: StoreId, tombstone: Tombstone) -> list[Sna
 def remove_snapshots(
     manifests: Manifests, store: StoreId, dropped: list[SnapshotVersion], epoch: int, now_ms: int
 ) -> int:
-    """Remove the objects of a deleted store, up to an epoch, and return how many. What shared an
-    object with it moves to another; the old one is the collector's. Raises BucketError."""
+    """Remove the objects of a deleted store, up to an epoch, and return how many. Snapshots that
+    shared an object with it move to another; the old object is left to garbage collection.
+
+    Raises BucketError.
+    """
     bucket = manifests.bucket
     folder = f"{SNAPSHOT_PREFIX}{store.tenant}/{store.name}.{StoreKind(store.kind).word}/"
     count = 0
@@ -55,15 +58,15 @@ def remove_snapshots(
                 bucket.delete(listed.key)
                 count += 1
     for key in {version.key for version in dropped if version.key.startswith(PACK_PREFIX)}:
-        # One that is damaged or gone holds nothing that could move.
+        # A damaged or missing object holds nothing that could move.
         with contextlib.suppress(ObjectMissingError, ObjectDamagedError):
             repack(manifests, key, now_ms)
     return count
 
 
 def remove_files(disk: Disk, layout: Layout, store: StoreId, epoch: int) -> int:
-    """Remove the files of a store that its tombstone voids, with WALs, and what is in quarantine;
-    return how many files. Raises StorageFailedError."""
+    """Remove the files of a store that its tombstone voids, with their WALs and copies in
+    quarantine, and return how many files. Raises StorageFailedError."""
     count = 0
     folder = layout.store(store).parent
     for generation in layout.generations(disk, store, with_deleted=True):
@@ -72,7 +75,7 @@ def remove_files(disk: Disk, layout: Layout, store: StoreId, epoch: int) -> int:
             _remove(disk, layout.store(store, generation))
     start = f"{store.name}.{StoreKind(store.kind).word}."
     for name in disk.names(folder):
-        # Drafts, and WALs whose file went before them.
+        # Drafts, and WALs whose file is already removed.
         generation_text, dot, rest = name.removeprefix(start).partition(".db")
         ours = name.startswith(start) and dot and rest and generation_text.isdigit()
         if ours and int(generation_text) <= epoch:

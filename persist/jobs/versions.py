@@ -94,7 +94,7 @@ class VersionJobs:
         nearest: bool,
         dry_run: bool,
     ) -> Report:
-        """Make a store what `source` was, and report what that is; with `dry_run`, only report."""
+        """Restore a past state of `source` as `store`, and report it; `dry_run` only reports."""
         life = self._life
         seen: list[Point] = []
         if store == source:
@@ -133,7 +133,7 @@ class VersionJobs:
         async with self._closer.closed(store) as closed:
             if not in_place and closed.state != StoreState.UNKNOWN:
                 raise InvalidArgumentError(
-                    argument="--as", reason=f"{store.name!r} exists: take a new name"
+                    argument="--as", reason=f"{store.name!r} exists: choose a new name"
                 )
             onward = await self._continuation(store, closed, in_place=in_place)
             epoch = onward.epoch
@@ -150,7 +150,7 @@ class VersionJobs:
     async def _continuation(
         self, store: StoreId, closed: RetiredStore, *, in_place: bool
     ) -> _Continuation:
-        """Return the numbers from which the state continues that replaces a closed store's."""
+        """Return the numbers from which the restored state of a closed store continues."""
         life = self._life
         before: StoreMeta | None = None
         outcomes: list[WriterOutcome] = []

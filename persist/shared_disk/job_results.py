@@ -1,7 +1,7 @@
-"""What the jobs of a store leave on a shared file system: tombstones, and restored files.
+"""The results of jobs on a shared file system: tombstones and restored files.
 
-A restored state takes effect when its file is renamed to a generation of its own. A deleted store
-has a tombstone beside where its file was.
+A restored state takes effect when its file is renamed to a generation of its own. The tombstone of
+a deleted store is in the folder that held the store's file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FilePlacement:
         self._life.disk.place(draft, self._life.layout.store(store, epoch))
 
     async def announce(self, store: StoreId, epoch: int, revision: int) -> None:
-        """Tell the coordinator, and publish a snapshot. The restore counts without the snapshot."""
+        """Tell the coordinator, and publish a snapshot. The restore is valid without it."""
         await self._coordination.created([(store, revision)])
         placed = self._life.layout.store(store, epoch)
         try:

@@ -52,7 +52,7 @@ class Tier:
 
     @property
     def backlog(self) -> int:
-        """How many stores wait for a snapshot."""
+        """The number of stores that wait for a snapshot."""
         return self.snapshotter.backlog
 
     def requests_in_last_hour(self) -> int:
@@ -75,12 +75,11 @@ class Tier:
         await self.snapshotter.snapshot(stores)
 
     async def newest(self, stores: Sequence[StoreId]) -> dict[StoreId, SnapshotVersion]:
-        """Return the newest published snapshots of those of the stores that have one. Raises
-        BucketError."""
+        """Return the newest published snapshot of each store that has one. Raises BucketError."""
         return await self.snapshotter.publisher.newest(stores)
 
     def find(self, store: StoreId) -> StoreEntry | None:
-        """Return what the manifest has of a store. Blocking. Raises BucketError."""
+        """Return a store's entry in its manifest. Blocking. Raises BucketError."""
         return self._manifests.find(store)
 
     def _used(self) -> Usage:

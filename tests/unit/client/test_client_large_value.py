@@ -16,7 +16,7 @@ from holdfast.protocol.errors import ValueReplacedError
 from holdfast.protocol.messages import Entry, LargeValue
 
 
-async def test_what_isopened_for_a_call_that_was_cancelled_is_undone_when_it_has_come_about() -> (
+async def test_what_is_opened_for_a_call_that_was_cancelled_is_undone_when_it_has_come_about() -> (
     None
 ):
     begun, may_open, undone = threading.Event(), threading.Event(), threading.Event()
