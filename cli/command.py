@@ -49,6 +49,7 @@ _COMMANDS: Final = {
     "import": ("tables", "import_command"),
     "kv": ("kv", "kv"),
     "persist": ("parts", "persist"),
+    "probe": ("probe", "probe"),
     "rebuild": ("rebuild", "rebuild"),
     "restore": ("backup", "restore"),
     "servers": ("servers", "servers"),

@@ -34,8 +34,8 @@ _GAP: Final = 2
 #: The colour of a word in a column of states. rich omits colours without a terminal and with
 #: NO_COLOR.
 _STATE_STYLES: Final = {
-    **dict.fromkeys(("dead", "critical", "WRONG", "damaged", "gap"), "bold red"),
-    **dict.fromkeys(("suspect", "warning", "draining"), "yellow"),
+    **dict.fromkeys(("dead", "critical", "WRONG", "damaged", "gap", "failed"), "bold red"),
+    **dict.fromkeys(("suspect", "warning", "draining", "slow"), "yellow"),
 }
 
 JsonObject = dict[str, Any]

@@ -15,6 +15,7 @@ import pytest
 from holdfast.cli.command import holdfast
 from holdfast.cli.commands.backup import delete_report, restore_report, version_row
 from holdfast.cli.commands.collect import collect_report
+from holdfast.cli.commands.probe import probe_report
 from holdfast.cli.commands.rebuild import rebuild_report
 from holdfast.cli.commands.servers import tenant_row
 from holdfast.cli.commands.verify import verdict_row
@@ -47,6 +48,13 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
+from holdfast.shared_fs.inspection.probe_verdicts import (
+    Judged,
+    Measured,
+    Need,
+    ProbedMount,
+    Verdict,
+)
 from holdfast.shared_fs.inspection.verification import StoreVerdict
 from holdfast.shared_fs.snapshots.collecting import Collected
 from holdfast.spark.export.compaction import CompactionReport
@@ -168,6 +176,14 @@ def documented(path: str) -> Any:
         (
             "verify [STORE...]",
             {"stores": [verdict_row(StoreVerdict(STORE, problems=["p"]))], "problems": ["p"]},
+        ),
+        (
+            "probe DIRECTORY",
+            probe_report(
+                Measured((ProbedMount("/mnt/a", "nfs4", "/mnt/a", False, 1, True, True),)),
+                [Judged(Need.FENCE, Verdict.FAILED, "1 of 2 stale", "nothing")],
+                0.1,
+            ),
         ),
         ("collect", collect_report(asdict(Collected(keys=["k"])), dry_run=True)),
         (
