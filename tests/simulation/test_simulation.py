@@ -38,6 +38,7 @@ _WIDE_REGRESSIONS = {
 _TIERS_SEEDS = range(201, 201 + tries(1, 1, 3))
 #: Of runs with a bucket: what found a bug once.
 _TIERS_REGRESSIONS = {
+    1962669533: "that the bucket had nothing of a store was believed after it had gone cold",
     5092: "after a crash in a takeover a power cut brought the WAL before back, over a newer file",
 }
 #: How many new seeds a run tries beside the fixed ones; it prints them.
