@@ -18,7 +18,7 @@ endif
 TESTS ?= $(wildcard tests/spark tests/torture tests/hostile tests/simulation tests/integration tests/conformance tests/power \
 	tests/crashes tests/unit)
 # Tests run side by side, most of which wait for other processes half of their time.
-JOBS ?= 3
+JOBS ?= 4
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
 # Of `make torture` and `make hostile`: how long, and which faults or attacks; without a seed they take a

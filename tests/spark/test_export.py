@@ -237,7 +237,7 @@ def test_deletes_that_the_file_has_forgotten_make_the_store_be_read_whole(
     world.publish()
     export(spark, world.url)
     world.change(PATCHES, *[[DELETE_MESSAGES, [seq]] for seq in range(1, 21)])
-    monkeypatch.setattr("holdfast.shared_fs.store_file.store_file.MAX_CHANGE_LOG_ROWS", 5)
+    monkeypatch.setattr("holdfast.shared_fs.store_file.store_changes.MAX_CHANGE_LOG_ROWS", 5)
     world.held[PATCHES].file.forget(msg_ids_before=0, outcomes_before=0)
     world.publish()
     report = export(spark, world.url)
