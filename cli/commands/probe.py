@@ -125,8 +125,18 @@ def _print(findings: list[Judged]) -> None:
         ],
         states=("outcome",),
     )
+    mends: dict[str, list[Judged]] = {}
     for one in findings:
         if one.mend:
-            click.echo(f"\n{one.need}: {one.outcome}")
-            for text in (printable(one.found), f"Try: {one.mend}"):
-                click.echo(textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  "))
+            mends.setdefault(one.mend, []).append(one)
+    for mend, judged in mends.items():
+        click.echo()
+        for one in judged:
+            click.echo(_filled(f"{one.need}: {one.outcome}: {printable(one.found)}", ""))
+        click.echo(_filled(f"Try: {mend}", "  "))
+
+
+def _filled(text: str, indent: str) -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False
+    )

@@ -130,19 +130,24 @@ class Workbench:
         disk = self._direct if direct else self._plain
         assert disk is not None
         path = self._folder / name
-        listed = Way(way) not in (Way.CREATE, Way.REMOVE) or name in disk.names(path.parent)
-        exists = disk.exists(path)
         try:
             found = disk.read(path) if way == Way.APPEND else disk.read_start(path)
         except FileNotFoundError:
-            return way == Way.REMOVE and not listed and not exists
+            return way == Way.REMOVE and not self._named(disk, path, number)
         match Way(way):
             case Way.APPEND:
                 return found == b"".join(map(_record, range(1, number + 1)))
             case Way.REMOVE:
                 return False
+            case Way.CREATE if not self._named(disk, path, number):
+                return False
             case _:
-                return listed and exists and found.startswith(_text(number))
+                return found.startswith(_text(number))
+
+    def _named(self, disk: Disk, path: Path, number: int) -> bool:
+        """Tell if a file is found by its name, or in every second round by a listing, which may
+        refresh what a cache knows of the name."""
+        return disk.exists(path) if number % 2 else path.name in disk.names(path.parent)
 
     def watch(self, name: str, way: str, number: int, direct: bool, seconds: float) -> Watched:
         """Look again and again until the file shows its change, but not much longer than

@@ -39,6 +39,23 @@ class CachingDisk(Disk):
         return content
 
 
+class RememberingDisk(Disk):
+    """Finds a file that is gone, for one look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: set[Path] = set()
+
+    def exists(self, path: Path) -> bool:
+        if super().exists(path):
+            self._known.add(path)
+            return True
+        if path in self._known:
+            self._known.remove(path)
+            return True
+        return False
+
+
 class PeerInProcess:
     """A side without a process of its own, so without locks of its own."""
 
@@ -82,6 +99,13 @@ def test_a_late_reader_is_stale_and_the_fresh_one_is_not(tmp_path: Path) -> None
     fence = next(one for one in judge_with(measured) if one.need is Need.FENCE)
     assert fence.outcome is Verdict.FAILED
     assert "--fopen-keep-cache=false" in fence.mend
+
+
+def test_a_name_that_is_found_after_its_removal_is_stale(tmp_path: Path) -> None:
+    measured = see(tmp_path, RememberingDisk(), "create_and_remove")
+    late = {one.way: len(one.late_ms) for one in measured.sights if one.late_ms}
+    assert late == {Way.REMOVE: 1}
+    assert not any(one.never_count for one in measured.sights)
 
 
 def judge_with(measured: Measured) -> list[Any]:
