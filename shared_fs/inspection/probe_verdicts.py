@@ -41,6 +41,8 @@ _ANY_LOCK: Final = (
     "mount with POSIX locks between hosts (NFSv4; no nolock, no local_lock), or use another file "
     "system"
 )
+_ANY_FAILURE: Final = "find out why the mount refuses or hangs: its log, the network, the storage"
+_LOCKLESS: Final = f"{_ANY_LOCK}; or {_ANY_FAILURE}"
 _SLOW: Final = {
     "fuse.ceph-fuse": "ceph config set mds mds_tick_interval 0.2; look at the network and the disks"
 }
@@ -168,12 +170,12 @@ def _findings(measured: Measured) -> Iterator[Judged]:
     broken = measured.broken
     yield _two_mounts(measured)
     for need in (Need.EXCLUSIVE_LOCK, Need.SEEN_LOCK):
-        yield _broken(need, broken, _ANY_LOCK) or _lock(need, measured.locks)
-    yield _broken(Need.FREED_LOCK, broken, _ANY_LOCK) or _freed(measured.freed_ms)
+        yield _broken(need, broken, _LOCKLESS) or _lock(need, measured.locks)
+    yield _broken(Need.FREED_LOCK, broken, _LOCKLESS) or _freed(measured.freed_ms)
     mend = _mend(_CACHES, types, _ANY_CACHE)
     fences = [one for one in measured.sights if one.way is Way.OVERWRITE]
     used = [one for one in fences if one.used]
-    yield _broken(Need.FENCE, broken, mend) or _sight(Need.FENCE, used, mend)
+    yield _broken(Need.FENCE, broken) or _sight(Need.FENCE, used, mend)
     if Need.FENCE in broken:
         yield Judged(Need.OTHER_FENCE, Verdict.SKIPPED, "see the fence")
     else:
@@ -185,7 +187,7 @@ def _findings(measured: Measured) -> Iterator[Judged]:
         (Need.REMOVED, Way.REMOVE),
     ):
         seen = [one for one in measured.sights if one.way is way]
-        yield _broken(need, broken, mend) or _sight(need, seen, mend, waits=True)
+        yield _broken(need, broken) or _sight(need, seen, mend, waits=True)
     yield from _abilities(measured, mend)
     mend = _mend(_SLOW, types, _ANY_SLOW)
     contested = [took for one in used for took in one.write_ms]
@@ -194,7 +196,7 @@ def _findings(measured: Measured) -> Iterator[Judged]:
         (Need.WRITE, measured.write_ms, SLOW_WRITE_MS),
         (Need.CONTESTED_WRITE, contested, SLOW_WRITE_MS),
     ):
-        yield _broken(need, broken, mend) or _times(need, times, slow_ms, mend)
+        yield _broken(need, broken) or _times(need, times, slow_ms, mend)
     yield _disk(types)
 
 
@@ -214,7 +216,7 @@ def percentile(times: Sequence[float], ratio: float) -> float:
     return sorted(times)[max(0, math.ceil(len(times) * ratio) - 1)]
 
 
-def _broken(need: Need, broken: Mapping[Need, str], mend: str) -> Judged | None:
+def _broken(need: Need, broken: Mapping[Need, str], mend: str = _ANY_FAILURE) -> Judged | None:
     reason = broken.get(need)
     return None if reason is None else Judged(need, Verdict.FAILED, reason, mend)
 
@@ -322,19 +324,19 @@ def _other_fence(fences: Sequence[Sights], mend: str) -> Judged:
 def _abilities(measured: Measured, mend: str) -> Iterator[Judged]:
     broken = measured.broken
     creation = Need.EXCLUSIVE_CREATION
-    yield _broken(creation, broken, _ANY_LOCK) or (
+    yield _broken(creation, broken) or (
         Judged(creation, Verdict.OK, "an existing file is refused")
         if all(measured.exclusive_creation)
         else Judged(creation, Verdict.FAILED, "two created one file", "use another file system")
     )
-    refused = broken.get(Need.LONG_NAMES) or next(filter(None, measured.long_names), "")
-    yield (
+    refused = next(filter(None, measured.long_names), "")
+    yield _broken(Need.LONG_NAMES, broken) or (
         Judged(Need.LONG_NAMES, Verdict.FAILED, refused, "use another file system")
         if refused
         else Judged(Need.LONG_NAMES, Verdict.OK, f"{LONGEST_NAME_BYTES} bytes")
     )
-    refused = broken.get(Need.LINKS) or next(filter(None, measured.links), "")
-    yield (
+    refused = next(filter(None, measured.links), "")
+    yield _broken(Need.LINKS, broken) or (
         Judged(
             Need.LINKS,
             Verdict.WARNING,
@@ -344,7 +346,7 @@ def _abilities(measured: Measured, mend: str) -> Iterator[Judged]:
         if refused
         else Judged(Need.LINKS, Verdict.OK, "link() works")
     )
-    yield _broken(Need.TRUNCATION, broken, mend) or (
+    yield _broken(Need.TRUNCATION, broken) or (
         Judged(Need.TRUNCATION, Verdict.OK, "the new end is read elsewhere")
         if all(measured.truncation)
         else Judged(Need.TRUNCATION, Verdict.FAILED, "the old end is read elsewhere", mend)
