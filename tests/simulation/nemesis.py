@@ -365,7 +365,7 @@ class Nemesis:
             coordinator.kill()
         simulation.trace.add(f"the state of {sorted(backup)} is put back")
         simulation.files.put_back(folder, names, backup)
-        simulation.state_was_restored = True
+        simulation.may_fence_the_healthy = True
         await asyncio.sleep(chance.choice((0.05, 0.5, 2.0)))
         for coordinator in simulation.coordinators:
             coordinator.start()

@@ -38,7 +38,12 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
 from holdfast.protocol.errors import HoldfastError, RequestError
-from holdfast.protocol.limits import LOG_SEGMENT_BYTES, MAX_PENDING_CHANGES, SILENCE_SECONDS
+from holdfast.protocol.limits import (
+    LOG_SEGMENT_BYTES,
+    MAX_PENDING_CHANGES,
+    PROBE_TIMEOUT_SECONDS,
+    SILENCE_SECONDS,
+)
 from holdfast.protocol.subjects import Subjects, inboxes_of
 from holdfast.shared_fs.bucket import cluster_id
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -62,6 +67,9 @@ _CLIENTS_INBOXES: Final = f"{inboxes_of(TENANT)}.k"
 _EPOCH_MS: Final = 1_750_000_000_000
 #: A coordinator that has heard nothing for longer fences nobody.
 HEARING_SECONDS: Final = 2.0
+#: A fence that was begun in a silence is not called off by what is heard later, and it may take so
+#: long: a pause of the coordinator, and a slow disk.
+_FENCE_SECONDS: Final = 10.0
 #: In subjects that a stranger names for replies and has no business with.
 CANARY: Final = "canary"
 #: How long the tasks of a dead process may take to notice.
@@ -158,10 +166,13 @@ class Simulation:
         self._fences: dict[str, Path] = {}
         #: When a heartbeat of a server last reached a coordinator, by the names of their processes.
         self._heard_at: dict[tuple[str, str], float] = {}
+        #: When the last silence ended that was long enough for a fence to be begun in it.
+        self._silent_until: dict[tuple[str, str], float] = {}
         #: These two exclude each other: see `Nemesis._restore_state`.
         self.power_was_cut = self.state_is_being_restored = False
-        #: A coordinator that began from an older state fences servers that it does not know.
-        self.state_was_restored = False
+        #: A coordinator may fence healthy servers: it began from an older state, which does not
+        #: know them, or its disk failed, and it tries until a fence begun long ago is there.
+        self.may_fence_the_healthy = False
         self.servers = [ServerNode(self, name) for name in SERVERS]
         self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
         #: How often the coordinators' clocks have been set.
@@ -271,7 +282,7 @@ class Simulation:
             self._arrivals[sender, receiver] = at
             delays[0] = at - now
         if subject == self._subjects.heartbeat():
-            self._heard_at[sender, receiver] = asyncio.get_running_loop().time() + delays[0]
+            self._note_heartbeat(sender, receiver, asyncio.get_running_loop().time() + delays[0])
         self.trace.add(
             f"send {subject} to {receiver} in {delays[0]:.6f} {zlib.crc32(payload):08x}"
         )
@@ -315,9 +326,11 @@ class Simulation:
         if operation.host in COORDINATORS and operation.process in self.deaf:
             self._observe_deaf(operation)
         is_fence = operation.kind == "write" and operation.path.endswith("/fence")
-        if operation.host in COORDINATORS and is_fence and not self.state_was_restored:
-            self._observe_fence(operation)
         failing = self.weather.failing.get(operation.host)
+        if operation.host in COORDINATORS:
+            self.may_fence_the_healthy |= failing is not None
+            if is_fence and not self.may_fence_the_healthy:
+                self._observe_fence(operation)
         if failing is not None:
             kinds, number, ratio = failing
             if operation.kind in kinds and self._disk_chance.random() < ratio:
@@ -351,6 +364,12 @@ class Simulation:
         self.power_was_cut = True
         return True
 
+    def _note_heartbeat(self, server: str, coordinator: str, at: float) -> None:
+        pair = server, coordinator
+        if at - self._heard_at.get(pair, at) > SILENCE_SECONDS - PROBE_TIMEOUT_SECONDS:
+            self._silent_until[pair] = at
+        self._heard_at[pair] = at
+
     def _observe_fence(self, operation: Operation) -> None:
         """Who was heard a moment ago, and runs, is healthy, whatever NATS says of who listens."""
         path = Path(operation.path)
@@ -358,9 +377,10 @@ class Simulation:
             process = node.process
             if process is None or not node.running or self._fences.get(process.name) != path:
                 continue
-            heard_at = self._heard_at.get((process.name, operation.process), -SILENCE_SECONDS)
-            silent_seconds = self.loop.time() - heard_at
-            if silent_seconds < SILENCE_SECONDS / 2:
+            pair, now = (process.name, operation.process), self.loop.time()
+            silent_seconds = now - self._heard_at.get(pair, -SILENCE_SECONDS)
+            heard_seconds = now - self._silent_until.get(pair, 0.0)
+            if silent_seconds < SILENCE_SECONDS / 2 and heard_seconds > _FENCE_SECONDS:
                 self.fail(f"{process.name} is fenced, heard {silent_seconds:.2f} s ago")
 
     def thread_seconds(self, host: str) -> float:
