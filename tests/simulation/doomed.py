@@ -125,7 +125,11 @@ class DoomedStream:
 
     def _flip_in(self, path: Path, page: int, chance: random.Random) -> bool:
         files = self._simulation.files
-        is_flipped = files.flip_bit(path, (page - 1) * PAGE_BYTES, PAGE_BYTES, chance)
+        try:
+            is_flipped = files.flip_bit(path, (page - 1) * PAGE_BYTES, PAGE_BYTES, chance)
+        except FileNotFoundError:
+            # This server is fenced without knowing it, and the new owner has removed its file.
+            return False
         if is_flipped:
             self._simulation.trace.add(f"a bit flips in page {page} of {path}")
         return is_flipped
