@@ -366,7 +366,8 @@ class Simulation:
 
     def _note_heartbeat(self, server: str, coordinator: str, at: float) -> None:
         pair = server, coordinator
-        if at - self._heard_at.get(pair, at) > SILENCE_SECONDS - PROBE_TIMEOUT_SECONDS:
+        silent_seconds = at - self._heard_at.get(pair, -SILENCE_SECONDS)
+        if silent_seconds > SILENCE_SECONDS - PROBE_TIMEOUT_SECONDS:
             self._silent_until[pair] = at
         self._heard_at[pair] = at
 
@@ -379,7 +380,7 @@ class Simulation:
                 continue
             pair, now = (process.name, operation.process), self.loop.time()
             silent_seconds = now - self._heard_at.get(pair, -SILENCE_SECONDS)
-            heard_seconds = now - self._silent_until.get(pair, 0.0)
+            heard_seconds = now - self._silent_until.get(pair, now)
             if silent_seconds < SILENCE_SECONDS / 2 and heard_seconds > _FENCE_SECONDS:
                 self.fail(f"{process.name} is fenced, heard {silent_seconds:.2f} s ago")
 
