@@ -210,6 +210,8 @@ def test_what_callbacks_and_merges_raise_hurts_nobody(nats: NatsServer) -> None:
             settings["a"] = b"1"
             await settings.save()
             assert heard == ["a"]
+            # Bob writes over what he has heard: a conflict would be his to merge.
+            await until(lambda: others.get("a") == b"1")
             cluster.servers[0].hold = []
             others["a"] = b"bob"
             await until(lambda: bool(cluster.servers[0].hold))
