@@ -7,10 +7,16 @@ with running_nats_server(tmp_path) as server:
 
 with running_nats_cluster(tmp_path, 3) as (one, other, third):
     ...
+
+async with running_divisible_cluster(tmp_path, 3) as cluster:
+    cluster.close_route(0, 1)
+    cluster.split({0}, {1, 2})
+    cluster.heal()
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
@@ -18,10 +24,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.support.stalling_proxy import StallingProxy, stalling_proxy
 
 _DEADLINE_SECONDS = 15.0
 
@@ -133,11 +141,7 @@ def running_nats_server(directory: Path, *options: str) -> Iterator[NatsServer]:
 @contextlib.contextmanager
 def running_nats_cluster(directory: Path, count: int, *options: str) -> Iterator[list[NatsServer]]:
     """Run a NATS cluster whose servers all have routes to each other."""
-    with contextlib.ExitStack() as reserved:
-        sockets = [
-            reserved.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        routes = [f"nats://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    routes = [f"nats://127.0.0.1:{port}" for port in _free_ports(count)]
     with contextlib.ExitStack() as running:
         yield [
             running.enter_context(
@@ -149,3 +153,72 @@ def running_nats_cluster(directory: Path, count: int, *options: str) -> Iterator
             )
             for number, own in enumerate(routes)
         ]
+
+
+class DivisibleCluster:
+    """A NATS cluster whose routes can be closed. NATS passes a message over one route at most, so
+    two nodes without a route do not hear each other, also if a third one hears both."""
+
+    def __init__(
+        self, nodes: list[NatsServer], proxies: Mapping[tuple[int, int], StallingProxy]
+    ) -> None:
+        self.nodes = nodes
+        #: By the node that opens a connection, and the node that it leads to.
+        self._proxies = proxies
+
+    def close_route(self, one: int, other: int) -> None:
+        """Close the route between two nodes, and keep it closed until `heal`."""
+        self._proxies[one, other].refuse()
+        self._proxies[other, one].refuse()
+
+    def split(self, one_side: Collection[int], other_side: Collection[int]) -> None:
+        """Close all routes between two sides."""
+        for one in one_side:
+            for other in other_side:
+                self.close_route(one, other)
+
+    def heal(self) -> None:
+        """Let routes be opened again; NATS tries every second."""
+        for proxy in self._proxies.values():
+            proxy.heal()
+
+
+@contextlib.asynccontextmanager
+async def running_divisible_cluster(
+    directory: Path, count: int, *options: str
+) -> AsyncIterator[DivisibleCluster]:
+    """Run a NATS cluster whose routes all pass through proxies of this process."""
+    ports = _free_ports(count)
+    async with contextlib.AsyncExitStack() as running:
+        proxies = {
+            (one, other): await running.enter_async_context(stalling_proxy(ports[other]))
+            for one in range(count)
+            for other in range(count)
+            if one != other
+        }
+        nodes = [
+            # In a thread, so that the proxies pass on what the first ones say meanwhile.
+            await asyncio.to_thread(
+                running.enter_context,
+                running_nats_server(
+                    directory / f"node{number}",
+                    *("--cluster_name", "test", "--cluster", f"nats://127.0.0.1:{port}"),
+                    # Nodes tell each other where they are found: here is nobody, so that they
+                    # come by the proxies alone.
+                    *("--cluster_advertise", "127.0.0.1:1"),
+                    "--routes",
+                    ",".join(proxy.url for (one, _), proxy in proxies.items() if one == number),
+                    *options,
+                ),
+            )
+            for number, port in enumerate(ports)
+        ]
+        yield DivisibleCluster(nodes, proxies)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as reserved:
+        sockets = [
+            reserved.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [each.getsockname()[1] for each in sockets]

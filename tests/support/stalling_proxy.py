@@ -1,4 +1,5 @@
-"""A TCP proxy that can stop passing data, without closing anything, as a host that died does."""
+"""A TCP proxy that can stop passing data, without closing anything, as a host that died does; or
+close what passes it, and all that comes, as a host does that runs and refuses."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ class StallingProxy:
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._stalled = asyncio.Event()
+        self._refuses = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         #: Connections that were made to it.
@@ -30,6 +32,12 @@ class StallingProxy:
     def heal(self) -> None:
         """Pass on what is connected from now on."""
         self._stalled = asyncio.Event()
+        self._refuses = False
+
+    def refuse(self) -> None:
+        """Break the connections that there are, and those that are made before `heal`."""
+        self._refuses = True
+        self.drop()
 
     def drop(self) -> None:
         """Break the connections that there are."""
@@ -40,21 +48,21 @@ class StallingProxy:
         """Serve one connection until either side ends it."""
         self.accepted_count += 1
         stalled = self._stalled
-        to, back = await asyncio.open_connection("127.0.0.1", self._target_port)
-        passing = [
-            asyncio.create_task(_pass_on(reader, back, stalled)),
-            asyncio.create_task(_pass_on(to, writer, stalled)),
-        ]
         try:
-            await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+            to, back = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            # There is nobody yet, or any more.
+            return
+        else:
+            await _pass_both_ways(reader, writer, to, back, stalled)
         finally:
-            for task in passing:
-                task.cancel()
             writer.transport.abort()
-            back.transport.abort()
 
     def spawn(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection in a task."""
+        if self._refuses:
+            writer.transport.abort()
+            return
         task = asyncio.create_task(self.serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -65,6 +73,25 @@ class StallingProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pass_both_ways(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    to: asyncio.StreamReader,
+    back: asyncio.StreamWriter,
+    stalled: asyncio.Event,
+) -> None:
+    passing = [
+        asyncio.create_task(_pass_on(reader, back, stalled)),
+        asyncio.create_task(_pass_on(to, writer, stalled)),
+    ]
+    try:
+        await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in passing:
+            task.cancel()
+        back.transport.abort()
 
 
 async def _pass_on(
