@@ -205,6 +205,7 @@ class Coalescer:
                 queue.requeue()
                 queue.state = IDLE
                 self._fail_queue(queue, error)
+            self._schedule.leave_line(queue, server_queue)
         server_queue.line.clear()
 
     def suspect_answered(self, server: str) -> None:
@@ -223,7 +224,10 @@ class Coalescer:
             self._schedule.activate(queue)
         elif queue.owner is not None and owner != queue.owner:
             # The client asked because the old owner was silent.
-            self._in_flight.owner_changed(queue.server_queue)
+            silent = queue.server_queue
+            self._in_flight.owner_changed(silent)
+            if silent is not None:
+                self._schedule.leave_line(queue, silent)
             self._schedule.take_owner(queue, owner)
             queue.requeue()
             if queue.state is not QueueState.WAITING and queue.has_unsent:

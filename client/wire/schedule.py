@@ -4,7 +4,8 @@ Pure. A store that has something to send is in line for its owner's server, or w
 coordinator to name its owner, or backs off. The backoff grows with each failure in a row,
 with jitter.
 
-Invariant: a store whose queue is idle has nothing unsent.
+Invariants: a store whose queue is idle has nothing unsent; one that is ready is in the line of its
+owner's server, which is not gone.
 """
 
 from __future__ import annotations
@@ -127,8 +128,15 @@ class Schedule:
             if queue.server_queue is server_queue and not queue.empty:
                 self.retry(queue, error, now, forget_owner=True)
             else:
+                self.leave_line(queue, server_queue)
                 # A read may have been in flight there, of a store that has another owner by now.
                 self.resume(queue)
+
+    def leave_line(self, queue: StoreQueue, server_queue: ServerQueue) -> None:
+        """Make a queue idle that is in the line of a server to which nothing is sent any more.
+        Otherwise it would stay ready, and what is submitted later would wait there for ever."""
+        if queue.state is READY and queue.server_queue is server_queue:
+            queue.state = IDLE
 
     def suspect_answered(self) -> None:
         """Wake stores that waited for the coordinator to check a server."""
@@ -184,6 +192,9 @@ class Schedule:
             count += sum(len(group.operations) for group in queue.groups if not group.answered)
             assert queue.empty or queue.key in self.active
             assert queue.state is not IDLE or not queue.has_unsent
+            if queue.state is READY:
+                assert queue.server_queue is not None and queue in queue.server_queue.line
+                assert queue.server_queue in self.servers.values(), "in line where nobody serves"
         return count
 
     def _forget_idle_stores(self) -> None:

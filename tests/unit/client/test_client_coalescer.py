@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from holdfast.client.wire.effects import Suspect
+from holdfast.client.wire.effects import SendFrame, Suspect
 from holdfast.client.wire.filling import fill
 from holdfast.client.wire.frame import FrameBuilder
 from holdfast.client.wire.in_flight import SILENCE_LOOK_SECONDS, SPREAD_OPERATIONS
@@ -23,6 +23,7 @@ from holdfast.protocol.errors import (
     MalformedFrameError,
     NoCoordinatorError,
     NoServerError,
+    NotAllowedError,
     NotOwnerError,
     OperationTimeoutError,
     StorageFailedError,
@@ -320,6 +321,42 @@ def test_an_operation_cancelled_before_it_left_is_never_sent() -> None:
     client.core.resolved(STORE, OWNER)
     assert client.turn() == []
     assert client.core.pending_count == 0
+
+
+def give_up_in_line(client: Client) -> SendFrame:
+    """Let the only caller of a store give up while it waits for a busy server; return a frame that
+    the server has."""
+    busy = [client.send(key=OTHER)[1] for _ in range(FRAMES_IN_FLIGHT)]
+    client.append(timeout=0.1)
+    assert client.tick(0.1) == []
+    return busy[0]
+
+
+def test_a_store_whose_callers_gave_up_in_line_does_not_stay_with_a_lost_server(
+    client: Client,
+) -> None:
+    client.no_responders(give_up_in_line(client))
+    caller, frame = client.send()
+    client.settle(caller, frame)
+
+
+def test_a_store_whose_callers_gave_up_in_line_does_not_stay_with_a_forbidden_server(
+    client: Client,
+) -> None:
+    give_up_in_line(client)
+    client.core.refused("a", NotAllowedError(action="publish", subject="a"))
+    caller, frame = client.send()
+    client.settle(caller, frame)
+
+
+def test_a_store_whose_callers_gave_up_in_line_does_not_stay_with_its_former_owner(
+    client: Client,
+) -> None:
+    give_up_in_line(client)
+    client.move()
+    caller, frame = client.send()
+    assert frame.server == "b"
+    client.settle(caller, frame)
 
 
 def test_a_group_error_reaches_each_caller_as_its_own_exception(client: Client) -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.wire.effects import Resolve, SendFrame
+from holdfast.client.wire.effects import Resolve, SendFrame, Suspect
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol import frames
@@ -20,10 +20,8 @@ from holdfast.protocol.errors import (
     OperationTimeoutError,
     RequestError,
 )
-from holdfast.protocol.limits import (
-    MAX_WRITER_OUTCOMES,
-)
-from tests.support.coalescer_client import OWNER, STORE, Caller, Client, answered
+from holdfast.protocol.limits import FRAMES_IN_FLIGHT, MAX_WRITER_OUTCOMES
+from tests.support.coalescer_client import OTHER, STORE, Caller, Client, answered
 from tests.support.effort import examples
 
 
@@ -155,17 +153,24 @@ def test_callers_that_give_up_leave_no_trace_and_block_nobody(seed: int) -> None
     chance = random.Random(seed)
     client = Client(resolve=False)
     server = Server()
-    owner: dict[StoreKey, str] = {STORE: "a"}
+    owner: dict[StoreKey, str] = {STORE: "a", OTHER: "a"}
     callers: list[tuple[bytes, Caller]] = []
 
     def step(faults: float, seconds: float) -> None:
         for effect in client.core.turn(client.now):
             if isinstance(effect, Resolve):
-                client.core.resolved(STORE, OWNER)
-            elif isinstance(effect, SendFrame) and chance.random() >= faults:
-                elements = server.handle(effect.payload, owner, "a")
+                for key in effect.stores:
+                    client.core.resolved(key, Owner(owner[key], owner[key], 1))
+            elif isinstance(effect, Suspect):
+                client.core.suspect_answered(effect.server)
+            elif chance.random() >= faults:
+                elements = server.handle(effect.payload, owner, effect.server)
                 if chance.random() >= faults:
                     client.core.reply(effect.number, frames.encode(elements), client.now)
+            elif chance.random() < 0.3:
+                client.core.no_responders(effect.number, client.now)
+        if chance.random() < faults / 4:
+            owner[chance.choice([STORE, OTHER])] = chance.choice("ab")
         client.now += seconds
         client.core.tick(client.now)
         client.core.validate()
@@ -173,6 +178,10 @@ def test_callers_that_give_up_leave_no_trace_and_block_nobody(seed: int) -> None
     for number in range(50):
         value = str(number).encode()
         callers.append((value, client.append(value, timeout=chance.choice([0.3, 3.0, 1e6]))))
+        # The other store keeps the server busy, so callers also give up in line.
+        for _ in range(chance.randrange(FRAMES_IN_FLIGHT)):
+            client.get(key=OTHER)
+            step(0.3, 0.0)
         if chance.random() < 0.3:
             victim = chance.choice(callers)[1]
             if not victim.done():
