@@ -61,7 +61,6 @@ class PersistServer:
     ) -> None:
         """`bucket` takes snapshots. In a bucket-only cluster it holds everything."""
         options = options or ServerOptions()
-        assert bucket is not None or not options.bucket_only
         self._origins = Origins(bus, layout, disk, bucket, options, machine or Machine())
         self.server = check_server(server)
         self.incarnation = incarnation or new_incarnation()

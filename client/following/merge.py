@@ -291,5 +291,5 @@ def _checked_page(page: Any) -> tuple[list[Any], int, int, int, bool]:
     except (TypeError, ValueError) as error:
         raise MalformedFrameError(reason=f"a page of changes: {error}") from error
     if not good:
-        raise MalformedFrameError(reason="a page of changes with a field that is no integer")
+        raise MalformedFrameError(reason="a page of changes with a field that is not an integer")
     return wires, next_revision, next_seq, head_revision, bool(reset)

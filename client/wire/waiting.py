@@ -12,7 +12,7 @@ from holdfast.protocol.errors import HoldfastError, error_from_wire
 
 class Waiter(Protocol):
     """Waits for the answer to an operation: `(result, time, durability)`, an `Ack` if the result is
-    one of a run, or `(HoldfastError, 0, None)` for an error. That is no exception because asyncio
+    one of a run, or `(HoldfastError, 0, None)` for an error. It is not an exception because asyncio
     warns of exceptions that nobody retrieves, as when the caller was cancelled."""
 
     def done(self) -> bool: ...

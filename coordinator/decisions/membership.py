@@ -93,7 +93,7 @@ class Membership:
         now: float,
         drains: Iterable[str] = (),
     ) -> None:
-        """Take over what an earlier coordinator knew. `ended` is in the order of ending.
+        """Take over what an earlier coordinator knew. In `ended`, the first to end comes first.
 
         All that were present count as live, so that no store moves at a restart. Those that were
         heard meanwhile get new stores, and are as silent as they have been. One that was not heard
@@ -157,7 +157,7 @@ class Membership:
         return self._roster.standing(server, incarnation)
 
     def in_doubt(self, server: str, incarnation: str) -> bool:
-        """Return if a probe or a fence of this incarnation is under way."""
+        """Return whether a probe or a fence of this incarnation is under way."""
         member = self._roster.present(server, incarnation)
         return member is not None and member.doubt is not Doubt.NONE
 

@@ -65,7 +65,7 @@ def has_past(layout: Layout, disk: Disk, fences: Fences) -> bool:
     """Tell whether a coordinator or a store was here before.
 
     Ask before taking the lock, which leaves its file behind.
-    Servers that started first are no past.
+    Servers that started before the coordinator do not count as a past.
     """
     folder = layout.coordinator
     paths = (folder / "lock", folder / "term", layout.root / "stores")

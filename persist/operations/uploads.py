@@ -60,7 +60,7 @@ def put_chunk(store: Store, operation: list[Any]) -> list[Any]:
 
 
 def drop(store: Store, operation: list[Any]) -> list[Any]:
-    """Drop uploads that exist and are no row's value. Return how many, and the revision."""
+    """Drop uploads that exist and are not the value of a row. Return how many, and the revision."""
     upload_ids = operation[1]
     if type(upload_ids) is not list or len(upload_ids) > MAX_DELETE_COUNT:
         reason = f"must be a list of at most {MAX_DELETE_COUNT}"

@@ -215,7 +215,7 @@ class Coordination:
         await self._ask("release", stores=released)
 
     async def deleted(self, store: StoreId, epoch: int) -> bool:
-        """Report that a store is deleted. Return if that is recorded. Raises
+        """Report that a store is deleted. Return whether that is recorded. Raises
         NoCoordinatorError, FencedError."""
         answer = await self._ask("deleted", stores=[[*store, epoch]])
         return bool(answer.get("deleted") == [True])

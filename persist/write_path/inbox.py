@@ -93,7 +93,7 @@ class Inbox:
         self._wake()
 
     def answer_empty(self, reply: str) -> None:
-        """Answer a frame without groups: such a frame only asks if the server is there."""
+        """Answer a frame without groups: such a frame only asks whether the server is there."""
         if len(self.pings) < MAX_WAITING_REFUSALS:
             self.pings.append(reply)
         self._wake()

@@ -15,7 +15,7 @@ logger = logging.getLogger("holdfast.persist")
 #: The delay between attempts to read a fence file that is unreadable.
 _RETRY_SECONDS: Final = 0.05
 
-#: Returns if output may leave now. Raises FencedError, StorageError.
+#: Returns whether output may leave now. Raises FencedError, StorageError.
 ConfirmOpen = Callable[[], Awaitable[None]]
 
 
@@ -23,7 +23,7 @@ class OutputGate:
     """The gate of one incarnation."""
 
     def __init__(self, fence: FenceGate, confirm_open: ConfirmOpen | None = None) -> None:
-        """`confirm_open` asks if the fence is open, where reading it locally is not enough."""
+        """`confirm_open` asks whether the fence is open, where reading it locally is not enough."""
         self._fence = fence
         self._confirm_open = confirm_open
 

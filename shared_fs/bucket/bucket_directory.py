@@ -356,7 +356,7 @@ class DirectoryBackend(Backend):
             text = self._disk.read(path).decode(errors="replace").strip()
         except FileNotFoundError:
             if not make:
-                reason = "has no FORMAT file" if root.is_dir() else "is no folder"
+                reason = "has no FORMAT file" if root.is_dir() else "is not a folder"
                 raise NoBucketError(bucket=self.name, reason=reason) from None
             strangers = [
                 name

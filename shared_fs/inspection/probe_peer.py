@@ -244,7 +244,7 @@ def _text(number: int) -> bytes:
 
 
 def _record(number: int) -> bytes:
-    """Return a record whose length is no multiple of a block."""
+    """Return a record whose length is not a multiple of a block."""
     return _text(number) * (1 + number * 37 % 200)
 
 

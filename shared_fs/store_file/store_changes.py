@@ -86,7 +86,7 @@ class StoreChanges(StoreRows):
     @raises_ours
     def trim_some(self, end_seq: int) -> bool:
         """Remove the first messages of a stream up to `end_seq`, at most MAX_TRIMMED_ROWS and about
-        MAX_TRIMMED_BYTES, in a transaction of its own. Return if there may be more.
+        MAX_TRIMMED_BYTES, in a transaction of its own. Return whether there may be more.
 
         This prepares a trim of any length that is in the durable log and about to be applied. The
         revision stays, so after a crash the replayed trim removes the rest. Nothing may read the

@@ -343,7 +343,7 @@ class StoreFile(StoreChanges):
 
     @raises_ours
     def needs_sweep(self) -> bool:
-        """Return if there may be chunks of large values that were deleted."""
+        """Return whether there may be chunks of large values that were deleted."""
         return not self.is_sealed and not self.in_memory and self._bodies.has_gone
 
     @raises_ours
