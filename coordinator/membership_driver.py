@@ -42,7 +42,7 @@ logger = logging.getLogger("holdfast.coordinator")
 
 
 class KnownServers(NamedTuple):
-    """The servers that an earlier coordinator recorded. In `ended`, the first to end comes first."""
+    """The servers that an earlier coordinator recorded; in `ended` the first to end comes first."""
 
     present: Collection[tuple[str, str]]
     ended: Collection[tuple[str, str]]
