@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.serving.process import run_server, server_parser
+from holdfast.protocol.serving.process import OnSignals, run_server, server_parser
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.disk import Disk
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(
-    options: argparse.Namespace, bus: Bus, on_signals: Callable[[Callable[[], object]], None]
+    options: argparse.Namespace, bus: Bus, on_signals: OnSignals, ready: asyncio.Event
 ) -> None:
     if options.bucket is None and options.disk == "local":
         raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
@@ -75,7 +75,7 @@ async def _serve(
         replace_damaged_state=options.replace_damaged_state,
     )
     on_signals(coordinator.stop)
-    await coordinator.run()
+    await coordinator.run(ready)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.persist.lifecycle import capacity
@@ -27,7 +27,7 @@ from holdfast.protocol.errors import FencedError, HoldfastError, InvalidArgument
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import check_server
-from holdfast.protocol.serving.process import run_server, server_parser
+from holdfast.protocol.serving.process import OnSignals, run_server, server_parser
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(
-    options: argparse.Namespace, bus: Bus, on_signals: Callable[[Callable[[], object]], None]
+    options: argparse.Namespace, bus: Bus, on_signals: OnSignals, ready: asyncio.Event
 ) -> None:
     if options.bucket is None and options.disk == "local":
         raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
@@ -156,7 +156,7 @@ async def _serve(
         server = PersistServer(
             bus, layout, disk, options.name, server_options, bucket=bucket, machine=machine
         )
-        running = asyncio.ensure_future(server.run())
+        running = asyncio.ensure_future(server.run(ready))
         on_signals(functools.partial(_stop, server, running, stopping))
         try:
             await running

@@ -37,8 +37,11 @@ _FENCE_READ = click.option(
     show_default=True,
     help="Read fences past the host's cache, through it, or as the file system needs.",
 )
-
-
+_ALIVE_FILE = click.option(
+    "--alive-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Touch this file every few seconds while the event loop runs, for a supervisor.",
+)
 _BUCKET = click.option(
     "--bucket",
     metavar="URL",
@@ -84,6 +87,7 @@ def needed_server_packages() -> Iterator[None]:
 @_BUCKET
 @_DISK
 @_FENCE_READ
+@_ALIVE_FILE
 @_LOG_LEVEL
 @shared_options("nats", "prefix")
 @pass_settings
@@ -95,10 +99,11 @@ def coordinator(
     bucket: str | None,
     disk: str,
     fence_read: str,
+    alive_file: Path | None,
     log_level: str,
 ) -> None:
     """Run the coordinator, which assigns each store to a server."""
-    arguments = _common(settings, data, log_level)
+    arguments = _common(settings, data, alive_file, log_level)
     if standby:
         arguments.append("--standby")
     if replace_damaged_state:
@@ -166,6 +171,7 @@ def coordinator(
     help="Keep snapshots to restore a store this far back.",
 )
 @_FENCE_READ
+@_ALIVE_FILE
 @_LOG_LEVEL
 @shared_options("nats", "prefix")
 @pass_settings
@@ -183,10 +189,12 @@ def persist(
     keep_snapshots: int,
     keep_snapshot_days: float,
     fence_read: str,
+    alive_file: Path | None,
     log_level: str,
 ) -> None:
     """Run a persist server, which owns and serves stores."""
-    arguments = ["--name", name, *_common(settings, data, log_level), "--durability", durability]
+    arguments = ["--name", name, *_common(settings, data, alive_file, log_level)]
+    arguments += ["--durability", durability]
     arguments += ["--max-open-stores", str(max_open_stores)]
     arguments += ["--idle-close-seconds", str(idle_close_seconds)]
     if bucket is not None:
@@ -199,8 +207,12 @@ def persist(
     _become("holdfast.persist.__main__", arguments)
 
 
-def _common(settings: Settings, data: Path, log_level: str) -> list[str]:
+def _common(
+    settings: Settings, data: Path, alive_file: Path | None, log_level: str
+) -> list[str]:
     arguments = ["--data", str(data), "--nats", settings.nats_url, "--prefix", settings.prefix]
+    if alive_file is not None:
+        arguments += ["--alive-file", str(alive_file)]
     return [*arguments, "--log-level", log_level]
 
 

@@ -20,6 +20,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import check_store
+from holdfast.protocol.serving.supervision import Supervision
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
 
 try:
@@ -29,8 +30,10 @@ except ImportError:
 else:
     _new_event_loop = uvloop.new_event_loop
 
-#: Takes the options, the bus, and a function that sets what a signal calls.
-Serve = Callable[[argparse.Namespace, Bus, Callable[[Callable[[], object]], None]], Awaitable[None]]
+#: Takes a function that a signal is to call.
+OnSignals = Callable[[Callable[[], object]], None]
+#: Takes the options, the bus, what sets the function of a signal, and what to set once it serves.
+Serve = Callable[[argparse.Namespace, Bus, OnSignals, asyncio.Event], Awaitable[None]]
 
 
 class ZonedFormatter(logging.Formatter):
@@ -68,6 +71,11 @@ def server_parser(program: str, description: str) -> argparse.ArgumentParser:
         choices=("debug", "info", "warning", "error"),
         default="info",
         help="default: %(default)s",
+    )
+    parser.add_argument(
+        "--alive-file",
+        type=Path,
+        help="touch this file every few seconds while the event loop runs, for a supervisor",
     )
     return parser
 
@@ -110,18 +118,33 @@ async def _run(program: str, options: argparse.Namespace, serve: Serve) -> None:
     task = asyncio.current_task()
     assert task is not None
 
+    supervision = Supervision.of_this_process(options.alive_file)
+
     def on_signals(stop: Callable[[], object]) -> None:
+        def stop_and_say() -> None:
+            supervision.stopping()
+            stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, stop_and_say)
 
     on_signals(task.cancel)
-    bus = await connect_nats(
-        options.nats, name=program.replace(" ", "-"), patient=True, strict=True
-    )
+    ready = asyncio.Event()
+    telling = [
+        asyncio.create_task(supervision.keep_telling()),
+        asyncio.create_task(supervision.tell_when(ready)),
+    ]
     try:
-        await serve(options, bus, on_signals)
+        bus = await connect_nats(
+            options.nats, name=program.replace(" ", "-"), patient=True, strict=True
+        )
+        try:
+            await serve(options, bus, on_signals, ready)
+        finally:
+            await bus.close()
     finally:
-        await bus.close()
+        for each in telling:
+            each.cancel()
 
 
 def _prefix(text: str) -> str:
