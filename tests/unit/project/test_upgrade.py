@@ -1,0 +1,24 @@
+"""docs/deploy/upgrade.md names the formats of the code."""
+
+from __future__ import annotations
+
+from holdfast.coordinator.state import state_format
+from holdfast.protocol import frames
+from holdfast.shared_fs.bucket_log import log_object
+from holdfast.shared_fs.disk import layout
+from holdfast.shared_fs.snapshots import manifest, shard
+from holdfast.shared_fs.store_file import schema
+from tests.support.documents import read, table
+
+
+def test_the_formats_that_are_listed_are_those_of_the_code() -> None:
+    listed = {row[0]: int(row[1]) for row in table(read("deploy/upgrade.md"), "what", "format")}
+    assert listed == {
+        "frames on the wire": frames.PROTOCOL_VERSION,
+        "the tree on the file system, logs included": layout.FORMAT_VERSION,
+        "a store file": schema.FORMAT_VERSION,
+        "`state.db` of the coordinator": state_format.FORMAT_VERSION,
+        "the bucket": manifest.FORMAT_VERSION,
+        "log objects in the bucket": log_object.FORMAT,
+        "a shard of manifests": shard._SHARD_FORMAT,
+    }
