@@ -55,7 +55,7 @@ class TermFile:
             self._write(term)
 
     def check(self) -> None:
-        """Return whether nobody has begun a later term.
+        """Pass only if nobody has begun a later term.
 
         Raises DeposedError, which is final, and StorageFailedError if the file cannot be read now.
         """

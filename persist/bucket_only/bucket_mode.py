@@ -102,7 +102,7 @@ class BucketMode:
         await self._put_thread(self._uploader.begin)
 
     async def confirm_open(self) -> None:
-        """Return whether output may leave now. Raises FencedError, BucketError."""
+        """Pass only if output may leave now. Raises FencedError, BucketError."""
         await self._look_thread(self._gate.confirm)
 
     async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:

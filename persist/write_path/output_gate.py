@@ -15,7 +15,7 @@ logger = logging.getLogger("holdfast.persist")
 #: The delay between attempts to read a fence file that is unreadable.
 _RETRY_SECONDS: Final = 0.05
 
-#: Returns whether output may leave now. Raises FencedError, StorageError.
+#: Passes only if output may leave now. Raises FencedError, StorageError.
 ConfirmOpen = Callable[[], Awaitable[None]]
 
 

@@ -79,7 +79,7 @@ class FenceGate:
         return self._fenced
 
     def check(self) -> None:
-        """Return whether anything may leave now.
+        """Pass only if anything may leave now.
 
         Raises FencedError, which is final, and StorageFailedError if the fence cannot be read: then
         nothing may leave, but a later check may succeed.
