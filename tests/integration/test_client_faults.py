@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,189 +25,163 @@ from holdfast.client.wire.coalescer import Coalescer
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
-from tests.support.client_of_fakes import STREAM, all_of, run, take, values
+from tests.support.client_of_fakes import STREAM, all_of, take, values
 from tests.support.fake_persist import FakeCluster, fake_cluster, until
-from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.nats_server import NatsServer
 from tests.support.stalling_proxy import stalling_proxy
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with running_nats_server(tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
 
 # Writes
 
 
-def test_a_thousand_concurrent_appends_each_get_their_own_seq(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        acks = await asyncio.gather(*[stream.append(b"%d" % i) for i in range(1000)])
-        assert [ack.seq for ack in acks] == list(range(1, 1001))
-        assert [m.value for m in await all_of(stream.get_all())] == [b"%d" % i for i in range(1000)]
-        assert len(cluster.servers[0].frames) < 50
-        assert cluster.resolve_requests == [[[1, "s"]]]
-
-    run(nats, test)
-
-
-def test_stores_wanted_in_one_turn_are_resolved_in_one_request(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        await asyncio.gather(*[client.kv(f"k{i}").set("a", b"") for i in range(50)])
-        assert len(cluster.resolve_requests) == 1
-        assert {server.name for server in cluster.owner.values()} == {"a", "b"}
-
-    run(nats, test, "a", "b")
+async def test_a_thousand_concurrent_appends_each_get_their_own_seq(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    acks = await asyncio.gather(*[stream.append(b"%d" % i) for i in range(1000)])
+    assert [ack.seq for ack in acks] == list(range(1, 1001))
+    assert [m.value for m in await all_of(stream.get_all())] == [b"%d" % i for i in range(1000)]
+    assert len(cluster.servers[0].frames) < 50
+    assert cluster.resolve_requests == [[[1, "s"]]]
 
 
-def test_a_lost_reply_is_not_a_lost_and_not_a_second_write(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append(b"0")
-        cluster.servers[0].drop_replies = 1
-        ack = await stream.append(b"1")
-        assert ack.seq == 2
-        assert cluster.store(*STREAM).last_seq == 2
-
-    run(nats, test)
+@pytest.mark.parametrize("servers", ["ab"])
+async def test_stores_wanted_in_one_turn_are_resolved_in_one_request(
+    client: Client, cluster: FakeCluster
+) -> None:
+    await asyncio.gather(*[client.kv(f"k{i}").set("a", b"") for i in range(50)])
+    assert len(cluster.resolve_requests) == 1
+    assert {server.name for server in cluster.owner.values()} == {"a", "b"}
 
 
-def test_a_lost_request_does_not_reorder_the_ones_behind_it(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append(b"first")
-        cluster.servers[0].drop_requests = 1
-        writes = []
-        for number in range(4):
-            writes.append(asyncio.create_task(stream.append(b"%d" % number)))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        acks = await asyncio.gather(*writes)
-        assert [ack.seq for ack in acks] == [2, 3, 4, 5]
-
-    run(nats, test)
+async def test_a_lost_reply_is_not_a_lost_and_not_a_second_write(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    await stream.append(b"0")
+    cluster.servers[0].drop_replies = 1
+    ack = await stream.append(b"1")
+    assert ack.seq == 2
+    assert cluster.store(*STREAM).last_seq == 2
 
 
-def test_a_killed_server_is_suspected_and_its_stores_go_on_elsewhere(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        streams = [client.stream(f"s{i}") for i in range(10)]
-        await asyncio.gather(*[s.append(b"") for s in streams])
-        await cluster.servers[0].stop()
-        acks = await asyncio.gather(*[s.append(b"") for s in streams])
-        assert {ack.seq for ack in acks} == {2}
-        assert set(cluster.suspected) == {"a"}
-        assert {server.name for server in cluster.owner.values()} == {"b"}
-
-    run(nats, test, "a", "b")
-
-
-def test_a_silent_server_whose_stores_were_moved_is_left(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        cluster.move(STREAM, cluster.servers[0])
-        await stream.append(b"1")
-        cluster.servers[0].silent = True
-        write = asyncio.create_task(stream.append(b"2"))
+async def test_a_lost_request_does_not_reorder_the_ones_behind_it(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    await stream.append(b"first")
+    cluster.servers[0].drop_requests = 1
+    writes = []
+    for number in range(4):
+        writes.append(asyncio.create_task(stream.append(b"%d" % number)))
         await asyncio.sleep(0)
-        cluster.move(STREAM, cluster.servers[1])
-        assert (await write).seq == 2
-
-    run(nats, test, "a", "b")
-
-
-def test_a_moved_store_is_followed_to_its_owner(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        for number in range(1, 7):
-            cluster.move(STREAM, cluster.servers[number % 2])
-            assert (await stream.append(b"")).seq == number
-
-    run(nats, test, "a", "b")
+        await asyncio.sleep(0)
+    acks = await asyncio.gather(*writes)
+    assert [ack.seq for ack in acks] == [2, 3, 4, 5]
 
 
-def test_busy_is_retried_until_it_is_not(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        cluster.servers[0].refuse = [BusyError(what="inbox") for _ in range(5)]
-        assert (await client.stream("s").append(b"")).seq == 1
-
-    run(nats, test)
-
-
-def test_a_storage_error_reaches_the_caller_and_later_writes_go_on(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        cluster.servers[0].refuse = [StorageFailedError(reason="full")]
-        with pytest.raises(StorageFailedError, match="full"):
-            await stream.append(b"")
-        assert (await stream.append(b"")).seq == 1
-
-    run(nats, test)
+@pytest.mark.parametrize("servers", ["ab"])
+async def test_a_killed_server_is_suspected_and_its_stores_go_on_elsewhere(
+    client: Client, cluster: FakeCluster
+) -> None:
+    streams = [client.stream(f"s{i}") for i in range(10)]
+    await asyncio.gather(*[s.append(b"") for s in streams])
+    await cluster.servers[0].stop()
+    acks = await asyncio.gather(*[s.append(b"") for s in streams])
+    assert {ack.seq for ack in acks} == {2}
+    assert set(cluster.suspected) == {"a"}
+    assert {server.name for server in cluster.owner.values()} == {"b"}
 
 
-def test_errors_of_single_operations_carry_their_fields(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream, kv = client.stream("s"), client.kv("k")
+@pytest.mark.parametrize("servers", ["ab"])
+async def test_a_silent_server_whose_stores_were_moved_is_left(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    cluster.move(STREAM, cluster.servers[0])
+    await stream.append(b"1")
+    cluster.servers[0].silent = True
+    write = asyncio.create_task(stream.append(b"2"))
+    await asyncio.sleep(0)
+    cluster.move(STREAM, cluster.servers[1])
+    assert (await write).seq == 2
+
+
+@pytest.mark.parametrize("servers", ["ab"])
+async def test_a_moved_store_is_followed_to_its_owner(client: Client, cluster: FakeCluster) -> None:
+    stream = client.stream("s")
+    for number in range(1, 7):
+        cluster.move(STREAM, cluster.servers[number % 2])
+        assert (await stream.append(b"")).seq == number
+
+
+async def test_busy_is_retried_until_it_is_not(client: Client, cluster: FakeCluster) -> None:
+    cluster.servers[0].refuse = [BusyError(what="inbox") for _ in range(5)]
+    assert (await client.stream("s").append(b"")).seq == 1
+
+
+async def test_a_storage_error_reaches_the_caller_and_later_writes_go_on(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    cluster.servers[0].refuse = [StorageFailedError(reason="full")]
+    with pytest.raises(StorageFailedError, match="full"):
         await stream.append(b"")
-        with pytest.raises(WrongLastSeqError) as wrong_seq:
-            await stream.append(b"", expected_last_seq=7)
-        assert wrong_seq.value.actual == 1
-        await kv.set("a", b"")
-        with pytest.raises(WrongRevisionError) as wrong_revision:
-            await kv.set("a", b"", expected_revision=0)
-        assert (wrong_revision.value.key, wrong_revision.value.actual) == ("a", 1)
-
-    run(nats, test)
+    assert (await stream.append(b"")).seq == 1
 
 
-def test_wrong_arguments_are_refused_before_anything_is_sent(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        with pytest.raises(InvalidNameError):
-            client.stream("no spaces")
-        with pytest.raises(InvalidNameError):
-            client.kv("")
-        with pytest.raises(InvalidArgumentError):
-            await stream.append("text")  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgumentError):
-            await stream.get(0)
-        with pytest.raises(TooLargeError):
-            await stream.append_many([b""] * (MAX_FRAME_OPERATIONS + 1))
-        with pytest.raises(TooLargeError):
-            await stream.append_many([b"x" * 600_000] * 2)
-        assert cluster.resolve_requests == []
-
-    run(nats, test)
+async def test_errors_of_single_operations_carry_their_fields(client: Client) -> None:
+    stream, kv = client.stream("s"), client.kv("k")
+    await stream.append(b"")
+    with pytest.raises(WrongLastSeqError) as wrong_seq:
+        await stream.append(b"", expected_last_seq=7)
+    assert wrong_seq.value.actual == 1
+    await kv.set("a", b"")
+    with pytest.raises(WrongRevisionError) as wrong_revision:
+        await kv.set("a", b"", expected_revision=0)
+    assert (wrong_revision.value.key, wrong_revision.value.actual) == ("a", 1)
 
 
-def test_a_reply_that_makes_no_sense_costs_a_resend_and_nothing_else(
-    nats: NatsServer, caplog: pytest.LogCaptureFixture
+async def test_wrong_arguments_are_refused_before_anything_is_sent(
+    client: Client, cluster: FakeCluster
 ) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append(b"0")
-        cluster.servers[0].rubbish = [b"\x01\xc1", frames.encode([[0, 0, b"no outcome"]])]
-        acks = await asyncio.gather(stream.append(b"1"), client.kv("k").set("a", b""))
-        assert (acks[0].seq, acks[1].revision) == (2, 1)
-        assert cluster.store(*STREAM).last_seq == 2
-        assert "client.reply_malformed" in caplog.text
-        assert "client.failed" not in caplog.text
+    stream = client.stream("s")
+    for name in ("", ".", "a..b", "a b", "a/b", "*", ">", "a.>", "x" * 201):
+        for make in (client.stream, client.kv):
+            with pytest.raises(InvalidNameError):
+                make(name)
+    with pytest.raises(InvalidArgumentError):
+        await stream.append("text")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError):
+        await stream.get(0)
+    with pytest.raises(TooLargeError):
+        await stream.append_many([b""] * (MAX_FRAME_OPERATIONS + 1))
+    with pytest.raises(TooLargeError):
+        await stream.append_many([b"x" * 600_000] * 2)
+    assert cluster.resolve_requests == []
 
-    run(nats, test)
 
-
-def test_a_message_to_an_inbox_that_is_no_reply_is_ignored(
-    nats: NatsServer, caplog: pytest.LogCaptureFixture
+async def test_a_reply_that_makes_no_sense_costs_a_resend_and_nothing_else(
+    caplog: pytest.LogCaptureFixture, client: Client, cluster: FakeCluster
 ) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        await client.stream("s").append(b"")
-        inbox = client._link._inbox
-        for token in ("x", "-1", "9" * 200, "1e3"):
-            await cluster.bus.publish(inbox + token, b"")
-        await until(lambda: caplog.text.count("client.reply_malformed") == 4)
-        assert (await client.stream("s").append(b"")).seq == 2
+    stream = client.stream("s")
+    await stream.append(b"0")
+    cluster.servers[0].rubbish = [b"\x01\xc1", frames.encode([[0, 0, b"no outcome"]])]
+    acks = await asyncio.gather(stream.append(b"1"), client.kv("k").set("a", b""))
+    assert (acks[0].seq, acks[1].revision) == (2, 1)
+    assert cluster.store(*STREAM).last_seq == 2
+    assert "client.reply_malformed" in caplog.text
+    assert "client.failed" not in caplog.text
 
-    run(nats, test)
+
+async def test_a_message_to_an_inbox_that_is_no_reply_is_ignored(
+    caplog: pytest.LogCaptureFixture, client: Client, cluster: FakeCluster
+) -> None:
+    await client.stream("s").append(b"")
+    inbox = client._link._inbox
+    for token in ("x", "-1", "9" * 200, "1e3"):
+        await cluster.bus.publish(inbox + token, b"")
+    await until(lambda: caplog.text.count("client.reply_malformed") == 4)
+    assert (await client.stream("s").append(b"")).seq == 2
 
 
 @pytest.mark.parametrize("event", ["reply", "no_responders", "tick", "reconnected"])
@@ -248,72 +221,70 @@ async def test_a_bug_in_a_callback_fails_the_client_and_leaves_nobody_waiting(
     assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()
 
 
-def test_a_cancelled_caller_leaves_the_others_alone(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append(b"")
-        cluster.servers[0].hold = []
-        writes = [asyncio.create_task(stream.append(b"%d" % i)) for i in range(10)]
-        await until(lambda: bool(cluster.servers[0].hold))
-        for write in writes[::2]:
-            write.cancel()
-        answers = asyncio.gather(*writes, return_exceptions=True)
-        cluster.servers[0].release()
-        kept = (await answers)[1::2]
-        assert [ack.seq for ack in kept if not isinstance(ack, BaseException)] == [3, 5, 7, 9, 11]
-        assert (await stream.append(b"")).seq == 12
-
-    run(nats, test)
-
-
-def test_a_write_given_up_is_not_applied_when_it_arrives_late(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append(b"first")
-        server = cluster.servers[0]
-        server.hold = []
-        with pytest.raises(OperationTimeoutError):
-            await stream.append(b"late", timeout_seconds=0.2)
-        late, server.hold = server.hold, None
-        assert (await stream.append(b"next")).seq == 2
-        for message in late:
-            server._on_frame(message)
-        assert [m.value for m in await all_of(stream.get_all())] == [b"first", b"next"]
-
-    run(nats, test)
-
-
-def test_callers_beyond_the_limit_wait_for_room_in_order(
-    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+async def test_a_cancelled_caller_leaves_the_others_alone(
+    client: Client, cluster: FakeCluster
 ) -> None:
+    stream = client.stream("s")
+    await stream.append(b"")
+    cluster.servers[0].hold = []
+    writes = [asyncio.create_task(stream.append(b"%d" % i)) for i in range(10)]
+    await until(lambda: bool(cluster.servers[0].hold))
+    for write in writes[::2]:
+        write.cancel()
+    answers = asyncio.gather(*writes, return_exceptions=True)
+    cluster.servers[0].release()
+    kept = (await answers)[1::2]
+    assert [ack.seq for ack in kept if not isinstance(ack, BaseException)] == [3, 5, 7, 9, 11]
+    assert (await stream.append(b"")).seq == 12
+
+
+async def test_a_write_given_up_is_not_applied_when_it_arrives_late(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    await stream.append(b"first")
+    server = cluster.servers[0]
+    server.hold = []
+    with pytest.raises(OperationTimeoutError):
+        await stream.append(b"late", timeout_seconds=0.2)
+    late, server.hold = server.hold, None
+    assert (await stream.append(b"next")).seq == 2
+    for message in late:
+        server._on_frame(message)
+    assert [m.value for m in await all_of(stream.get_all())] == [b"first", b"next"]
+
+
+@pytest.fixture
+def room_for_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client that connects from now on may have waiting."""
     for limit in ("FIRST", "MIN", "MAX"):
         monkeypatch.setattr(f"holdfast.client.wire.credit.{limit}_WAITING_OPERATIONS", 10)
 
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        acks = await asyncio.gather(*[stream.append(b"") for _ in range(200)])
-        assert [ack.seq for ack in acks] == list(range(1, 201))
-        sizes = [len(g.operations) for groups in cluster.servers[0].frames for g in groups]
-        assert max(sizes) <= 11
-        cluster.servers[0].silent = True
-        blocked = [asyncio.create_task(stream.append(b"")) for _ in range(10)]
-        await asyncio.sleep(0)
-        with pytest.raises(OperationTimeoutError, match="is full"):
-            await stream.append(b"", timeout_seconds=0.1)
-        for task in blocked:
-            task.cancel()
-        await asyncio.gather(*blocked, return_exceptions=True)
 
-    run(nats, test)
+async def test_callers_beyond_the_limit_wait_for_room_in_order(
+    room_for_ten: None, client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    acks = await asyncio.gather(*[stream.append(b"") for _ in range(200)])
+    assert [ack.seq for ack in acks] == list(range(1, 201))
+    sizes = [len(g.operations) for groups in cluster.servers[0].frames for g in groups]
+    assert max(sizes) <= 11
+    cluster.servers[0].silent = True
+    blocked = [asyncio.create_task(stream.append(b"")) for _ in range(10)]
+    await asyncio.sleep(0)
+    with pytest.raises(OperationTimeoutError, match="is full"):
+        await stream.append(b"", timeout_seconds=0.1)
+    for task in blocked:
+        task.cancel()
+    await asyncio.gather(*blocked, return_exceptions=True)
 
 
 async def test_a_connection_that_passes_nothing_any_more_costs_a_pause_and_no_write(
-    nats: NatsServer,
+    shared_nats: NatsServer,
 ) -> None:
     async with (
-        asyncio.timeout(100),
-        fake_cluster(nats.url, "a") as cluster,
-        stalling_proxy(nats.port) as proxy,
+        fake_cluster(shared_nats.url, "a") as cluster,
+        stalling_proxy(shared_nats.port) as proxy,
         connect(proxy.url, timeout_seconds=60.0) as client,
     ):
         stream = client.stream("s")
@@ -339,8 +310,8 @@ async def test_a_connection_that_passes_nothing_any_more_costs_a_pause_and_no_wr
 # When there is nobody to ask
 
 
-async def test_without_a_coordinator_the_error_says_so(nats: NatsServer) -> None:
-    async with connect(nats.url, timeout_seconds=0.3) as client:
+async def test_without_a_coordinator_the_error_says_so(shared_nats: NatsServer) -> None:
+    async with connect(shared_nats.url, timeout_seconds=0.3) as client:
         with pytest.raises(NoCoordinatorError):
             await client.stream("s").append(b"")
         with pytest.raises(NoCoordinatorError):
@@ -349,38 +320,35 @@ async def test_without_a_coordinator_the_error_says_so(nats: NatsServer) -> None
             await anext(client.stream("s").subscribe())
 
 
-def test_without_a_server_the_error_says_so_and_a_new_server_is_found(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        await cluster.servers[0].stop()
-        with pytest.raises(NoServerError):
-            await client.stream("s").append(b"", timeout_seconds=0.3)
-        write = asyncio.create_task(client.stream("s").append(b""))
-        await asyncio.sleep(0)
-        await cluster.add_server("b")
-        assert (await write).seq == 1
-
-    run(nats, test)
-
-
-def test_known_owners_serve_on_while_the_coordinator_is_away(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        await client.stream("s").append(b"")
-        await cluster.stop_coordinator()
-        assert (await client.stream("s").append(b"")).seq == 2
-        with pytest.raises(NoCoordinatorError):
-            await client.stream("other").append(b"", timeout_seconds=0.2)
-
-    run(nats, test)
+async def test_without_a_server_the_error_says_so_and_a_new_server_is_found(
+    client: Client, cluster: FakeCluster
+) -> None:
+    await cluster.servers[0].stop()
+    with pytest.raises(NoServerError):
+        await client.stream("s").append(b"", timeout_seconds=0.3)
+    write = asyncio.create_task(client.stream("s").append(b""))
+    await asyncio.sleep(0)
+    await cluster.add_server("b")
+    assert (await write).seq == 1
 
 
-def test_a_question_that_died_with_its_coordinator_is_asked_again(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        cluster.lose_questions = 1
-        # Less than a lost question would take to be given up.
-        assert (await client.stream("s").append(b"", timeout_seconds=1.5)).seq == 1
-        assert cluster.resolve_requests == [[[1, "s"]]]
+async def test_known_owners_serve_on_while_the_coordinator_is_away(
+    client: Client, cluster: FakeCluster
+) -> None:
+    await client.stream("s").append(b"")
+    await cluster.stop_coordinator()
+    assert (await client.stream("s").append(b"")).seq == 2
+    with pytest.raises(NoCoordinatorError):
+        await client.stream("other").append(b"", timeout_seconds=0.2)
 
-    run(nats, test)
+
+async def test_a_question_that_died_with_its_coordinator_is_asked_again(
+    client: Client, cluster: FakeCluster
+) -> None:
+    cluster.lose_questions = 1
+    # Less than a lost question would take to be given up.
+    assert (await client.stream("s").append(b"", timeout_seconds=1.5)).seq == 1
+    assert cluster.resolve_requests == [[[1, "s"]]]
 
 
 async def test_without_nats_connect_fails_with_the_url() -> None:
@@ -388,9 +356,9 @@ async def test_without_nats_connect_fails_with_the_url() -> None:
         await connect("nats://127.0.0.1:1")
 
 
-async def test_close_fails_what_waits_and_ends_subscriptions(nats: NatsServer) -> None:
-    async with fake_cluster(nats.url, "a") as cluster:
-        client = await connect(nats.url)
+async def test_close_fails_what_waits_and_ends_subscriptions(shared_nats: NatsServer) -> None:
+    async with fake_cluster(shared_nats.url, "a") as cluster:
+        client = await connect(shared_nats.url)
         await client.stream("s").append(b"")
         changes = client.stream("s").subscribe(start_seq=1)
         assert values(await take(changes, 1)) == [b""]

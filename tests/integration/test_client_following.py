@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.client import (
     Change,
-    ChangeKind,
     Client,
     InvalidArgumentError,
     MalformedFrameError,
@@ -23,270 +20,143 @@ from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.names import StoreId, StoreKind
-from tests.support.client_of_fakes import KV, STREAM, all_of, run, take, values
+from tests.support.client_of_fakes import KV, STREAM, all_of, take, values
 from tests.support.fake_persist import FakeCluster, fake_cluster, until
-from tests.support.nats_server import NatsServer, running_nats_server
-
-
-@pytest.fixture(scope="module")
-def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    with running_nats_server(tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
+from tests.support.nats_server import NatsServer
 
 # Reading
 
 
-def test_get_all_pages_through_everything_and_stops_at_its_bounds(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream, kv = client.stream("s"), client.kv("k")
-        await stream.append_many([b"%d" % i for i in range(1, 201)])
-        await kv.set_many({f"{i:03}": b"v" for i in range(120)})
-        assert [m.seq for m in await all_of(stream.get_all())] == list(range(1, 201))
-        assert [m.seq for m in await all_of(stream.get_all(start_seq=60, end_seq=130))] == list(
-            range(60, 131)
-        )
-        assert [m.seq for m in await all_of(stream.get_all(last=70))] == list(range(131, 201))
-        assert [m.seq for m in await all_of(stream.get_all(limit=70))] == list(range(1, 71))
-        assert await all_of(stream.get_all(limit=0)) == []
-        assert [e.key for e in await all_of(kv.get_all(prefix="1"))] == [
-            f"1{i:02}" for i in range(20)
-        ]
-        assert len(await all_of(kv.keys())) == 120
-
-    run(nats, test)
+async def test_get_all_pages_through_everything_and_stops_at_its_bounds(client: Client) -> None:
+    stream, kv = client.stream("s"), client.kv("k")
+    await stream.append_many([b"%d" % i for i in range(1, 201)])
+    await kv.set_many({f"{i:03}": b"v" for i in range(120)})
+    assert [m.seq for m in await all_of(stream.get_all())] == list(range(1, 201))
+    assert [m.seq for m in await all_of(stream.get_all(start_seq=60, end_seq=130))] == list(
+        range(60, 131)
+    )
+    assert [m.seq for m in await all_of(stream.get_all(last=70))] == list(range(131, 201))
+    assert [m.seq for m in await all_of(stream.get_all(limit=70))] == list(range(1, 71))
+    assert await all_of(stream.get_all(limit=0)) == []
+    assert [e.key for e in await all_of(kv.get_all(prefix="1"))] == [f"1{i:02}" for i in range(20)]
+    assert len(await all_of(kv.keys())) == 120
 
 
-def test_reads_that_a_server_answers_in_part_are_completed(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append_many([b"%d" % i for i in range(1, 51)])
-        cluster.servers[0].reads_at_once = 3
-        found = await asyncio.gather(*[stream.get(seq) for seq in range(1, 51)])
-        assert [m.value for m in found if m is not None] == [b"%d" % i for i in range(1, 51)]
+async def test_reads_that_a_server_answers_in_part_are_completed(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    await stream.append_many([b"%d" % i for i in range(1, 51)])
+    cluster.servers[0].reads_at_once = 3
+    found = await asyncio.gather(*[stream.get(seq) for seq in range(1, 51)])
+    assert [m.value for m in found if m is not None] == [b"%d" % i for i in range(1, 51)]
 
-    run(nats, test)
 
-
-def test_stores_are_listed_page_by_page(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        for name in ("b.2", "a.1", "b.1", "c"):
-            await client.stream(name).append(b"")
-        await client.kv("b.1").set("a", b"")
-        found = [(store.name, store.kind) async for store in client.stores(prefix="b")]
-        assert found == [("b.1", 1), ("b.1", 2), ("b.2", 1)]
-        assert len([store async for store in client.stores(kind=StoreKind.STREAM)]) == 4
-        assert [server.server for server in await client.servers()] == ["a"]
-
-    run(nats, test)
+async def test_stores_are_listed_page_by_page(client: Client) -> None:
+    for name in ("b.2", "a.1", "b.1", "c"):
+        await client.stream(name).append(b"")
+    await client.kv("b.1").set("a", b"")
+    found = [(store.name, store.kind) async for store in client.stores(prefix="b")]
+    assert found == [("b.1", 1), ("b.1", 2), ("b.2", 1)]
+    assert len([store async for store in client.stores(kind=StoreKind.STREAM)]) == 4
+    assert [server.server for server in await client.servers()] == ["a"]
 
 
 # Following
 
 
-def test_a_subscription_gives_history_then_live_in_order(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append_many([b"%d" % i for i in range(1, 121)])
-        async with stream.subscribe(start_seq=21) as changes:
-            history = await take(changes, 100)
-            assert values(history) == [b"%d" % i for i in range(21, 121)]
-            await stream.append(b"live")
-            await stream.set(1, b"again")
-            await stream.delete(2)
-            await stream.delete_all(end_seq=10)
-            live = await take(changes, 4)
-            assert [c.kind for c in live] == ["set", "set", "delete", "trim"]
-            assert [c.revision for c in live] == [121, 122, 123, 124]
-            assert (live[2].seqs, live[3].end_seq) == ((2,), 10)
-
-    run(nats, test)
+async def test_lost_and_doubled_broadcasts_are_healed(client: Client, cluster: FakeCluster) -> None:
+    stream = client.stream("s")
+    cluster.broadcast_twice = True
+    async with stream.subscribe() as changes:
+        for number in range(20):
+            cluster.lose_broadcasts = number % 3
+            await stream.append(b"%d" % number)
+        cluster.lose_broadcasts = 0
+        await stream.append(b"end")
+        found = await take(changes, 21)
+        assert [c.revision for c in found] == list(range(1, 22))
 
 
-def test_a_live_subscription_begins_when_it_is_entered(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append(b"before")
-        async with stream.subscribe() as changes:
-            await stream.append(b"after")
-            assert values(await take(changes, 1)) == [b"after"]
-
-    run(nats, test)
+async def test_a_lost_last_broadcast_is_noticed(client: Client, cluster: FakeCluster) -> None:
+    stream = client.stream("s")
+    async with stream.subscribe() as changes:
+        cluster.lose_broadcasts = 1
+        await stream.append(b"lost")
+        assert values(await take(changes, 1)) == [b"lost"]
 
 
-def test_a_writer_racing_with_the_start_of_a_subscription_is_seen_exactly_once(
-    nats: NatsServer,
+async def test_followed_stores_are_checked_in_one_frame(
+    client: Client, cluster: FakeCluster
 ) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-
-        async def write() -> None:
-            for number in range(300):
-                await stream.append(b"%d" % number)
-
-        writing = asyncio.create_task(write())
-        await until(lambda: cluster.store(*STREAM).last_seq > 100)
-        async with stream.subscribe(start_seq=1) as changes:
-            assert values(await take(changes, 300)) == [b"%d" % i for i in range(300)]
-        await writing
-
-    run(nats, test)
+    subscriptions = [client.stream(f"s{i}").subscribe() for i in range(20)]
+    for each in subscriptions:
+        await each.__aenter__()
+    before = len(cluster.servers[0].frames)
+    await until(lambda: len(cluster.servers[0].frames) > before)
+    assert sum(len(groups) for groups in cluster.servers[0].frames[before:]) == 20
+    for each in subscriptions:
+        await each.aclose()
 
 
-def test_lost_and_doubled_broadcasts_are_healed(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        cluster.broadcast_twice = True
-        async with stream.subscribe() as changes:
-            for number in range(20):
-                cluster.lose_broadcasts = number % 3
-                await stream.append(b"%d" % number)
-            cluster.lose_broadcasts = 0
-            await stream.append(b"end")
-            found = await take(changes, 21)
-            assert [c.revision for c in found] == list(range(1, 22))
-
-    run(nats, test)
-
-
-def test_a_lost_last_broadcast_is_noticed(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        async with stream.subscribe() as changes:
-            cluster.lose_broadcasts = 1
-            await stream.append(b"lost")
-            assert values(await take(changes, 1)) == [b"lost"]
-
-    run(nats, test)
-
-
-def test_followed_stores_are_checked_in_one_frame(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        subscriptions = [client.stream(f"s{i}").subscribe() for i in range(20)]
-        for each in subscriptions:
-            await each.__aenter__()
-        before = len(cluster.servers[0].frames)
-        await until(lambda: len(cluster.servers[0].frames) > before)
-        assert sum(len(groups) for groups in cluster.servers[0].frames[before:]) == 20
-        for each in subscriptions:
-            await each.aclose()
-
-    run(nats, test)
-
-
-def test_a_follower_survives_the_move_of_its_store(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        async with stream.subscribe() as changes:
-            await stream.append(b"1")
-            cluster.lose_broadcasts = 1
-            await stream.append(b"2")
-            cluster.move(STREAM, cluster.servers[1])
-            await cluster.servers[0].stop()
-            await stream.append(b"3")
-            assert values(await take(changes, 3)) == [b"1", b"2", b"3"]
-
-    run(nats, test, "a", "b")
-
-
-def test_a_follower_that_was_away_too_long_is_told_reset_and_given_all(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
+@pytest.mark.parametrize("servers", ["ab"])
+async def test_a_follower_survives_the_move_of_its_store(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    async with stream.subscribe() as changes:
         await stream.append(b"1")
-        async with stream.subscribe() as changes:
-            cluster.lose_broadcasts = 3
-            await stream.append(b"2")
-            await stream.append(b"3")
-            await stream.delete(2)
-            cluster.store(*STREAM).changes_from = 4
-            await stream.append(b"4")
-            found = await take(changes, 4)
-            assert [c.kind for c in found] == ["reset", "set", "set", "set"]
-            assert values(found) == [b"1", b"3", b"4"]
-            await stream.append(b"5")
-            assert values(await take(changes, 1)) == [b"5"]
-
-    run(nats, test)
+        cluster.lose_broadcasts = 1
+        await stream.append(b"2")
+        cluster.move(STREAM, cluster.servers[1])
+        await cluster.servers[0].stop()
+        await stream.append(b"3")
+        assert values(await take(changes, 3)) == [b"1", b"2", b"3"]
 
 
-def test_a_slow_consumer_loses_nothing(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.client.following.merge.SUBSCRIPTION_BUFFER_CHANGES", 10)
-
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        async with stream.subscribe() as changes:
-            for number in range(200):
-                await stream.append(b"%d" % number)
-            assert values(await take(changes, 200)) == [b"%d" % i for i in range(200)]
-
-    run(nats, test)
-
-
-def test_a_cancelled_anext_loses_nothing(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append_many([b"%d" % i for i in range(200)])
-        changes = stream.subscribe(start_seq=1)
-        found: list[Change] = []
-        wait_seconds = 0.0
-        while len(found) < 200:
-            wait_seconds += 0.0002
-            try:
-                async with asyncio.timeout(wait_seconds):
-                    found.append(await anext(changes))
-            except TimeoutError:
-                continue
-        assert values(found) == [b"%d" % i for i in range(200)]
-        await changes.aclose()
-
-    run(nats, test)
+async def test_a_follower_that_was_away_too_long_is_told_reset_and_given_all(
+    client: Client, cluster: FakeCluster
+) -> None:
+    stream = client.stream("s")
+    await stream.append(b"1")
+    async with stream.subscribe() as changes:
+        cluster.lose_broadcasts = 3
+        await stream.append(b"2")
+        await stream.append(b"3")
+        await stream.delete(2)
+        cluster.store(*STREAM).changes_from = 4
+        await stream.append(b"4")
+        found = await take(changes, 4)
+        assert [c.kind for c in found] == ["reset", "set", "set", "set"]
+        assert values(found) == [b"1", b"3", b"4"]
+        await stream.append(b"5")
+        assert values(await take(changes, 1)) == [b"5"]
 
 
-def test_watch_gives_the_state_a_mark_and_what_follows(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        kv = client.kv("k")
-        await kv.set_many({f"a{i:03}": b"" for i in range(120)})
-        await kv.set("b", b"")
-        async with kv.watch(prefix="a") as changes:
-            state = await take(changes, 121)
-            assert [c.entry.key for c in state[:-1] if c.entry] == [f"a{i:03}" for i in range(120)]
-            assert state[-1].kind is ChangeKind.READY
-            await kv.set("b", b"unseen")
-            await kv.delete("b")
-            await kv.set("a000", b"seen")
-            await kv.delete("a001")
-            await kv.delete_all()
-            assert [c.kind for c in await take(changes, 3)] == ["set", "delete", "trim"]
-
-    run(nats, test)
+async def test_a_cancelled_anext_loses_nothing(client: Client) -> None:
+    stream = client.stream("s")
+    await stream.append_many([b"%d" % i for i in range(200)])
+    changes = stream.subscribe(start_seq=1)
+    found: list[Change] = []
+    wait_seconds = 0.0
+    while len(found) < 200:
+        wait_seconds += 0.0002
+        try:
+            async with asyncio.timeout(wait_seconds):
+                found.append(await anext(changes))
+        except TimeoutError:
+            continue
+    assert values(found) == [b"%d" % i for i in range(200)]
+    await changes.aclose()
 
 
-def test_watch_goes_on_from_a_revision(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        kv = client.kv("k")
-        for number in range(5):
-            await kv.set(str(number), b"")
-        async with kv.watch(start_revision=3) as changes:
-            found = await take(changes, 3)
-            assert [(c.kind, c.revision) for c in found] == [("set", 4), ("set", 5), ("ready", 5)]
-        cluster.store(*KV).changes_from = 4
-        async with kv.watch(start_revision=3) as changes:
-            found = await take(changes, 7)
-            assert [c.kind for c in found] == ["reset", *["set"] * 5, "ready"]
-
-    run(nats, test)
-
-
-def test_breaking_out_of_the_loop_stops_listening(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append(b"")
-        async for _ in stream.subscribe(start_seq=1):
-            break
-        gc.collect()
-        await until(lambda: not client._follower._feeds)
-
-    run(nats, test)
+async def test_breaking_out_of_the_loop_stops_listening(client: Client) -> None:
+    stream = client.stream("s")
+    await stream.append(b"")
+    async for _ in stream.subscribe(start_seq=1):
+        break
+    gc.collect()
+    await until(lambda: not client._follower._feeds)
 
 
 @pytest.mark.parametrize("pattern", [False, True])
@@ -349,76 +219,67 @@ async def test_broadcasts_that_make_no_sense_are_logged_and_mended_by_the_owner(
             assert values(await take(changes, 1)) == [b"7"]
 
 
-def test_an_owner_that_makes_no_sense_is_an_error_for_as_long_as_it_lasts(
-    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+async def test_an_owner_that_makes_no_sense_is_an_error_for_as_long_as_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, client: Client, cluster: FakeCluster
 ) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append(b"1")
-        cluster.store(*STREAM).log[0] = (1, 0, [99, "of a later version"])
-        async with stream.subscribe(start_revision=0) as changes:
-            for _ in range(2):
-                with pytest.raises(MalformedFrameError, match="unknown change 99"):
-                    await take(changes, 1)
-            cluster.store(*STREAM).log[0] = (1, 0, [CHANGE_SET_MESSAGE, 1, b"1"])
-            assert values(await take(changes, 1)) == [b"1"]
-
-    run(nats, test)
+    stream = client.stream("s")
+    await stream.append(b"1")
+    cluster.store(*STREAM).log[0] = (1, 0, [99, "of a later version"])
+    async with stream.subscribe(start_revision=0) as changes:
+        for _ in range(2):
+            with pytest.raises(MalformedFrameError, match="unknown change 99"):
+                await take(changes, 1)
+        cluster.store(*STREAM).log[0] = (1, 0, [CHANGE_SET_MESSAGE, 1, b"1"])
+        assert values(await take(changes, 1)) == [b"1"]
 
 
-def test_a_stream_is_gone_on_with_from_a_saved_revision(nats: NatsServer) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream = client.stream("s")
-        await stream.append_many([b"%d" % i for i in range(1, 121)])
-        await stream.set(3, b"three")
-        async with stream.subscribe(start_seq=1) as changes:
-            assert changes.revision is None
-            await take(changes, 100)
-            assert changes.revision is None, "rows of history are not in the order of revisions"
-            await take(changes, 20)
-            assert changes.revision == 121
-        await stream.append(b"121")
-        await stream.delete(5)
-        async with stream.subscribe(start_revision=121) as changes:
-            assert changes.revision == 121
-            found = await take(changes, 2)
-            assert [(c.kind, c.revision) for c in found] == [("set", 122), ("delete", 123)]
-            await stream.append(b"122")
-            assert (await take(changes, 1))[0].revision == changes.revision == 124
-        with pytest.raises(InvalidArgumentError):
-            stream.subscribe(start_seq=1, start_revision=1)
-
-    run(nats, test)
+async def test_a_stream_is_gone_on_with_from_a_saved_revision(client: Client) -> None:
+    stream = client.stream("s")
+    await stream.append_many([b"%d" % i for i in range(1, 121)])
+    await stream.set(3, b"three")
+    async with stream.subscribe(start_seq=1) as changes:
+        assert changes.revision is None
+        await take(changes, 100)
+        assert changes.revision is None, "rows of history are not in the order of revisions"
+        await take(changes, 20)
+        assert changes.revision == 121
+    await stream.append(b"121")
+    await stream.delete(5)
+    async with stream.subscribe(start_revision=121) as changes:
+        assert changes.revision == 121
+        found = await take(changes, 2)
+        assert [(c.kind, c.revision) for c in found] == [("set", 122), ("delete", 123)]
+        await stream.append(b"122")
+        assert (await take(changes, 1))[0].revision == changes.revision == 124
+    with pytest.raises(InvalidArgumentError):
+        stream.subscribe(start_seq=1, start_revision=1)
 
 
 @pytest.mark.parametrize("why", ["forgotten", "deleted"])
-def test_a_saved_revision_that_is_no_good_any_more_is_a_reset_with_everything(
-    nats: NatsServer, why: str
+async def test_a_saved_revision_that_is_no_good_any_more_is_a_reset_with_everything(
+    why: str, client: Client, cluster: FakeCluster
 ) -> None:
-    async def test(client: Client, cluster: FakeCluster) -> None:
-        stream, kv = client.stream("s"), client.kv("k")
-        for number in range(1, 6):
-            await stream.append(b"%d" % number)
-            await kv.set(str(number), b"")
-        if why == "deleted":
-            cluster.delete(STREAM)
-            cluster.delete(KV)
-            await stream.append(b"new")
-            await kv.set("new", b"")
-        else:
-            cluster.store(*STREAM).changes_from = cluster.store(*KV).changes_from = 4
-        count = 1 if why == "deleted" else 5
-        async with stream.subscribe(start_revision=3) as changes:
-            found = await take(changes, count + 1)
-            assert [c.kind for c in found] == ["reset", *["set"] * count]
-            await stream.append(b"live")
-            assert values(await take(changes, 1)) == [b"live"]
-        async with kv.watch(start_revision=3) as changes:
-            found = await take(changes, count + 2)
-            assert [c.kind for c in found] == ["reset", *["set"] * count, "ready"]
-            assert changes.revision == found[-1].revision == cluster.store(*KV).revision
-
-    run(nats, test)
+    stream, kv = client.stream("s"), client.kv("k")
+    for number in range(1, 6):
+        await stream.append(b"%d" % number)
+        await kv.set(str(number), b"")
+    if why == "deleted":
+        cluster.delete(STREAM)
+        cluster.delete(KV)
+        await stream.append(b"new")
+        await kv.set("new", b"")
+    else:
+        cluster.store(*STREAM).changes_from = cluster.store(*KV).changes_from = 4
+    count = 1 if why == "deleted" else 5
+    async with stream.subscribe(start_revision=3) as changes:
+        found = await take(changes, count + 1)
+        assert [c.kind for c in found] == ["reset", *["set"] * count]
+        await stream.append(b"live")
+        assert values(await take(changes, 1)) == [b"live"]
+    async with kv.watch(start_revision=3) as changes:
+        found = await take(changes, count + 2)
+        assert [c.kind for c in found] == ["reset", *["set"] * count, "ready"]
+        assert changes.revision == found[-1].revision == cluster.store(*KV).revision
 
 
 async def test_a_slow_consumer_of_a_busy_kv_takes_no_more_memory_with_time() -> None:
@@ -460,25 +321,21 @@ async def test_a_slow_consumer_of_a_busy_kv_takes_no_more_memory_with_time() -> 
             assert buffers.used_bytes == 0
 
 
-def test_everything_goes_on_after_nats_was_away(tmp_path: Path) -> None:
-    async def main(nats: NatsServer) -> None:
-        async with (
-            fake_cluster(nats.url, "a") as cluster,
-            connect(nats.url, timeout_seconds=30.0) as client,
-        ):
-            stream = client.stream("s")
-            async with stream.subscribe() as changes:
-                await stream.append(b"1")
-                assert values(await take(changes, 1)) == [b"1"]
-                nats.kill()
-                await until(lambda: not client.connected)
-                write = asyncio.create_task(stream.append(b"2"))
-                await asyncio.sleep(0)
-                nats.restart()
-                await until(lambda: client.connected and cluster.bus.connected)
-                assert (await write).seq == 2
-                await stream.append(b"3")
-                assert values(await take(changes, 2)) == [b"2", b"3"]
-
-    with running_nats_server(tmp_path) as nats:
-        asyncio.run(main(nats))
+async def test_everything_goes_on_after_nats_was_away(nats: NatsServer) -> None:
+    async with (
+        fake_cluster(nats.url, "a") as cluster,
+        connect(nats.url, timeout_seconds=30.0) as client,
+    ):
+        stream = client.stream("s")
+        async with stream.subscribe() as changes:
+            await stream.append(b"1")
+            assert values(await take(changes, 1)) == [b"1"]
+            nats.kill()
+            await until(lambda: not client.connected)
+            write = asyncio.create_task(stream.append(b"2"))
+            await asyncio.sleep(0)
+            nats.restart()
+            await until(lambda: client.connected and cluster.bus.connected)
+            assert (await write).seq == 2
+            await stream.append(b"3")
+            assert values(await take(changes, 2)) == [b"2", b"3"]

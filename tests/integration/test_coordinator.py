@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,121 +24,105 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import encode_control
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
-from tests.support.coordinator_peers import SUBJECTS, Cluster, eventually
+from tests.support.coordinator_peers import SUBJECTS, Asker, Cluster, eventually
+from tests.support.in_loop import entered
 from tests.support.nats_server import NatsServer
 from tests.support.raw_nats import raw_nats
 
-Scenario = Callable[[Cluster], Awaitable[None]]
+
+@pytest.fixture
+def world(runner: asyncio.Runner, nats: NatsServer, layout: Layout) -> Iterator[Cluster]:
+    """A cluster without a coordinator."""
+    with entered(runner, Cluster(nats, layout)) as world:
+        yield world
 
 
 @pytest.fixture
-def run(nats: NatsServer, layout: Layout) -> Callable[[Scenario], None]:
-    def runner(scenario: Scenario) -> None:
-        async def main() -> None:
-            async with Cluster(nats, layout) as cluster:
-                await scenario(cluster)
-
-        asyncio.run(main())
-
-    return runner
+def cluster(runner: asyncio.Runner, world: Cluster) -> Iterator[Cluster]:
+    """A cluster with a coordinator."""
+    with entered(runner, world.coordinator()):
+        yield world
 
 
-Run = Callable[[Scenario], None]
+@pytest.fixture
+def client(runner: asyncio.Runner, world: Cluster) -> Asker:
+    return runner.run(world.client())
 
 
-def test_without_a_server_a_store_has_the_error_in_its_slot(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            client = await cluster.client()
-            reply = await client.ask("resolve", stores=[[1, "one"], [1, "no name"]])
-            assert reply["term"] == 1
-            no_server, bad_name = reply["owners"]
-            assert no_server[:2] == [None, "no_server"]
-            assert bad_name[:2] == [None, "invalid_name"]
-
-    run(scenario)
-
-
-def test_a_store_is_resolved_opened_created_and_released(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            a = await cluster.server("a")
-            client = await cluster.client()
-            assert await client.owner("one") == ["a", "1", 1]
-            assert await client.owner("one") == ["a", "1", 1]
-            b = await cluster.server("b")
-            assert (await b.open("one"))[:2] == [None, "not_owner"]
-            assert await a.open("one") == [1, StoreState.UNKNOWN, StoreState.UNKNOWN]
-            assert await a.open("one", create=True) == [1, StoreState.CREATED, StoreState.UNKNOWN]
-            assert await a.ask("created", stores=[["acme", 1, "one"]]) == {"term": 1}
-            assert await a.open("one") == [1, StoreState.DURABLE, StoreState.DURABLE]
-            assert await a.ask("release", stores=[["acme", 1, "one"]]) == {"term": 1}
-            assert (await a.open("one"))[:2] == [None, "not_owner"]
-            server, _, epoch = await client.owner("one")
-            assert epoch == 2
-            owner = a if server == "a" else b
-            assert await owner.open("one") == [2, StoreState.DURABLE, StoreState.DURABLE]
-            reply = await client.ask("stores", prefix="o")
-            (row,) = (StoreInfo(*row) for row in reply["stores"])
-            assert (row.kind, row.name, row.server, row.epoch) == (1, "one", server, 2)
-            assert reply["next"] is None
-            info = (await client.servers())["a"]
-            assert (info.state, info.incarnation) == ("live", "1")
-
-    run(scenario)
-
-
-def test_a_killed_servers_stores_move_after_a_suspicion_once_its_fence_is_written(
-    run: Run,
+async def test_without_a_server_a_store_has_the_error_in_its_slot(
+    cluster: Cluster, client: Asker
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            a = await cluster.server("a")
-            client = await cluster.client()
-            await a.open("one", create=True)
-            await cluster.server("b")
-            await a.kill()
-            assert a.fence_is_open
-            assert await client.owner("one") == ["a", "1", 1]
-            assert await client.suspect(a) is False
-            assert not a.fence_is_open
-            assert await client.owner("one") == ["b", "1", 2]
-            assert (await client.servers())["a"].state == "dead"
-
-    run(scenario)
+    reply = await client.ask("resolve", stores=[[1, "one"], [1, "no name"]])
+    assert reply["term"] == 1
+    no_server, bad_name = reply["owners"]
+    assert no_server[:2] == [None, "no_server"]
+    assert bad_name[:2] == [None, "invalid_name"]
 
 
-def test_a_silent_server_is_noticed_without_any_client(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            a = await cluster.server("a")
-            client = await cluster.client()
-            await a.open("one", create=True)
-            await cluster.server("b")
-            a.mute = True
+async def test_a_store_is_resolved_opened_created_and_released(
+    cluster: Cluster, client: Asker
+) -> None:
+    a = await cluster.server("a")
+    assert await client.owner("one") == ["a", "1", 1]
+    assert await client.owner("one") == ["a", "1", 1]
+    b = await cluster.server("b")
+    assert (await b.open("one"))[:2] == [None, "not_owner"]
+    assert await a.open("one") == [1, StoreState.UNKNOWN, StoreState.UNKNOWN]
+    assert await a.open("one", create=True) == [1, StoreState.CREATED, StoreState.UNKNOWN]
+    assert await a.ask("created", stores=[["acme", 1, "one"]]) == {"term": 1}
+    assert await a.open("one") == [1, StoreState.DURABLE, StoreState.DURABLE]
+    assert await a.ask("release", stores=[["acme", 1, "one"]]) == {"term": 1}
+    assert (await a.open("one"))[:2] == [None, "not_owner"]
+    server, _, epoch = await client.owner("one")
+    assert epoch == 2
+    owner = a if server == "a" else b
+    assert await owner.open("one") == [2, StoreState.DURABLE, StoreState.DURABLE]
+    reply = await client.ask("stores", prefix="o")
+    (row,) = (StoreInfo(*row) for row in reply["stores"])
+    assert (row.kind, row.name, row.server, row.epoch) == (1, "one", server, 2)
+    assert reply["next"] is None
+    info = (await client.servers())["a"]
+    assert (info.state, info.incarnation) == ("live", "1")
 
-            async def moved() -> bool:
-                owner = await client.owner("one")
-                assert owner == ["a", "1", 1] or not a.fence_is_open
-                return bool(owner == ["b", "1", 2])
 
-            await eventually(moved, "the store moves")
+async def test_a_killed_servers_stores_move_after_a_suspicion_once_its_fence_is_written(
+    cluster: Cluster, client: Asker
+) -> None:
+    a = await cluster.server("a")
+    await a.open("one", create=True)
+    await cluster.server("b")
+    await a.kill()
+    assert a.fence_is_open
+    assert await client.owner("one") == ["a", "1", 1]
+    assert await client.suspect(a) is False
+    assert not a.fence_is_open
+    assert await client.owner("one") == ["b", "1", 2]
+    assert (await client.servers())["a"].state == "dead"
 
-    run(scenario)
+
+async def test_a_silent_server_is_noticed_without_any_client(
+    cluster: Cluster, client: Asker
+) -> None:
+    a = await cluster.server("a")
+    await a.open("one", create=True)
+    await cluster.server("b")
+    a.mute = True
+
+    async def moved() -> bool:
+        owner = await client.owner("one")
+        assert owner == ["a", "1", 1] or not a.fence_is_open
+        return bool(owner == ["b", "1", 2])
+
+    await eventually(moved, "the store moves")
 
 
-def test_a_healthy_server_survives_any_suspicion(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            a = await cluster.server("a")
-            client = await cluster.client()
-            assert all(await asyncio.gather(*(client.suspect(a) for _ in range(50))))
-            fields = {"server": "a", "incarnation": "never-seen"}
-            assert (await client.ask("suspect", **fields)) == {"alive": False}
-            assert a.fence_is_open
-            assert await client.owner("one") == ["a", "1", 1]
-
-    run(scenario)
+async def test_a_healthy_server_survives_any_suspicion(cluster: Cluster, client: Asker) -> None:
+    a = await cluster.server("a")
+    assert all(await asyncio.gather(*(client.suspect(a) for _ in range(50))))
+    fields = {"server": "a", "incarnation": "never-seen"}
+    assert (await client.ask("suspect", **fields)) == {"alive": False}
+    assert a.fence_is_open
+    assert await client.owner("one") == ["a", "1", 1]
 
 
 class RefusingDisk(Disk):
@@ -152,205 +136,169 @@ class RefusingDisk(Disk):
         super().overwrite_durably(path, content)
 
 
-def test_a_server_that_cannot_be_fenced_keeps_its_stores_until_it_can(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        disk = RefusingDisk()
-        async with cluster.coordinator(disk):
-            a = await cluster.server("a")
-            client = await cluster.client()
-            await a.open("one", create=True)
-            await cluster.server("b")
-            disk.refuses = True
-            await a.kill()
-            with pytest.raises(StorageFailedError):
+async def test_a_server_that_cannot_be_fenced_keeps_its_stores_until_it_can(
+    world: Cluster, client: Asker
+) -> None:
+    disk = RefusingDisk()
+    async with world.coordinator(disk):
+        a = await world.server("a")
+        await a.open("one", create=True)
+        await world.server("b")
+        disk.refuses = True
+        await a.kill()
+        with pytest.raises(StorageFailedError):
+            await client.suspect(a)
+        assert await client.owner("one") == ["a", "1", 1]
+        assert (await client.servers())["a"].state == "suspect"
+        with pytest.raises(StorageFailedError):
+            while True:
+                # Waits for the next attempt, which fails too.
                 await client.suspect(a)
-            assert await client.owner("one") == ["a", "1", 1]
-            assert (await client.servers())["a"].state == "suspect"
-            with pytest.raises(StorageFailedError):
-                while True:
-                    # Waits for the next attempt, which fails too.
-                    await client.suspect(a)
-            disk.refuses = False
+        disk.refuses = False
 
-            async def moved() -> bool:
-                return bool(await client.owner("one") == ["b", "1", 2])
+        async def moved() -> bool:
+            return bool(await client.owner("one") == ["b", "1", 2])
 
-            await eventually(moved, "the store moves")
-            assert not a.fence_is_open
-
-    run(scenario)
+        await eventually(moved, "the store moves")
+        assert not a.fence_is_open
 
 
-def test_a_new_incarnation_is_let_in_after_the_older_is_fenced_which_never_returns(
-    run: Run,
+async def test_a_new_incarnation_is_let_in_after_the_older_is_fenced_which_never_returns(
+    world: Cluster, client: Asker
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            old = await cluster.server("a", "1")
-            client = await cluster.client()
+    async with world.coordinator():
+        old = await world.server("a", "1")
+        await old.open("one", create=True)
+        await world.server("a", "2")
+        assert not old.fence_is_open
+        assert await client.owner("one") == ["a", "2", 2]
+        with pytest.raises(FencedError):
+            await old.register()
+        with pytest.raises(FencedError):
             await old.open("one", create=True)
-            await cluster.server("a", "2")
-            assert not old.fence_is_open
-            assert await client.owner("one") == ["a", "2", 2]
-            with pytest.raises(FencedError):
-                await old.register()
-            with pytest.raises(FencedError):
-                await old.open("one", create=True)
-        async with cluster.coordinator():
-            with pytest.raises(FencedError):
-                await old.register()
-
-    run(scenario)
+    async with world.coordinator():
+        with pytest.raises(FencedError):
+            await old.register()
 
 
-def test_an_incarnation_whose_fence_is_missing_is_refused(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            server = await cluster.server("a", register=False)
-            cluster.layout.fence("a", "1").unlink()
-            with pytest.raises(FencedError):
-                await server.register()
-
-    run(scenario)
+async def test_an_incarnation_whose_fence_is_missing_is_refused(cluster: Cluster) -> None:
+    server = await cluster.server("a", register=False)
+    cluster.layout.fence("a", "1").unlink()
+    with pytest.raises(FencedError):
+        await server.register()
 
 
-def test_a_tenant_cannot_drain_a_server(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            await cluster.server("a")
-            await cluster.server("b")
-            client = await cluster.client()
-            for verb in ("drain", "undrain"):
-                with pytest.raises(UnknownOperationError):
-                    await client.ask(verb, server="a")
-            assert (await client.servers())["a"].state == "live"
-            assert await client.ask("drain", tenant="_", server="a") == {
-                "term": 1,
-                "incarnation": "1",
-            }
-            assert (await client.servers())["a"].state == "draining"
-
-    run(scenario)
+async def test_a_tenant_cannot_drain_a_server(cluster: Cluster, client: Asker) -> None:
+    await cluster.server("a")
+    await cluster.server("b")
+    for verb in ("drain", "undrain"):
+        with pytest.raises(UnknownOperationError):
+            await client.ask(verb, server="a")
+    assert (await client.servers())["a"].state == "live"
+    assert await client.ask("drain", tenant="_", server="a") == {"term": 1, "incarnation": "1"}
+    assert (await client.servers())["a"].state == "draining"
 
 
-def test_a_server_that_releases_everything_is_gone_and_its_stores_move(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            a = await cluster.server("a")
-            client = await cluster.client()
-            await a.open("one", create=True)
-            a.state = "stopping"
-
-            async def draining() -> bool:
-                return (await client.servers())["a"].state == "draining"
-
-            await eventually(draining, "the server drains")
-            assert await client.owner("one") == ["a", "1", 1]
-            assert (await client.owner("two"))[:2] == [None, "no_server"]
-            await cluster.server("b")
-            assert await a.ask("release", stores=None) == {"term": 1}
-            assert await a.ask("release", stores=None) == {"term": 1}
-            assert await client.owner("one") == ["b", "1", 2]
-            with pytest.raises(FencedError):
-                await a.register()
-
-    run(scenario)
-
-
-def test_a_restarted_coordinator_keeps_the_owners_and_takes_a_higher_term(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        client = await cluster.client()
-        async with cluster.coordinator():
-            a, b = await cluster.server("a"), await cluster.server("b")
-            before = [await client.owner(f"s{number}") for number in range(10)]
-            assert {owner[0] for owner in before} == {"a", "b"}
-            for number, (server, *_) in enumerate(before):
-                await {"a": a, "b": b}[server].open(f"s{number}", create=True)
-        with pytest.raises(NoRespondersError):
-            await client.owner("s0")
-        async with cluster.coordinator():
-            reply = await client.ask("resolve", stores=[[1, f"s{n}"] for n in range(10)])
-            assert reply["term"] == 2
-            assert reply["owners"] == before
-            owner = a if before[0][0] == "a" else b
-            assert await owner.open("s0") == [1, StoreState.CREATED, StoreState.CREATED]
-            assert (await client.settled_owner("new"))[2] == 1
-            assert a.fence_is_open
-            assert b.fence_is_open
-            assert a.registered_count == 1
-
-    run(scenario)
-
-
-def test_a_coordinator_that_lost_its_state_fences_everyone_and_starts_empty(
-    run: Run, caplog: pytest.LogCaptureFixture
+async def test_a_server_that_releases_everything_is_gone_and_its_stores_move(
+    cluster: Cluster, client: Asker
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        client = await cluster.client()
-        async with cluster.coordinator():
-            old = await cluster.server("a", "1")
-            await client.owner("one")
-        (cluster.layout.coordinator / "state.db").unlink()
-        await old.kill()
-        with caplog.at_level(logging.WARNING, logger="holdfast.coordinator"):
-            async with cluster.coordinator():
-                assert not old.fence_is_open
-                await cluster.server("a", "2")
-                assert (await client.owner("one"))[:2] == ["a", "2"]
-        assert "coordinator.state_missing" in caplog.text
+    a = await cluster.server("a")
+    await a.open("one", create=True)
+    a.state = "stopping"
 
-    run(scenario)
+    async def draining() -> bool:
+        return (await client.servers())["a"].state == "draining"
 
-
-def test_servers_that_were_started_before_the_first_coordinator_are_let_in(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        early = await cluster.server("a", register=False)
-        async with cluster.coordinator():
-            await early.register()
-            assert early.fence_is_open
-
-    run(scenario)
+    await eventually(draining, "the server drains")
+    assert await client.owner("one") == ["a", "1", 1]
+    assert (await client.owner("two"))[:2] == [None, "no_server"]
+    await cluster.server("b")
+    assert await a.ask("release", stores=None) == {"term": 1}
+    assert await a.ask("release", stores=None) == {"term": 1}
+    assert await client.owner("one") == ["b", "1", 2]
+    with pytest.raises(FencedError):
+        await a.register()
 
 
-def test_a_server_the_coordinator_does_not_know_is_asked_to_register(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            client = await cluster.client()
-            server = await cluster.server("a", register=False)
+async def test_a_restarted_coordinator_keeps_the_owners_and_takes_a_higher_term(
+    world: Cluster, client: Asker
+) -> None:
+    async with world.coordinator():
+        a, b = await world.server("a"), await world.server("b")
+        before = [await client.owner(f"s{number}") for number in range(10)]
+        assert {owner[0] for owner in before} == {"a", "b"}
+        for number, (server, *_) in enumerate(before):
+            await {"a": a, "b": b}[server].open(f"s{number}", create=True)
+    with pytest.raises(NoRespondersError):
+        await client.owner("s0")
+    async with world.coordinator():
+        reply = await client.ask("resolve", stores=[[1, f"s{n}"] for n in range(10)])
+        assert reply["term"] == 2
+        assert reply["owners"] == before
+        owner = a if before[0][0] == "a" else b
+        assert await owner.open("s0") == [1, StoreState.CREATED, StoreState.CREATED]
+        assert (await client.settled_owner("new"))[2] == 1
+        assert a.fence_is_open
+        assert b.fence_is_open
+        assert a.registered_count == 1
 
-            async def known() -> bool:
-                return "a" in await client.servers()
 
-            await eventually(known, "the server is known")
-            assert server.registered_count > 0
-            assert await client.settled_owner("one") == ["a", "1", 1]
+async def test_a_coordinator_that_lost_its_state_fences_everyone_and_starts_empty(
+    caplog: pytest.LogCaptureFixture, world: Cluster, client: Asker
+) -> None:
+    async with world.coordinator():
+        old = await world.server("a", "1")
+        await client.owner("one")
+    (world.layout.coordinator / "state.db").unlink()
+    await old.kill()
+    with caplog.at_level(logging.WARNING, logger="holdfast.coordinator"):
+        async with world.coordinator():
+            assert not old.fence_is_open
+            await world.server("a", "2")
+            assert (await client.owner("one"))[:2] == ["a", "2"]
+    assert "coordinator.state_missing" in caplog.text
 
-    run(scenario)
+
+async def test_servers_that_were_started_before_the_first_coordinator_are_let_in(
+    world: Cluster,
+) -> None:
+    early = await world.server("a", register=False)
+    async with world.coordinator():
+        await early.register()
+        assert early.fence_is_open
 
 
-def test_a_restart_of_nats_moves_nothing(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            client = await cluster.client()
-            a, b = await cluster.server("a"), await cluster.server("b")
-            before = [await client.owner(f"s{number}") for number in range(4)]
-            cluster.nats.restart()
+async def test_a_server_the_coordinator_does_not_know_is_asked_to_register(
+    cluster: Cluster, client: Asker
+) -> None:
+    server = await cluster.server("a", register=False)
 
-            async def answers() -> bool:
-                try:
-                    for server in (a, b):
-                        await client.suspect(server)
-                    return await client.owner("s0") is not None
-                except (NoRespondersError, BusTimeoutError):
-                    return False
+    async def known() -> bool:
+        return "a" in await client.servers()
 
-            await eventually(answers, "the coordinator is back")
-            assert [await client.owner(f"s{number}") for number in range(4)] == before
-            assert a.fence_is_open
-            assert b.fence_is_open
-            assert (await client.settled_owner("new"))[2] == 1
+    await eventually(known, "the server is known")
+    assert server.registered_count > 0
+    assert await client.settled_owner("one") == ["a", "1", 1]
 
-    run(scenario)
+
+async def test_a_restart_of_nats_moves_nothing(cluster: Cluster, client: Asker) -> None:
+    a, b = await cluster.server("a"), await cluster.server("b")
+    before = [await client.owner(f"s{number}") for number in range(4)]
+    cluster.nats.restart()
+
+    async def answers() -> bool:
+        try:
+            for server in (a, b):
+                await client.suspect(server)
+            return await client.owner("s0") is not None
+        except (NoRespondersError, BusTimeoutError):
+            return False
+
+    await eventually(answers, "the coordinator is back")
+    assert [await client.owner(f"s{number}") for number in range(4)] == before
+    assert a.fence_is_open
+    assert b.fence_is_open
+    assert (await client.settled_owner("new"))[2] == 1
 
 
 @pytest.mark.parametrize(
@@ -366,111 +314,94 @@ def test_a_restart_of_nats_moves_nothing(run: Run) -> None:
         ("_", "register", encode_control(server="a b", incarnation="1"), InvalidNameError),
     ],
 )
-def test_a_malformed_request_gets_a_typed_error_and_hurts_nobody(
-    run: Run, tenant: str, verb: str, payload: bytes, error: type[HoldfastError]
+async def test_a_malformed_request_gets_a_typed_error_and_hurts_nobody(
+    tenant: str,
+    verb: str,
+    payload: bytes,
+    error: type[HoldfastError],
+    cluster: Cluster,
+    client: Asker,
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            client = await cluster.client()
-            for heartbeat in (
-                b"",
-                b"\x01\xc0",
-                encode_control(server="a b", incarnation=".."),
-                encode_control(error="busy", fields=[1]),
-                encode_control(server="a", incarnation="1", open_stores=1e300),
-                encode_control(server="a", incarnation="1", operations_per_second=math.nan),
-            ):
-                await client.bus.publish(SUBJECTS.heartbeat(), heartbeat)
-            with pytest.raises(error):
-                await client.ask_raw(verb, payload, tenant)
-            assert await client.servers() == {}
-
-    run(scenario)
+    for heartbeat in (
+        b"",
+        b"\x01\xc0",
+        encode_control(server="a b", incarnation=".."),
+        encode_control(error="busy", fields=[1]),
+        encode_control(server="a", incarnation="1", open_stores=1e300),
+        encode_control(server="a", incarnation="1", operations_per_second=math.nan),
+    ):
+        await client.bus.publish(SUBJECTS.heartbeat(), heartbeat)
+    with pytest.raises(error):
+        await client.ask_raw(verb, payload, tenant)
+    assert await client.servers() == {}
 
 
-def test_a_burst_of_clients_is_answered_in_few_commits(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            await cluster.server("a")
-            await cluster.server("b")
-            client = await cluster.client()
-            owners = await asyncio.gather(
-                *(client.owner(f"store.{number}") for number in range(1000))
-            )
-            counts = [sum(owner[0] == name for owner in owners) for name in ("a", "b")]
-            assert sum(counts) == 1000
-            assert min(counts) >= 450
-
-    run(scenario)
+async def test_a_burst_of_clients_is_answered_in_few_commits(
+    cluster: Cluster, client: Asker
+) -> None:
+    await cluster.server("a")
+    await cluster.server("b")
+    owners = await asyncio.gather(*(client.owner(f"store.{number}") for number in range(1000)))
+    counts = [sum(owner[0] == name for owner in owners) for name in ("a", "b")]
+    assert sum(counts) == 1000
+    assert min(counts) >= 450
 
 
-def test_a_joining_incarnation_makes_a_third_one_wait(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        disk = RefusingDisk()
-        async with cluster.coordinator(disk):
-            first = await cluster.server("a", "1")
-            second = await cluster.server("a", "2", register=False, mute=True)
-            third = await cluster.server("a", "3", register=False, mute=True)
-            disk.refuses = True
-            with pytest.raises(StorageFailedError):
-                await second.register()
-            with pytest.raises((UnavailableError, StorageFailedError)):
-                await third.register()
-            disk.refuses = False
+async def test_a_joining_incarnation_makes_a_third_one_wait(world: Cluster) -> None:
+    disk = RefusingDisk()
+    async with world.coordinator(disk):
+        first = await world.server("a", "1")
+        second = await world.server("a", "2", register=False, mute=True)
+        third = await world.server("a", "3", register=False, mute=True)
+        disk.refuses = True
+        with pytest.raises(StorageFailedError):
             await second.register()
-            assert not first.fence_is_open
+        with pytest.raises((UnavailableError, StorageFailedError)):
             await third.register()
-            assert not second.fence_is_open
-            assert third.fence_is_open
+        disk.refuses = False
+        await second.register()
+        assert not first.fence_is_open
+        await third.register()
+        assert not second.fence_is_open
+        assert third.fence_is_open
 
-    run(scenario)
 
-
-def test_a_tenant_that_floods_the_coordinator_costs_another_a_turn_and_not_its_queue(
-    run: Run,
+async def test_a_tenant_that_floods_the_coordinator_costs_another_a_turn_and_not_its_queue(
+    cluster: Cluster,
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            await cluster.server("a")
-            flooder = await cluster.client()
-            replies: list[str] = []
-            # One connection hears both tenants' replies in the order in which they left.
-            for tenant in ("evil", "acme"):
-                await flooder.bus.subscribe(
-                    f"_INBOX.{tenant}.>", lambda message: replies.append(message.subject)
-                )
-            for request in range(60):
-                payload = encode_control(
-                    stores=[[1, f"flood.{request}.{number}"] for number in range(1024)]
-                )
-                await flooder.bus.publish(
-                    SUBJECTS.coordinator("evil", "resolve"), payload, f"_INBOX.evil.{request}"
-                )
-            payload = encode_control(stores=[[1, "wanted"]])
-            wanted = "_INBOX.acme.wanted"
-            await flooder.bus.publish(SUBJECTS.coordinator("acme", "resolve"), payload, wanted)
+    await cluster.server("a")
+    flooder = await cluster.client()
+    replies: list[str] = []
+    # One connection hears both tenants' replies in the order in which they left.
+    for tenant in ("evil", "acme"):
+        await flooder.bus.subscribe(
+            f"_INBOX.{tenant}.>", lambda message: replies.append(message.subject)
+        )
+    for request in range(60):
+        payload = encode_control(
+            stores=[[1, f"flood.{request}.{number}"] for number in range(1024)]
+        )
+        await flooder.bus.publish(
+            SUBJECTS.coordinator("evil", "resolve"), payload, f"_INBOX.evil.{request}"
+        )
+    payload = encode_control(stores=[[1, "wanted"]])
+    wanted = "_INBOX.acme.wanted"
+    await flooder.bus.publish(SUBJECTS.coordinator("acme", "resolve"), payload, wanted)
 
-            async def all_answered() -> bool:
-                return len(replies) == 61
+    async def all_answered() -> bool:
+        return len(replies) == 61
 
-            await eventually(all_answered, "the flood is answered too")
-            # What was answered before it came, and what was in the transaction with it.
-            assert replies.index(wanted) < 24
-
-    run(scenario)
+    await eventually(all_answered, "the flood is answered too")
+    # What was answered before it came, and what was in the transaction with it.
+    assert replies.index(wanted) < 24
 
 
-def test_a_reply_that_nobody_can_get_hurts_nobody(run: Run) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        async with cluster.coordinator():
-            client = await cluster.client()
-            subject = SUBJECTS.coordinator("acme", "servers")
-            async with raw_nats(cluster.nats.port) as raw:
-                for reply in ("", "ends.", ".starts", "a..b", "*", ">", "hf._.hb", subject):
-                    await raw.publish(subject.encode(), encode_control(), reply.encode())
-                for odd in (b"a\x0b1", b"\xff\xfe", b"a\rb", b"_INBOX.acme.\x1c"):
-                    await raw.publish(subject.encode() + odd, encode_control(), odd)
-                    await raw.publish(subject.encode(), encode_control(), odd)
-            assert await client.servers() == {}
-
-    run(scenario)
+async def test_a_reply_that_nobody_can_get_hurts_nobody(cluster: Cluster, client: Asker) -> None:
+    subject = SUBJECTS.coordinator("acme", "servers")
+    async with raw_nats(cluster.nats.port) as raw:
+        for reply in ("", "ends.", ".starts", "a..b", "*", ">", "hf._.hb", subject):
+            await raw.publish(subject.encode(), encode_control(), reply.encode())
+        for odd in (b"a\x0b1", b"\xff\xfe", b"a\rb", b"_INBOX.acme.\x1c"):
+            await raw.publish(subject.encode() + odd, encode_control(), odd)
+            await raw.publish(subject.encode(), encode_control(), odd)
+    assert await client.servers() == {}

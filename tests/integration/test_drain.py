@@ -6,8 +6,8 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -74,28 +74,21 @@ class Scene:
         )
 
 
-def run(
-    tmp_path: Path,
-    servers: tuple[str, ...],
-    body: Callable[[Scene], Awaitable[None]],
-    *options: str,
-) -> None:
-    async def main(processes: Processes, started: dict[str, Process]) -> None:
-        async with (
-            asyncio.timeout(DEADLINE_SECONDS * 3),
-            connect(processes.nats.url, tenant=TENANT) as client,
-        ):
-            scene = Scene(processes, started, client)
-            for server in servers:
-                await scene.eventually(
-                    server, lambda one: one.state == ServerState.LIVE, "it lives"
-                )
-            await body(scene)
-
+@asynccontextmanager
+async def running_scene(
+    tmp_path: Path, servers: tuple[str, ...], *options: str
+) -> AsyncIterator[Scene]:
+    """Run `servers` around the body, which begins when all are live."""
     with running_processes(tmp_path) as processes:
         started = {server: processes.start_persist(server, *options) for server in servers}
         try:
-            asyncio.run(main(processes, started))
+            async with connect(processes.nats.url, tenant=TENANT) as client:
+                scene = Scene(processes, started, client)
+                for server in servers:
+                    await scene.eventually(
+                        server, lambda one: one.state == ServerState.LIVE, "it lives"
+                    )
+                yield scene
         except BaseException:
             for process in (processes.coordinator, *started.values()):
                 print(process.log[-3000:])
@@ -108,8 +101,8 @@ async def refusal(asked: Awaitable[None]) -> HoldfastError:
     return refused.value
 
 
-def test_a_drain_of_an_unknown_or_of_the_last_server_is_refused(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_drain_of_an_unknown_or_of_the_last_server_is_refused(tmp_path: Path) -> None:
+    async with running_scene(tmp_path, ("s1",)) as scene:
         assert isinstance(await refusal(scene.ask("drain", "nobody")), NotFoundError)
         assert isinstance(await refusal(scene.ask("undrain", "nobody")), NotFoundError)
         assert isinstance(await refusal(scene.ask("drain", "s1")), LastServerError)
@@ -122,11 +115,9 @@ def test_a_drain_of_an_unknown_or_of_the_last_server_is_refused(tmp_path: Path) 
         assert failed.stderr is not None
         assert json.loads(await failed.stderr.read())["error"] == "last_server"
 
-    run(tmp_path, ("s1",), body)
 
-
-def test_a_drained_server_is_empty_and_no_writer_is_told_an_error(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_drained_server_is_empty_and_no_writer_is_told_an_error(tmp_path: Path) -> None:
+    async with running_scene(tmp_path, ("s1", "s2", "s3")) as scene:
         async with AsyncExitStack() as followers, running_load(scene.client, 200) as load:
             assert len({*(await scene.owners()).values()}) == 3
             await followers.enter_async_context(load.followed(load.names[::20]))
@@ -147,11 +138,9 @@ def test_a_drained_server_is_empty_and_no_writer_is_told_an_error(tmp_path: Path
         assert max(load.longest_pause_seconds.values()) < 10
         await load.check()
 
-    run(tmp_path, ("s1", "s2", "s3"), body)
 
-
-def test_a_drained_server_takes_stores_again_once_it_is_undrained(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_drained_server_takes_stores_again_once_it_is_undrained(tmp_path: Path) -> None:
+    async with running_scene(tmp_path, ("s1", "s2")) as scene:
         await scene.ask("drain", "s1")
         await scene.eventually("s1", lambda one: one.state == ServerState.DRAINING, "it drains")
         await scene.client.stream("before").append(b"1")
@@ -162,11 +151,9 @@ def test_a_drained_server_takes_stores_again_once_it_is_undrained(tmp_path: Path
             await scene.client.stream(f"after.{number}").append(b"1")
         assert "s1" in (await scene.owners()).values()
 
-    run(tmp_path, ("s1", "s2"), body)
 
-
-def test_stores_that_nobody_has_open_are_released_too(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_stores_that_nobody_has_open_are_released_too(tmp_path: Path) -> None:
+    async with running_scene(tmp_path, ("s1", "s2"), "--idle-close-seconds", "0.2") as scene:
         names = [f"idle.{number}" for number in range(40)]
         await asyncio.gather(*(scene.client.stream(name).append(b"1") for name in names))
         await scene.eventually("s1", lambda one: one.open_stores == 0, "all are closed")
@@ -179,13 +166,11 @@ def test_stores_that_nobody_has_open_are_released_too(tmp_path: Path) -> None:
         await asyncio.gather(*(scene.client.stream(name).append(b"2") for name in names))
         assert set((await scene.owners()).values()) == {"s2"}
 
-    run(tmp_path, ("s1", "s2"), body, "--idle-close-seconds", "0.2")
 
-
-def test_a_killed_server_is_still_drained_in_its_next_life_and_a_stopped_one_is_not(
+async def test_a_killed_server_is_still_drained_in_its_next_life_and_a_stopped_one_is_not(
     tmp_path: Path,
 ) -> None:
-    async def body(scene: Scene) -> None:
+    async with running_scene(tmp_path, ("s1", "s2")) as scene:
         await scene.ask("drain", "s1")
         drained = await scene.eventually(
             "s1", lambda one: one.state == ServerState.DRAINING, "it drains"
@@ -203,11 +188,9 @@ def test_a_killed_server_is_still_drained_in_its_next_life_and_a_stopped_one_is_
         scene.processes.start_persist("s1")
         await scene.eventually("s1", lambda one: one.state == ServerState.LIVE, "it lives")
 
-    run(tmp_path, ("s1", "s2"), body)
 
-
-def test_a_drain_goes_on_when_the_coordinator_is_replaced(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_drain_goes_on_when_the_coordinator_is_replaced(tmp_path: Path) -> None:
+    async with running_scene(tmp_path, ("s1", "s2")) as scene:
         standby = scene.processes.start("coordinator", "standby", "--standby")
         await until(lambda: "standing_by" in standby.log, "it stands by")
         async with running_load(scene.client, 100) as load:
@@ -219,11 +202,9 @@ def test_a_drain_goes_on_when_the_coordinator_is_replaced(tmp_path: Path) -> Non
         assert set((await scene.owners()).values()) == {"s2"}
         await load.check()
 
-    run(tmp_path, ("s1", "s2"), body)
 
-
-def test_a_planned_restart_hands_the_stores_over_without_an_error(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_planned_restart_hands_the_stores_over_without_an_error(tmp_path: Path) -> None:
+    async with running_scene(tmp_path, ("s1", "s2", "s3")) as scene:
         async with running_load(scene.client, 120) as load:
             stopping = scene.servers["s2"]
             stopping.terminate()
@@ -239,11 +220,9 @@ def test_a_planned_restart_hands_the_stores_over_without_an_error(tmp_path: Path
         assert scene.processes.incarnations("s2")[:-1] == []
         await load.check()
 
-    run(tmp_path, ("s1", "s2", "s3"), body)
 
-
-def test_the_only_server_stops_without_waiting_for_another(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_the_only_server_stops_without_waiting_for_another(tmp_path: Path) -> None:
+    async with running_scene(tmp_path, ("s1",)) as scene:
         streams = [scene.client.stream(f"s.{number}") for number in range(100)]
         await asyncio.gather(*(stream.append(b"1") for stream in streams))
         assert await asyncio.to_thread(scene.servers["s1"].stop) == 0
@@ -253,11 +232,11 @@ def test_the_only_server_stops_without_waiting_for_another(tmp_path: Path) -> No
         for stream in streams:
             assert [message.value async for message in stream.get_all()] == [b"1"]
 
-    run(tmp_path, ("s1",), body)
 
-
-def test_a_server_stops_while_the_coordinator_is_away_and_loses_nothing(tmp_path: Path) -> None:
-    async def body(scene: Scene) -> None:
+async def test_a_server_stops_while_the_coordinator_is_away_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    async with running_scene(tmp_path, ("s1",)) as scene:
         streams = [scene.client.stream(f"s.{number}") for number in range(30)]
         await asyncio.gather(*(stream.append(b"1") for stream in streams))
         scene.processes.coordinator.kill()
@@ -266,5 +245,3 @@ def test_a_server_stops_while_the_coordinator_is_away_and_loses_nothing(tmp_path
         scene.processes.start_persist("s1")
         for stream in streams:
             assert [message.value async for message in stream.get_all()] == [b"1"]
-
-    run(tmp_path, ("s1",), body)
