@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -11,11 +12,15 @@ from holdfast.client import (
     Client,
     Entry,
     InvalidNameError,
+    TooLargeError,
     WrongRevisionError,
 )
 from tests.conformance.conforming import present
 
-ODD_KEYS = ["", " ", ".", "a.b", "*", ">", "$x", "Ünï", "nul\x00inside", "../x", "k" * 1000]
+ODD_KEYS = [
+    *("", " ", ".", "a.b", "*", ">", "$x", "Ünï", '["x","y"]', "\t\n", "nul\x00inside", "../x"),
+    *("k" * 1000, "\N{GRINNING FACE}" * 1000),
+]
 
 
 async def keys(kv: KV, prefix: str = "") -> list[str]:
@@ -38,6 +43,7 @@ async def test_any_text_is_a_key_and_keys_come_in_the_order_of_their_bytes(
     entries = [entry async for entry in other.kv("k").get_all()]
     assert [entry.key for entry in entries] == sorted(ODD_KEYS, key=str.encode)
     assert all(entry.value == entry.key.encode() for entry in entries)
+    assert [await kv.get(entry.key) for entry in entries] == entries
     assert await keys(kv, "a.") == ["a.b"]
     assert await keys(kv, "*") == ["*"], "a prefix is no pattern"
     with pytest.raises(InvalidNameError):
@@ -98,7 +104,13 @@ async def test_counters_of_many_clients_lose_no_update(kv: KV, hf: Client, other
     assert present(await kv.get("n")).value == b"40"
 
 
-async def test_a_batch_with_a_wrong_key_sets_nothing(kv: KV, other: Client) -> None:
+async def test_a_batch_with_a_wrong_key_or_too_many_bytes_sets_nothing(
+    kv: KV, other: Client
+) -> None:
     with pytest.raises(InvalidNameError):
         await kv.set_many({"good": b"", "b" * 5000: b""})
+    with pytest.raises(TooLargeError):
+        await kv.set_many(dict.fromkeys("ab", random.Random(1).randbytes(600_000)))
     assert await keys(other.kv("k")) == []
+    await kv.set_many([("a", b"1")])
+    assert await keys(other.kv("k")) == ["a"]

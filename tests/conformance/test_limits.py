@@ -15,12 +15,13 @@ from holdfast.client import (
     ChangeKind,
     Client,
     Discard,
+    Durability,
     InvalidArgumentError,
     LimitExceededError,
     RateLimitedError,
     Stream,
 )
-from holdfast.protocol.limits import MAX_HEADERS_BYTES
+from holdfast.protocol.limits import MAX_EVICTED_ROWS, MAX_HEADERS_BYTES
 from tests.conformance.conforming import stored, take
 
 
@@ -43,7 +44,8 @@ async def test_with_discard_new_the_write_is_refused_and_deletes_make_room(
     await stream.append_many([b"1", b"2"])
     with pytest.raises(LimitExceededError) as error:
         await other.stream("s").append(b"3")
-    assert (error.value.what, error.value.limit) == ("max_messages", 2)
+    assert (error.value.what, error.value.limit, error.value.value) == ("max_messages", 2, 3)
+    assert not error.value.retryable
     await stream.set(2, b"TWO")
     await stream.delete(1)
     assert (await stream.append(b"3")).seq == 3, "what was refused took no seq"
@@ -125,6 +127,30 @@ async def test_settings_that_make_no_sense_change_nothing(stream: Stream, other:
     assert (config.max_messages, config.description) == (5, "notes")
 
 
+async def test_a_store_has_a_durability_of_its_own(stream: Stream) -> None:
+    await stream.configure(durability="applied")
+    assert (await stream.append(b"v")).durability is Durability.APPLIED
+    assert (await stream.append(b"v", durability="synced")).durability is Durability.SYNCED
+    await stream.configure(durability=None)
+    assert (await stream.append(b"v")).durability is Durability.SYNCED
+
+
+async def test_more_than_one_turn_can_remove_is_gone_before_the_next_read(
+    kv: KV, hf: Client
+) -> None:
+    count = MAX_EVICTED_ROWS + 5000
+    for start in range(0, count, 4000):
+        await kv.set_many([(f"{number}", b"v") for number in range(start, start + 4000)])
+    assert (await kv.head()).count >= count
+    await kv.configure(max_age_seconds=0.001)
+    heads = await asyncio.gather(kv.head(), kv.head(), hf.kv("other").head())
+    assert [head.count for head in heads] == [0, 0, 0]
+    # Writes are not overtaken by those that waited with them.
+    acks = await asyncio.gather(*[kv.set(f"new {number}", b"v") for number in range(50)])
+    revisions = [ack.revision for ack in acks]
+    assert revisions == sorted(revisions)
+
+
 async def test_what_one_message_may_be_counts_what_was_given(
     stream: Stream, kv: KV, hf: Client
 ) -> None:
@@ -145,3 +171,22 @@ async def test_what_one_message_may_be_counts_what_was_given(
     async with hf.live_stream("other") as live:
         live.append(b"", headers={"a": "x" * (MAX_HEADERS_BYTES - 1)})
         await live.save()
+
+
+async def test_the_largest_values_and_long_pages_arrive_whole(hf: Client) -> None:
+    large = b"x" * 1_000_000
+    stream, kv = hf.stream("large"), hf.kv("large")
+    await asyncio.gather(*[stream.append(large) for _ in range(8)])
+    await asyncio.gather(*[kv.set(str(i), large) for i in range(4)])
+    assert [m.value == large async for m in stream.get_all()] == [True] * 8
+    gotten = await asyncio.gather(*[stream.get(seq) for seq in range(1, 9)])
+    assert all(m is not None and m.value == large for m in gotten)
+    assert [e.value == large async for e in kv.get_all()] == [True] * 4
+    async with kv.watch() as changes:
+        kinds = [change.kind for change in await take(changes, 5)]
+        assert kinds == [ChangeKind.SET] * 4 + [ChangeKind.READY]
+    many = hf.stream("many")
+    for start in range(0, 12_000, 4000):
+        await many.append_many([b"%d" % i for i in range(start, start + 4000)])
+    assert [int(m.value) async for m in many.get_all()] == list(range(12_000))
+    assert [m.seq async for m in many.get_all(last=5000)] == list(range(7001, 12_001))

@@ -12,12 +12,16 @@ from holdfast.client import (
     Client,
     Deleted,
     Durability,
+    InvalidArgumentError,
     InvalidSeqError,
+    PendingAck,
     Stream,
     TooLargeError,
     WrongLastSeqError,
+    WrongRevisionError,
     connect,
 )
+from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 from tests.conformance.conforming import present, stored, take
 
 
@@ -52,7 +56,7 @@ async def test_what_was_acknowledged_is_read_by_everyone_as_it_was(
     assert (message.value, dict(message.headers)) == (value, headers)
     assert (message.seq, message.time, message.revision) == (ack.seq, ack.time, ack.revision)
     assert ack.durability is Durability.SYNCED
-    await stream.append(b"")
+    assert (await stream.append(b"", durability="applied")).durability is Durability.APPLIED
     empty = present(await other.stream("s").get(2))
     assert (empty.value, empty.headers) == (b"", {})
 
@@ -99,8 +103,11 @@ async def test_a_set_replaces_in_place_and_appends_only_at_the_end(
     ack = await stream.set(1, b"ONE", headers={"edited": "yes"})
     assert (ack.seq, ack.revision) == (1, 3)
     assert (await stream.set(3, b"3")).seq == 3
-    with pytest.raises(InvalidSeqError):
+    with pytest.raises(InvalidSeqError) as beyond:
         await stream.set(5, b"beyond")
+    assert beyond.value.last_seq == 3
+    with pytest.raises(InvalidArgumentError):
+        await stream.set(0, b"")
     await stream.delete(2)
     assert (await stream.set(2, b"again")).seq == 2
     values = [message.value async for message in other.stream("s").get_all()]
@@ -113,8 +120,50 @@ async def test_a_batch_is_stored_as_a_whole_or_not_at_all(stream: Stream) -> Non
     with pytest.raises(InvalidSeqError):
         await stream.set_many([(1, b"1"), (3, b"beyond")])
     assert await seqs(stream) == []
-    acks = await stream.append_many([b"1", (b"2", {"a": "b"})])
+    acks = await stream.append_many([b"1", (b"2", {"a": "b"})], expected_last_seq=0)
     assert [ack.seq for ack in acks] == [1, 2]
+    with pytest.raises(WrongLastSeqError):
+        await stream.append_many([b"3", b"4"], expected_last_seq=1)
+    acks = await stream.set_many([(1, b"ONE"), (3, b"3")])
+    assert [ack.seq for ack in acks] == [1, 3]
+    assert list((await stored(stream)).values()) == [b"ONE", b"2", b"3"]
+
+
+async def test_large_batches_at_the_same_time_fit_in_their_frames(hf: Client) -> None:
+    streams = [hf.stream(f"s.{number}") for number in range(8)]
+    sizes = (MAX_FRAME_OPERATIONS, 1000, 1)
+    writes = [each.append_many([b""] * size) for each in streams for size in sizes]
+    assert [len(acks) for acks in await asyncio.gather(*writes)] == [*sizes] * 8
+    assert {(await each.head()).count for each in streams} == {sum(sizes)}
+
+
+async def test_writes_that_nobody_waits_for_are_stored_in_order_and_tell_when_asked(
+    stream: Stream, kv: KV
+) -> None:
+    values = [b"%d" % number for number in range(500)]
+    under_way = [await stream.append_async(value) for value in values]
+    answered: list[PendingAck] = []
+    under_way[0].add_done_callback(answered.append)
+    assert [(await pending).seq for pending in under_way] == list(range(1, 501))
+    assert all(pending.done() for pending in under_way)
+    assert (await under_way[3]).seq == 4, "an ack can be asked for again"
+    assert answered == [under_way[0]]
+    assert list((await stored(stream)).values()) == values
+
+    first = await stream.append_async(b"once", msg_id="a")
+    again = await stream.append_async(b"once", msg_id="a")
+    assert [(await each).duplicate for each in (first, again)] == [False, True]
+    assert (await again).seq == (await first).seq
+    with pytest.raises(WrongLastSeqError):
+        await (await stream.append_async(b"x", expected_last_seq=7))
+    with pytest.raises(TooLargeError):
+        await stream.append_async(b"x" * 2_000_000)
+
+    sets = [await kv.set_async("key", value) for value in values]
+    assert [(await pending).revision for pending in sets] == list(range(1, 501))
+    assert await stored(kv) == {"key": values[-1]}
+    with pytest.raises(WrongRevisionError):
+        await (await kv.set_async("key", b"x", expected_revision=1))
 
 
 async def test_ranges_have_both_ends_and_the_last_are_in_order(stream: Stream) -> None:

@@ -183,6 +183,19 @@ async def test_a_watch_gives_the_state_a_mark_and_what_follows(kv: KV, other: Cl
         assert (live[1].keys, revisions(live)) == (("b",), [5, 6, 7])
 
 
+async def test_a_kv_with_many_deletes_behind_it_can_be_watched(kv: KV) -> None:
+    for round_number in range(3):
+        await kv.set_many({f"{i:04}": b"%d" % round_number for i in range(4000)})
+        for start in range(0, 4000, 1000):
+            await asyncio.gather(
+                *[kv.delete(f"{i:04}") for i in range(start, start + 1000) if i % 8]
+            )
+    async with kv.watch() as changes:
+        assert kinds((await take(changes, 501))[-2:]) == [SET, READY]
+        await kv.set("new", b"")
+        assert (await take(changes, 1))[0].entry is not None
+
+
 async def test_a_watch_of_a_prefix_sees_its_keys_alone(kv: KV, other: Client) -> None:
     await kv.set_many({"x1": b"", "x2": b"", "y": b""})
     async with other.kv("k").watch(prefix="x") as changes:
