@@ -14,6 +14,7 @@ import functools
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 from holdfast.persist.lifecycle import capacity
@@ -30,8 +31,8 @@ from holdfast.protocol.names import check_server
 from holdfast.protocol.serving.process import OnSignals, run_server, server_parser
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket.bucket_capabilities import S3_WAYS, Ways
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
-from holdfast.shared_fs.bucket.bucket_probe import probe
 from holdfast.shared_fs.bucket.bucket_tries import Retry
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
@@ -188,11 +189,14 @@ def _stop(server: PersistServer, running: asyncio.Future[None], stopping: asynci
 
 
 def _open_bucket(url: str) -> Bucket:
-    """Open and probe the bucket. A server starts even while its bucket is away, because hot stores
-    do not need it. Raises BucketUnfitError, BucketRefusedError, InvalidArgumentError."""
+    """Open the bucket and try what it honours. A server starts even while its bucket is away,
+    because hot stores do not need it; then an S3 store is tried when that first matters.
+    Raises BucketUnfitError, BucketRefusedError, InvalidArgumentError."""
     bucket = open_bucket(url, retry=_BUCKET_RETRY)
     try:
-        probe(bucket)
+        ways = bucket.try_out()
+        if ways != S3_WAYS:
+            logger.info("tier.bucket_ways bucket=%s %s", bucket.name, _fields(ways))
         # Marks the bucket as a cluster's: commands accept no other.
         open_manifests(bucket)
     except BucketUnavailableError as error:
@@ -200,12 +204,14 @@ def _open_bucket(url: str) -> Bucket:
     return bucket
 
 
+def _fields(ways: Ways) -> str:
+    return " ".join(f"{name}={str(value).lower()}" for name, value in asdict(ways).items())
+
+
 def _fitting(max_open_stores: int) -> int:
     """Return how many stores the process may keep open."""
     descriptors, memory_bytes = capacity.raise_descriptors(max_open_stores), capacity.memory_bytes()
-    fitting = capacity.fitting(
-        max_open_stores, descriptors=descriptors, memory_bytes=memory_bytes
-    )
+    fitting = capacity.fitting(max_open_stores, descriptors=descriptors, memory_bytes=memory_bytes)
     if fitting < max_open_stores:
         logger.info(
             "server.few_open_stores max_open_stores=%d wanted=%d descriptors=%s memory_bytes=%d",

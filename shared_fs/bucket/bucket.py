@@ -1,7 +1,6 @@
 """The bucket: objects by key, with conditional writes, checksums in both directions, and retries.
 
     bucket = open_bucket("s3://name/prefix?endpoint=http://127.0.0.1:9000")    # or file:///var/...
-    probe(bucket)                                                              # bucket_probe.py
     version = bucket.put_new("log/p1/1", body)
     bucket.replace("manifest", newer, expected_version=version)
 
@@ -16,6 +15,9 @@ Invariants:
    no longer holds, the nonce of the object that is there tells whether this call put it.
 4. Every call ends: the number of tries is limited, and none begins after a time limit.
 
+An S3 store is tried before the first write that depends on more than `If-None-Match` of a put: see
+`bucket_capabilities.py`.
+
 Callers must keep two rules. Bodies given to `replace` never repeat (a manifest contains
 a counter), since equal bodies may have equal versions. A deleted key is never used
 again, since a delete without an answer may still take effect. Calls block; run them in
@@ -24,11 +26,13 @@ threads, as many as may run at once.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from io import BufferedReader, BytesIO
 from pathlib import Path
@@ -42,12 +46,14 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     ByteRange,
     ListedObject,
     NewObject,
+    Object,
     ObjectHead,
     PreconditionError,
     TransientError,
     Version,
     check_key,
 )
+from holdfast.shared_fs.bucket.bucket_capabilities import S3_WAYS, Ways
 from holdfast.shared_fs.bucket.bucket_directory import DirectoryBackend
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
@@ -56,6 +62,7 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectDamagedError,
     ObjectMissingError,
 )
+from holdfast.shared_fs.bucket.bucket_probe import find_ways
 from holdfast.shared_fs.bucket.bucket_tries import (
     DEFAULT_RETRY,
     REAL_SURROUNDINGS,
@@ -81,16 +88,6 @@ _DAMAGED_READS: Final = 2
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
-    """An object or the requested part of it. `size_bytes` is the size of the whole object."""
-
-    body: bytes
-    size_bytes: int
-    version: str
-    metadata: Mapping[str, str]
-
-
 class Bucket:
     """Objects on a backend. Thread-safe. For keys see `check_key`, for metadata `check_metadata`.
 
@@ -104,14 +101,16 @@ class Bucket:
         *,
         retry: Retry = DEFAULT_RETRY,
         surroundings: Surroundings = REAL_SURROUNDINGS,
+        ways: Ways | None = S3_WAYS,
     ) -> None:
+        """With None as `ways`, a trial finds them out when they first matter."""
         self._backend = backend
+        self._ways = ways
+        self._trial = threading.Lock()
         self._surroundings = surroundings
         #: The URL that it was opened with, if any.
         self.url = ""
         self.usage = BucketUsage()
-        #: Whether the bucket respects `expected_version` in `delete`. The probe finds out.
-        self.conditional_deletes = True
         self._calls = Calls(retry, surroundings, self.usage)
         self._writer = BucketWriter(backend, self._calls, surroundings.nonce)
 
@@ -119,6 +118,30 @@ class Bucket:
     def name(self) -> str:
         """The address, without secrets."""
         return self._backend.name
+
+    @property
+    def ways(self) -> Ways:
+        """How to talk to the store. Tries it if that is not known yet, and raises as `try_out`."""
+        if self._ways is None:
+            with self._trial:
+                if self._ways is None:
+                    self._ways = find_ways(self)
+        return self._ways
+
+    def try_out(self) -> Ways:
+        """Try what the store honours, and return how to talk to it from now on.
+
+        Raises BucketUnfitError, and what prevents the use of the bucket: BucketRefusedError,
+        BucketUnavailableError, ObjectDamagedError.
+        """
+        self._ways = find_ways(self)
+        return self._ways
+
+    def used_in(self, ways: Ways) -> Bucket:
+        """Return the same bucket, spoken to in other ways."""
+        other = copy.copy(self)
+        other._ways = ways
+        return other
 
     def close(self) -> None:
         """Close the connections. No other call may run or follow."""
@@ -235,7 +258,8 @@ class Bucket:
 
         Raises ObjectConflictError, also if there is no such object.
         """
-        return self._writer.put(key, body, metadata, Version(expected_version))
+        condition = Version(expected_version, self.ways.bare_versions)
+        return self._writer.put(key, body, metadata, condition)
 
     def put_new_file(self, key: str, path: Path, metadata: Mapping[str, str] | None = None) -> str:
         """Create an object from a file, which must not change meanwhile, and return its version.
@@ -257,7 +281,12 @@ class Bucket:
         file: BufferedReader | BytesIO,
         metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Like `put_new_file`, but from an open file, which is read twice."""
+        """Like `put_new_file`, but from an open file, which is read twice.
+
+        Raises TooLargeError beyond 5 GiB if the bucket ignores conditions of uploads in parts.
+        """
+        if not self.ways.uploads_in_parts:
+            return self._writer.put_whole(key, file, metadata)
         return self._writer.put_in_parts(key, file, metadata)
 
     def delete(self, key: str, expected_version: str | None = None) -> None:
@@ -267,7 +296,7 @@ class Bucket:
         BucketUnfitError if `expected_version` is given and the bucket would ignore it.
         """
         check_key(key)
-        if expected_version is not None and not self.conditional_deletes:
+        if expected_version is not None and not self.ways.conditional_deletes:
             raise BucketUnfitError(bucket=self.name, what="If-Match of a delete")
         tries = self._calls.tries(RequestClass.DELETE, key, visible=True)
         while True:
@@ -346,17 +375,19 @@ def open_bucket(
         if parts.netloc not in ("", "localhost") or parts.query or not parts.path.startswith("/"):
             raise InvalidArgumentError(argument="bucket", reason="write file:///FOLDER")
         backend: Backend = DirectoryBackend(Path(unquote(parts.path)), make=make)
+        ways: Ways | None = S3_WAYS
     elif parts.scheme == "s3":
         # Imported here, because boto3 takes 0.2 s to import and most processes never talk to S3.
         from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
 
         backend = S3Backend.from_url(url, connections=connections)
+        ways = None
     else:
         raise InvalidArgumentError(
             argument="bucket",
             reason=f"{parts.scheme or 'no'} scheme: write file:///FOLDER or s3://NAME",
         )
-    bucket = Bucket(backend, retry=retry, surroundings=surroundings)
+    bucket = Bucket(backend, retry=retry, surroundings=surroundings, ways=ways)
     bucket.url = url
     return bucket
 

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from io import BufferedReader, BytesIO
 from typing import Final, NamedTuple
 
 from holdfast.protocol.errors import InvalidArgumentError
@@ -60,9 +61,21 @@ class Version(NamedTuple):
     """The condition of a write: the object exists and has this version."""
 
     version: str
+    #: For S3: send the ETag without its quotes, as some stores compare it.
+    bare: bool = False
 
 
 Condition = NewObject | Version
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """An object or the requested part of it. `size_bytes` is the size of the whole object."""
+
+    body: bytes
+    size_bytes: int
+    version: str
+    metadata: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,17 @@ class Backend(ABC):
     @abstractmethod
     def put(self, key: str, body: bytes, metadata: Mapping[str, str], condition: Condition) -> str:
         """Put an object durably and return its version. Raises PreconditionError."""
+
+    def put_file(
+        self,
+        key: str,
+        file: BufferedReader | BytesIO,
+        metadata: Mapping[str, str],
+        condition: Condition,
+    ) -> str:
+        """Put what follows in `file` as one object, like `put`. S3 does it without reading all of
+        it into memory."""
+        return self.put(key, file.read(), metadata, condition)
 
     @abstractmethod
     def read(self, key: str, wanted: ByteRange | None = None) -> AbstractContextManager[Reading]:

@@ -9,8 +9,9 @@
         ├── BucketUnavailableError    no answer after all tries; nothing was changed
         │   └── OutcomeUnknownError   the same, but a write may have taken effect, or still will
         ├── BucketRefusedError        credentials, rights, address, room: a person must act
+        │   └── RequestUnsupportedError   the store does not offer this request, or its condition
         ├── NoBucketError             a command found no bucket of holdfast's at the address
-        └── BucketUnfitError          it ignores conditions on writes, so it cannot be used
+        └── BucketUnfitError          it lacks what holdfast needs, so it cannot be used
 
 They stay within a server: none is sent on the wire, so docs/protocol.md does not list their codes.
 """
@@ -62,6 +63,11 @@ class BucketRefusedError(BucketError):
     template = "the bucket {bucket} refused: {reason}"
 
 
+class RequestUnsupportedError(BucketRefusedError):
+    code = "bucket_unsupported"
+    template = "the bucket {bucket} does not support this: {reason}"
+
+
 class NoBucketError(BucketError):
     """Raised by commands that only read or repair an existing bucket, instead of creating one."""
 
@@ -72,7 +78,6 @@ class NoBucketError(BucketError):
 class BucketUnfitError(BucketError):
     code = "bucket_unfit"
     template = (
-        "the bucket {bucket} ignores conditions ({what}), so two writers could overwrite each "
-        "other: use a store with If-None-Match and If-Match on writes, or file:///... on a shared "
-        "file system"
+        "the bucket {bucket} lacks what holdfast needs ({what}): use a store with If-None-Match "
+        "and If-Match on writes, or file:///... on a shared file system"
     )

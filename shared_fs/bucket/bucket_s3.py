@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from io import BufferedReader, BytesIO
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -52,7 +53,11 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     TransientError,
     UploadGoneError,
 )
-from holdfast.shared_fs.bucket.bucket_errors import BucketRefusedError, ObjectMissingError
+from holdfast.shared_fs.bucket.bucket_errors import (
+    BucketRefusedError,
+    ObjectMissingError,
+    RequestUnsupportedError,
+)
 
 #: S3's limit for a key, including the prefix.
 _S3_KEY_BYTES: Final = 1024
@@ -145,6 +150,19 @@ class S3Backend(Backend):
         with self._errors(key):
             answer = self._client.put_object(
                 **self._object(key), Body=body, Metadata=dict(metadata), **_conditions(condition)
+            )
+        return _version(answer)
+
+    def put_file(
+        self,
+        key: str,
+        file: BufferedReader | BytesIO,
+        metadata: Mapping[str, str],
+        condition: Condition,
+    ) -> str:
+        with self._errors(key):
+            answer = self._client.put_object(
+                **self._object(key), Body=file, Metadata=dict(metadata), **_conditions(condition)
             )
         return _version(answer)
 
@@ -269,6 +287,8 @@ class S3Backend(Backend):
             return self._refused(f"{text}: create the bucket first")
         if code in _NOT_NOW or status in (409, 429):
             return TransientError(text, uncertain=False)
+        if code == "NotImplemented" or status == 501:
+            return RequestUnsupportedError(bucket=self.name, reason=text)
         if status >= 500:
             return TransientError(text, uncertain=True)
         if status == 412:
@@ -289,7 +309,7 @@ class _BeyondTheEndError(Exception):
 def _conditions(condition: Condition) -> dict[str, str]:
     if isinstance(condition, NewObject):
         return {"IfNoneMatch": "*"}
-    return {"IfMatch": condition.version}
+    return {"IfMatch": condition.version.strip('"') if condition.bare else condition.version}
 
 
 def _range(wanted: ByteRange | None) -> dict[str, str]:

@@ -13,13 +13,14 @@ without an answer finds that its condition no longer holds, the object that is t
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from io import BufferedReader, BytesIO
 from typing import Final
 
-from holdfast.protocol.errors import StorageFailedError
+from holdfast.protocol.errors import StorageFailedError, TooLargeError
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.bucket.bucket_backend import (
     Backend,
@@ -48,6 +49,8 @@ from holdfast.shared_fs.bucket.bucket_usage import RequestClass
 #: 5 MiB and accepts 10,000 parts.
 PART_BYTES: Final = 16 * MIB
 MAX_FILE_BYTES: Final = 10_000 * PART_BYTES
+#: The most that S3 takes in one put.
+MAX_PUT_BYTES: Final = 5 * 1024 * MIB
 SHA256_METADATA: Final = "hf-sha256"
 _NONCE: Final = "hf-nonce"
 #: The version that a `replace` replaced.
@@ -67,23 +70,38 @@ class BucketWriter:
         self, key: str, body: bytes, metadata: Mapping[str, str] | None, condition: Condition
     ) -> str:
         own = self._own_metadata(key, hashlib.sha256(body).hexdigest(), metadata, condition)
-        tries = self._calls.tries(RequestClass.PUT, key, visible=True)
-        while True:
-            try:
-                with self._calls.counted(RequestClass.PUT, len(body)):
-                    return self._backend.put(key, body, own, condition)
-            except TransientError as error:
-                tries.failed(error)
-            except PreconditionError as error:
-                return self._settle(key, own[_NONCE], condition, tries, error)
-            except BucketRefusedError as error:
-                raise tries.ended_by(error) from error
+        put = partial(self._backend.put, key, body, own, condition)
+        return self._put(key, len(body), own, condition, put)
+
+    def put_whole(
+        self, key: str, file: BufferedReader | BytesIO, metadata: Mapping[str, str] | None
+    ) -> str:
+        """Create an object from a file in one put, for a bucket that ignores the condition of an
+        upload in parts."""
+        size_bytes = file.seek(0, os.SEEK_END)
+        if size_bytes > MAX_PUT_BYTES:
+            raise TooLargeError(
+                what=f"object {key!r} in a bucket that ignores conditions of uploads in parts",
+                size=size_bytes,
+                limit=MAX_PUT_BYTES,
+            )
+        digest = _sha256(file)
+        condition = NewObject()
+        own = self._own_metadata(key, digest, metadata, condition)
+
+        def put() -> str:
+            file.seek(0)
+            version = self._backend.put_file(key, file, own, condition)
+            if _sha256(file) != digest:
+                raise StorageFailedError(reason=f"the file of {key!r} changed meanwhile")
+            return version
+
+        return self._put(key, size_bytes, own, condition, put)
 
     def put_in_parts(
         self, key: str, file: BufferedReader | BytesIO, metadata: Mapping[str, str] | None
     ) -> str:
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = _sha256(file)
         own = self._own_metadata(key, digest, metadata, NewObject())
         tries = self._calls.tries(RequestClass.PUT, key, visible=True)
         while True:
@@ -107,6 +125,26 @@ class BucketWriter:
                 ):
                     self._backend.abort_upload(upload)
                 raise
+
+    def _put(
+        self,
+        key: str,
+        size_bytes: int,
+        own: Mapping[str, str],
+        condition: Condition,
+        put: Callable[[], str],
+    ) -> str:
+        tries = self._calls.tries(RequestClass.PUT, key, visible=True)
+        while True:
+            try:
+                with self._calls.counted(RequestClass.PUT, size_bytes):
+                    return put()
+            except TransientError as error:
+                tries.failed(error)
+            except PreconditionError as error:
+                return self._settle(key, own[_NONCE], condition, tries, error)
+            except BucketRefusedError as error:
+                raise tries.ended_by(error) from error
 
     def _put_parts(
         self, upload: BucketUpload, file: BufferedReader | BytesIO, digest: str
@@ -175,3 +213,8 @@ class BucketWriter:
         if isinstance(condition, Version):
             own[_REPLACED] = condition.version
         return {**own, **(metadata or {})}
+
+
+def _sha256(file: BufferedReader | BytesIO) -> str:
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").hexdigest()

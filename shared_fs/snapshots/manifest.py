@@ -22,7 +22,8 @@ from typing import Final
 from holdfast.protocol.errors import NewerFormatError
 from holdfast.protocol.limits import KIB
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.bucket.bucket import Bucket, Object
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import Object
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketUnavailableError,
     ObjectConflictError,

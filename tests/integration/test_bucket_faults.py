@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.errors import StorageError, StorageFailedError
+from holdfast.protocol.errors import StorageError, StorageFailedError, TooLargeError
 from holdfast.shared_fs.bucket import bucket_writing
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.bucket.bucket_backend import BucketUpload, Condition, NewObject
+from holdfast.shared_fs.bucket.bucket_backend import (
+    BucketUpload,
+    Condition,
+    NewObject,
+    Page,
+    PreconditionError,
+    Version,
+)
+from holdfast.shared_fs.bucket.bucket_capabilities import Observed, Ways
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketError,
     BucketRefusedError,
@@ -22,9 +32,10 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectExistsError,
     ObjectMissingError,
     OutcomeUnknownError,
+    RequestUnsupportedError,
 )
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
-from holdfast.shared_fs.bucket.bucket_probe import probe
+from holdfast.shared_fs.bucket.bucket_probe import observe_races
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from tests.support.faulty_bucket import Fault, FaultyBackend
 
@@ -373,30 +384,130 @@ class CarelessReplace(MemoryBackend):
         return super().put(key, body, metadata, NewObject())
 
 
+class Forgetful(MemoryBackend):
+    """Shows in its lists nothing of what was written."""
+
+    def list_page(self, prefix: str, start_after: str, limit: int) -> Page:
+        return Page([], more=False)
+
+
+class Poor(MemoryBackend):
+    """Offers no condition of a put, and says so."""
+
+    def put(self, key: str, body: bytes, metadata: Mapping[str, str], condition: Condition) -> str:
+        raise RequestUnsupportedError(bucket=self.name, reason="PutObject: 501 NotImplemented")
+
+
+class LikeRadosgw(Careless):
+    """Knows a version only without its quotes, and ignores some conditions: as radosgw 16.2."""
+
+    def __init__(self) -> None:
+        super().__init__(complete=True, delete=True)
+        self.put_counts = Counter[str]()
+
+    def put(self, key: str, body: bytes, metadata: Mapping[str, str], condition: Condition) -> str:
+        self.put_counts[key] += 1
+        if isinstance(condition, Version) and not condition.bare:
+            raise PreconditionError
+        return super().put(key, body, metadata, condition)
+
+
 @pytest.mark.parametrize(
-    "backend", [Careless(put=True), Careless(complete=True), CarelessReplace()]
+    ("backend", "reason"),
+    [
+        (Careless(put=True), "If-None-Match of a put: ignored"),
+        (CarelessReplace(), "If-Match of a put: ignored"),
+        (Forgetful(), "list after write: ignored"),
+        (Poor(), "If-None-Match of a put: unsupported"),
+    ],
 )
-def test_the_probe_refuses_a_bucket_that_ignores_conditions(backend: MemoryBackend) -> None:
-    bucket = Bucket(backend)
-    with pytest.raises(BucketUnfitError, match="use a store with"):
-        probe(bucket)
-    assert list(bucket.list()) == []
+def test_a_bucket_without_what_is_needed_is_refused(backend: MemoryBackend, reason: str) -> None:
+    with pytest.raises(BucketUnfitError, match=reason):
+        Bucket(backend).try_out()
+    assert list(MemoryBackend.list_page(backend, "", "", 10).objects) == []
+
+
+def test_a_bucket_of_unknown_ways_is_tried_before_the_first_write_that_needs_them() -> None:
+    bucket = Bucket(CarelessReplace(), ways=None)
+    version = bucket.put_new("a", b"1")
+    with pytest.raises(BucketUnfitError):
+        bucket.replace("a", b"2", version)
+    assert bucket.get("a").body == b"1"
+
+
+@pytest.mark.usefixtures("parts_of_ten")
+def test_a_bucket_like_radosgw_is_used_in_its_ways(tmp_path: Path) -> None:
+    backend = LikeRadosgw()
+    bucket = Bucket(backend, ways=None)
+    first = bucket.put_new("manifest", b"1")
+    second = bucket.replace("manifest", b"2", first)
+    with pytest.raises(ObjectConflictError):
+        bucket.replace("manifest", b"3", first)
+    assert bucket.get("manifest").version == second
+    assert bucket.ways == Ways(
+        bare_versions=True, uploads_in_parts=False, conditional_deletes=False
+    )
+    (tmp_path / "file").write_bytes(bytes(25))
+    bucket.put_new_file("snapshot", tmp_path / "file")
+    assert backend.put_counts["snapshot"] == 1
+    (tmp_path / "file").write_bytes(b"x" * 25)
+    with pytest.raises(ObjectExistsError):
+        bucket.put_new_file("snapshot", tmp_path / "file")
+    assert bucket.get("snapshot").body == bytes(25)
+
+
+def test_a_put_of_a_whole_file_is_no_larger_than_s3_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_writing, "MAX_PUT_BYTES", 10)
+    bucket = Bucket(LikeRadosgw(), ways=Ways(uploads_in_parts=False))
+    bucket.put_new_in_parts("a", BytesIO(bytes(10)))
+    with pytest.raises(TooLargeError):
+        bucket.put_new_in_parts("b", BytesIO(bytes(11)))
+
+
+@pytest.mark.parametrize("fault", [*UNANSWERED, Fault.REFUSED, Fault.CONFLICT])
+def test_a_put_of_a_whole_file_survives_a_fault(world: World, fault: Fault) -> None:
+    world.faulty.script(fault)
+    bucket = world.bucket.used_in(Ways(uploads_in_parts=False))
+    version = bucket.put_new_in_parts("a", BytesIO(b"0123456789"))
+    world.faulty.deliver()
+    found = world.other.get("a")
+    assert (found.body, found.version) == (b"0123456789", version)
+
+
+def test_a_file_that_changes_while_it_is_put_whole_is_an_error() -> None:
+    file = BytesIO(bytes(25))
+
+    class Changing(MemoryBackend):
+        def put(
+            self, key: str, body: bytes, metadata: Mapping[str, str], condition: Condition
+        ) -> str:
+            file.getbuffer()[0] = 1
+            return super().put(key, body, metadata, condition)
+
+    with pytest.raises(StorageFailedError, match="changed meanwhile"):
+        Bucket(Changing(), ways=Ways(uploads_in_parts=False)).put_new_in_parts("a", file)
 
 
 def test_conditional_deletes_are_refused_where_they_are_ignored() -> None:
-    bucket = Bucket(Careless(delete=True))
-    probe(bucket)
+    bucket = Bucket(Careless(delete=True), ways=None)
     version = bucket.put_new("a", b"1")
     with pytest.raises(BucketUnfitError):
         bucket.delete("a", expected_version=version)
     bucket.delete("a")
 
 
+def test_of_writers_at_once_one_wins_and_a_careless_bucket_is_found_out() -> None:
+    fair = observe_races(Bucket(MemoryBackend()), rounds=3)
+    assert set(fair.values()) == {Observed.HONOURED}
+    careless = observe_races(Bucket(Careless(put=True)), rounds=3)
+    assert set(careless.values()) == {Observed.IGNORED}
+
+
 @pytest.mark.parametrize("fault", UNANSWERED)
-@pytest.mark.parametrize("at", range(12))
+@pytest.mark.parametrize("at", range(22))
 def test_the_probe_passes_through_a_fault_at_each_step(world: World, fault: Fault, at: int) -> None:
     world.faulty.script(*[None] * at, fault)
-    probe(world.bucket)
+    world.bucket.try_out()
     assert list(world.other.list()) == []
 
 

@@ -27,8 +27,8 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
     NoBucketError,
     ObjectMissingError,
+    RequestUnsupportedError,
 )
-from holdfast.shared_fs.bucket.bucket_probe import probe
 from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
@@ -98,7 +98,7 @@ def test_an_answer_that_means_not_now_is_one_transient_try(
         (403, "AccessDenied", BucketRefusedError),
         (403, "RequestTimeTooSkewed", BucketRefusedError),
         (400, "InvalidRequest", BucketRefusedError),
-        (501, "NotImplemented", TransientError),
+        (501, "NotImplemented", RequestUnsupportedError),
     ],
 )
 def test_an_answer_to_a_conditional_put_says_what_it_means(
@@ -177,7 +177,7 @@ def test_an_endpoint_that_is_no_address_is_refused() -> None:
 def test_prefixes_keep_buckets_apart(url: str) -> None:
     bare, _, query = url.partition("?")
     one, other = (open_bucket(f"{bare}/apart/{name}/?{query}") for name in ("one", "other"))
-    probe(one)
+    one.try_out()
     version = one.put_new("key", b"1")
     assert list(other.list()) == []
     other.put_new("key", b"2")
@@ -187,7 +187,7 @@ def test_prefixes_keep_buckets_apart(url: str) -> None:
 
 
 def test_boto3_is_imported_only_for_s3() -> None:
-    program = "import sys, holdfast.shared_fs.bucket.bucket_probe; print('boto3' in sys.modules)"
+    program = "import sys, holdfast.shared_fs.bucket.bucket; print('boto3' in sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
