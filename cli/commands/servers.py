@@ -11,15 +11,29 @@ from holdfast.cli.owner_jobs import connected_owners
 from holdfast.cli.render import JsonObject, print_json, print_table, size, store_row
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.stores.listing import list_stores
-from holdfast.protocol.control import ServerInfo
+from holdfast.protocol.control import ServerInfo, ServerState
+from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
 
 
+class NotLiveError(HoldfastError):
+    """The coordinator does not count the server as live."""
+
+    code = "not_live"
+    template = "server {server!r} is not live, but {state}"
+
+
 @click.command()
+@click.option("--live", metavar="SERVER", help="List only SERVER, and fail if it is not live.")
 @client_command
-def servers(settings: Settings) -> None:
+def servers(settings: Settings, live: str | None) -> None:
     """List the persist servers: state, load, last heartbeat."""
     found = asyncio.run(_servers(settings))
+    if live is not None:
+        found = [one for one in found if one.server == live]
+        state = found[0].state if found else "unknown to the coordinator"
+        if state != ServerState.LIVE:
+            raise NotLiveError(server=live, state=state)
     if settings.json:
         print_json({"servers": [one._asdict() for one in found]})
         return

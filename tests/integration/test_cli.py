@@ -336,6 +336,18 @@ def test_no_coordinator_is_one_line_and_what_to_try(cluster: RunningUp) -> None:
     assert "no coordinator answers on prefix 'elsewhere'. Try: " in line
 
 
+def test_a_health_check_of_one_server_fails_unless_it_is_live(cluster: RunningUp) -> None:
+    live = cluster.holdfast("--json", "servers", "--live", "s1")
+    assert live.returncode == 0
+    [row] = json.loads(live.stdout)["servers"]
+    assert (row["server"], row["state"]) == ("s1", "live")
+    unknown = cluster.holdfast("--json", "servers", "--live", "s9")
+    assert (unknown.returncode, unknown.stdout) == (1, b"")
+    error = json.loads(unknown.stderr)
+    assert error["error"] == "not_live"
+    assert error["message"] == "server 's9' is not live, but unknown to the coordinator"
+
+
 def test_standalone_parts_say_what_is_wrong_in_one_line(cluster: RunningUp, tmp_path: Path) -> None:
     shared = str(cluster.data / "shared")
     coordinator = ("coordinator", "--data", shared, "--nats", cluster.nats)
