@@ -99,6 +99,14 @@ def decide(observed: Mapping[Capability, Observed]) -> Ways | Unfit:
     )
 
 
+def replaces_bare(observed: Mapping[Capability, Observed]) -> bool:
+    """Return whether `If-Match` works with the ETag without its quotes, and only so."""
+    # A store that ignores a quoted ETag might compare a bare one: no reason to trust it.
+    return observed.get(Capability.REPLACE) is Observed.NEVER_HOLDS and _has(
+        observed, Capability.REPLACE_BARE
+    )
+
+
 def harm_of(capability: Capability) -> str:
     """Return what could happen without a capability; empty if holdfast does without it."""
     return _HARM.get(capability, "")
@@ -113,13 +121,6 @@ def _reasons(observed: Mapping[Capability, Observed]) -> Iterator[str]:
         found = observed.get(capability)
         if found is Observed.HONOURED or (found is None and capability in _RACES):
             continue
-        if capability is Capability.REPLACE and _replaces_bare(observed):
+        if capability is Capability.REPLACE and replaces_bare(observed):
             continue
         yield f"{capability}: {found or 'not tried'}, so {harm}"
-
-
-def _replaces_bare(observed: Mapping[Capability, Observed]) -> bool:
-    # A store that ignores a quoted ETag might compare a bare one: no reason to trust it.
-    return observed.get(Capability.REPLACE) is Observed.NEVER_HOLDS and _has(
-        observed, Capability.REPLACE_BARE
-    )

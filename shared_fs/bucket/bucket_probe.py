@@ -84,6 +84,15 @@ def observe(bucket: Triable, key: str | None = None) -> dict[Capability, Observe
         bucket.delete(key)
 
 
+def observe_all(bucket: Triable, rounds: int) -> dict[Capability, Observed]:
+    """Return what a bucket does with each condition, and in races unless it is unfit anyway."""
+    observed = observe(bucket)
+    ways = decide(observed)
+    if isinstance(ways, Unfit):
+        return observed
+    return {**observed, **observe_races(bucket.used_in(ways), rounds)}
+
+
 def observe_races(bucket: Triable, rounds: int) -> dict[Capability, Observed]:
     """Let several writers create, and then replace, the same object at once, `rounds` times."""
     winners: dict[Capability, list[int]] = {Capability.ONE_CREATES: [], Capability.ONE_REPLACES: []}

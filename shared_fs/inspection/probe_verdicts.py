@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
+from holdfast.shared_fs.bucket.bucket_capabilities import Capability
 from holdfast.shared_fs.inspection.probe_peer import LONGEST_NAME_BYTES, Way
 
 #: A lock of a dead process that is held for longer delays its successor.
@@ -154,7 +155,7 @@ class Measured:
 class Judged:
     """A need, whether it is met, and what would mend it if not."""
 
-    need: Need
+    need: Need | Capability
     outcome: Verdict
     found: str
     mend: str = ""

@@ -6,10 +6,15 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.bucket.bucket_capabilities import Capability
 from holdfast.shared_fs.inspection import probe
 from tests.support.holdfast_up import (
     DEADLINE_SECONDS,
@@ -18,6 +23,7 @@ from tests.support.holdfast_up import (
     started_holdfast,
     wait_until,
 )
+from tests.support.s3_server import running_s3
 
 
 @pytest.fixture
@@ -55,6 +61,33 @@ def test_another_folder_is_no_second_mount(folder: Path, monkeypatch: pytest.Mon
     assert ended.returncode == 2
     assert b"does not show what is created" in ended.stderr
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def s3_url() -> Iterator[str]:
+    with running_s3() as url:
+        yield url
+
+
+def test_a_bucket_s_capabilities_are_told_and_it_is_left_empty(s3_url: str) -> None:
+    ended = call_holdfast("--json", "probe", s3_url, "--rounds", "20")
+    report = json.loads(ended.stdout)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert [one["need"] for one in report["checks"]] == [
+        need
+        for need in Capability
+        if need is not Capability.REPLACE_BARE or report["ways"]["bare_versions"]
+    ]
+    assert {one["outcome"] for one in report["checks"]} <= {"ok", "warning"}
+    with closing(open_bucket(s3_url)) as bucket:
+        assert asdict(bucket.ways) == report["ways"]
+        assert list(bucket.list("probe/")) == []
+
+
+def test_a_second_mount_of_a_bucket_is_wrong_usage(folder: Path) -> None:
+    ended = call_holdfast("probe", "s3://bucket", "--with", str(folder))
+    assert ended.returncode == 2
+    assert b"--with is for folders" in ended.stderr
 
 
 def test_a_folder_that_is_missing_is_refused(folder: Path) -> None:

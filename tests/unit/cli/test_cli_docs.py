@@ -178,7 +178,7 @@ def documented(path: str) -> Any:
             {"stores": [verdict_row(StoreVerdict(STORE, problems=["p"]))], "problems": ["p"]},
         ),
         (
-            "probe DIRECTORY",
+            "probe TARGET",
             probe_report(
                 Measured((ProbedMount("/mnt/a", "nfs4", "/mnt/a", False, 1, True, True),)),
                 [Judged(Need.FENCE, Verdict.FAILED, "1 of 2 stale", "nothing")],
