@@ -7,14 +7,7 @@ import random
 
 import pytest
 
-from holdfast.client import (
-    KV,
-    Client,
-    Entry,
-    InvalidNameError,
-    TooLargeError,
-    WrongRevisionError,
-)
+from holdfast.client import KV, Client, Entry, InvalidNameError, TooLargeError, WrongRevisionError
 from tests.conformance.conforming import present
 
 ODD_KEYS = [

@@ -4,7 +4,6 @@ everywhere."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -25,15 +24,10 @@ from holdfast.client import (
     Stream,
 )
 from tests.conformance.conforming import present
+from tests.support.waiting import until
 
 LARGE = bytes(range(250)) * 4001
 Words = list[int] | None
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_live_kv_is_the_same_dictionary_everywhere(hf: Client, other: Client) -> None:

@@ -28,24 +28,16 @@ from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.spark.export.export import ExportReport
 from holdfast.spark.state import state_sql
 from tests.support.archive_world import compacted, exported
-from tests.support.cluster import (
-    DEADLINE_SECONDS,
-    SUBJECTS,
-    TENANT,
-    Processes,
-    running_processes,
-    until,
-)
+from tests.support.cluster import DEADLINE_SECONDS, SUBJECTS, TENANT, Processes, running_processes
 from tests.support.process import Process
+from tests.support.waiting import until
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
 Rows = dict[int, tuple[bytes, dict[str, str]]]
 
 
 class World:
-    def __init__(
-        self, processes: Processes, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def __init__(self, processes: Processes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes = processes
         self.url = f"file://{folder / 'bucket'}"
         self.table = default_table(self.url)
@@ -75,8 +67,10 @@ class World:
     async def snapshotted(self, revision: int) -> None:
         def is_there() -> bool:
             entry = self.manifests.find(NOTES)
-            return entry is not None and entry.newest is not None and (
-                entry.newest.revision >= revision
+            return (
+                entry is not None
+                and entry.newest is not None
+                and (entry.newest.revision >= revision)
             )
 
         await until(is_there, f"the bucket has revision {revision}")

@@ -15,8 +15,9 @@ import pytest
 
 from holdfast.client import Client, connect
 from holdfast.protocol.messages import ChangeKind
-from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes, until
+from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes
 from tests.support.holdfast_up import call_holdfast
+from tests.support.waiting import until
 
 TENANT = "acme"
 

@@ -26,15 +26,10 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket_log.bucket_log import fence_log, is_open, list_logs
 from holdfast.shared_fs.snapshots.manifest import Manifests
-from tests.support.cluster import (
-    DEADLINE_SECONDS,
-    TENANT,
-    Peer,
-    connected_peer,
-    until,
-)
+from tests.support.cluster import DEADLINE_SECONDS, TENANT, Peer, connected_peer
 from tests.support.local_disks import LocalDisks
 from tests.support.nats_server import running_nats_server
+from tests.support.waiting import until
 from tests.support.world_in_loop import world_in_loop
 
 SERVERS = ("s1", "s2", "s3")

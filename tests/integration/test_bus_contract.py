@@ -15,10 +15,10 @@ from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespon
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, TooLargeError
-from tests.support.fake_persist import until
 from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.raw_nats import raw_nats
 from tests.support.received import DEADLINE_SECONDS, Received, unknown_nats_py
+from tests.support.waiting import until
 
 
 @dataclass

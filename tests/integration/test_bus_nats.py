@@ -12,11 +12,11 @@ from holdfast.protocol.bus import bus_nats
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import ConnectionFailedError
-from tests.support.fake_persist import until
 from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.raw_nats import raw_nats
 from tests.support.received import DEADLINE_SECONDS, Received, unknown_nats_py
 from tests.support.stalling_proxy import stalling_proxy
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")

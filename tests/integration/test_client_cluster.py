@@ -8,14 +8,9 @@ import os
 import signal
 from pathlib import Path
 
-from holdfast.client import (
-    Change,
-    Client,
-    OperationTimeoutError,
-    connect,
-)
-from tests.support.fake_persist import until
+from holdfast.client import Change, Client, OperationTimeoutError, connect
 from tests.support.holdfast_up import RunningUp, running_up
+from tests.support.waiting import until
 
 
 def test_no_acknowledged_write_is_lost_or_doubled_when_servers_are_killed(tmp_path: Path) -> None:
@@ -61,12 +56,12 @@ def test_no_acknowledged_write_is_lost_or_doubled_when_servers_are_killed(tmp_pa
                     assert pid is not None
                     os.kill(pid, signal.SIGKILL)
                 before = {name: len(acked[name]) for name in names}
-                await until(lambda: all(len(acked[n]) > before[n] + 20 for n in names), 60)
+                await until(lambda: all(len(acked[n]) > before[n] + 20 for n in names), seconds=60)
                 stop.set()
                 await asyncio.gather(*writing)
                 await self_consistent(client, acked)
                 last = (await client.stream(names[0]).head()).revision
-                await until(lambda: bool(seen) and seen[-1].revision == last, 60)
+                await until(lambda: bool(seen) and seen[-1].revision == last, seconds=60)
                 assert [change.revision for change in seen] == list(range(1, last + 1))
                 following.cancel()
                 await asyncio.wait([following])

@@ -26,9 +26,10 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 from tests.support.client_of_fakes import STREAM, all_of, take, values
-from tests.support.fake_persist import FakeCluster, fake_cluster, until
+from tests.support.fake_persist import FakeCluster, fake_cluster
 from tests.support.nats_server import NatsServer
 from tests.support.stalling_proxy import stalling_proxy
+from tests.support.waiting import until
 
 # Writes
 
@@ -293,7 +294,7 @@ async def test_a_connection_that_passes_nothing_any_more_costs_a_pause_and_no_wr
         # More than the sockets on the way hold, so that some of it stays unsent.
         values = [b"%d " % number + bytes(200_000) for number in range(100)]
         appends = [asyncio.create_task(stream.append(value)) for value in values]
-        await until(lambda: proxy.accepted_count > 1, 30.0)
+        await until(lambda: proxy.accepted_count > 1)
         proxy.heal()
         acks = await asyncio.gather(*appends)
         assert [ack.seq for ack in acks] == list(range(2, 102))

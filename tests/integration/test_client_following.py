@@ -8,21 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import (
-    Change,
-    Client,
-    InvalidArgumentError,
-    MalformedFrameError,
-    connect,
-)
+from holdfast.client import Change, Client, InvalidArgumentError, MalformedFrameError, connect
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
 from holdfast.protocol.names import StoreId, StoreKind
 from tests.support.client_of_fakes import KV, STREAM, all_of, take, values
-from tests.support.fake_persist import FakeCluster, fake_cluster, until
+from tests.support.fake_persist import FakeCluster, fake_cluster
 from tests.support.nats_server import NatsServer
+from tests.support.waiting import until
 
 # Reading
 

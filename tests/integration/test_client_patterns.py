@@ -28,8 +28,9 @@ from holdfast.protocol.bus.bus_memory import MemoryBus, MemoryNetwork
 from holdfast.protocol.changes import CHANGE_TRIM
 from holdfast.protocol.limits import PATTERN_CATCH_UPS
 from holdfast.protocol.names import StoreId, StoreKind
-from tests.support.fake_persist import FakeCluster, until
+from tests.support.fake_persist import FakeCluster
 from tests.support.in_loop import entered
+from tests.support.waiting import until
 
 Seen = dict[str, list[Change]]
 
@@ -433,7 +434,7 @@ async def test_every_store_s_changes_come_once_and_in_order_whatever_is_lost(
         bus.come_back()
         for name in names:
             await writer.stream(name).append(b"last")
-        await until(complete, 20.0)
+        await until(complete)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
     for name in names:

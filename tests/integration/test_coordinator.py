@@ -24,10 +24,11 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import encode_control
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
-from tests.support.coordinator_peers import SUBJECTS, Asker, Cluster, eventually
+from tests.support.coordinator_peers import SUBJECTS, Asker, Cluster
 from tests.support.in_loop import entered
 from tests.support.nats_server import NatsServer
 from tests.support.raw_nats import raw_nats
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import DeposedError
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
-from tests.support.coordinator_peers import DEADLINE_SECONDS, Asker, Cluster, eventually
+from tests.support.coordinator_peers import DEADLINE_SECONDS, Asker, Cluster
 from tests.support.nats_server import NatsServer
 from tests.support.process import Process
+from tests.support.waiting import eventually
 
 _numbers = itertools.count(1)
 
@@ -64,9 +65,7 @@ def test_a_second_coordinator_is_refused_in_one_line(nats: NatsServer, layout: L
 
 
 @contextlib.contextmanager
-def coordinator_and_standby(
-    nats: NatsServer, layout: Layout
-) -> Iterator[tuple[Process, Process]]:
+def coordinator_and_standby(nats: NatsServer, layout: Layout) -> Iterator[tuple[Process, Process]]:
     with started(nats, layout) as first:
         first.wait_for_log("coordinator.started")
         with started(nats, layout, "--standby") as standby:

@@ -21,8 +21,9 @@ from holdfast.protocol.errors import HoldfastError, UnavailableError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.disk import Disk
-from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes, until
+from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes
 from tests.support.load import Load, running_load
+from tests.support.waiting import until
 
 TENANT = "acme"
 

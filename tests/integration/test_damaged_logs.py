@@ -12,15 +12,8 @@ from holdfast.cli.doctor.checks import DOUBTFUL_STORES, LOG_DAMAGE
 from holdfast.cli.doctor.examination import Examination
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
-from tests.support.cluster import (
-    Peer,
-    Process,
-    Processes,
-    refusal,
-    serving,
-    until,
-    values,
-)
+from tests.support.cluster import Peer, Process, Processes, refusal, serving, values
+from tests.support.waiting import until
 
 
 async def append(peer: Peer, name: str, counter: int, value: bytes) -> None:

@@ -13,7 +13,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.quarantine import quarantined
-from tests.support.cluster import TENANT, until, values
+from tests.support.cluster import TENANT, values
+from tests.support.waiting import until
 from tests.support.world_in_loop import world_in_loop
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")

@@ -16,15 +16,11 @@ from holdfast.client import Client, connect
 from holdfast.client.wire.router import Router
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.control import ServerInfo, ServerState
-from holdfast.protocol.errors import (
-    HoldfastError,
-    LastServerError,
-    NotFoundError,
-    UnavailableError,
-)
+from holdfast.protocol.errors import HoldfastError, LastServerError, NotFoundError, UnavailableError
 from holdfast.protocol.subjects import Subjects
-from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes, until
+from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes
 from tests.support.load import running_load
+from tests.support.waiting import until
 
 TENANT = "acme"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import StoreDamagedError
-from tests.support.cluster import until
 from tests.support.cluster_in_loop import cluster_with_client, pid_of, store_file
+from tests.support.waiting import until
 
 
 async def test_a_stopped_server_is_taken_over_and_acknowledges_nothing_when_it_wakes(

@@ -18,7 +18,8 @@ import pytest
 from holdfast.client import Client, Durability, ValueReplacedError, connect
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
-from tests.support.cluster import Process, Processes, running_processes, until
+from tests.support.cluster import Process, Processes, running_processes
+from tests.support.waiting import until
 
 DEADLINE_SECONDS = 60.0
 TENANT = "acme"
@@ -123,7 +124,6 @@ class _Slow:
         return cast(BinaryIO, self)
 
 
-
 def file_of(path: Path, size_bytes: int, seed: int) -> str:
     """Write random bytes, piece by piece; return their sha256."""
     digest, source = hashlib.sha256(), random.Random(seed)
@@ -152,9 +152,7 @@ def peak_bytes(pid: int) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
-def test_a_large_file_goes_there_and_back_in_little_memory(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_a_large_file_goes_there_and_back_in_little_memory(scene: Scene, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     sha256 = file_of(source, LARGE_BYTES + 12345, 1)
 
@@ -181,9 +179,7 @@ def test_a_large_file_goes_there_and_back_in_little_memory(
     run(scene, body)
 
 
-def test_large_values_are_whole_or_not_there_at_all(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_large_values_are_whole_or_not_there_at_all(scene: Scene, tmp_path: Path) -> None:
     values = [random.Random(seed).randbytes(3 * MIB + seed) for seed in range(4)]
 
     async def body(client: Client) -> None:

@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import (
-    LiveStream,
-    connect,
-)
-from tests.support.fake_persist import until
+from holdfast.client import LiveStream, connect
 from tests.support.holdfast_up import RunningUp, running_up
+from tests.support.waiting import until
 from tests.torture.editing_trace import EditingTrace, replay, traces
 
 TYPISTS = 8
@@ -83,7 +80,7 @@ async def test_eight_typists_share_a_document_across_the_death_of_its_owner(
         late = await stack.enter_async_context(connect(cluster.nats))
         reader = await stack.enter_async_context(late.live_stream("document", codec="msgpack"))
         assert len(reader) == TYPISTS * TRANSACTIONS
-        await until(lambda: all(len(each) == len(reader) for each in documents), 60)
+        await until(lambda: all(len(each) == len(reader) for each in documents), seconds=60)
         assert [message.seq for message in reader] == list(range(1, len(reader) + 1))
         for document in documents:
             assert list(document) == list(reader)

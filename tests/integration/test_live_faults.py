@@ -20,9 +20,10 @@ from holdfast.client import (
 )
 from holdfast.protocol.own_headers import LIVE_HEADER
 from tests.support.client_of_fakes import KV, STREAM
-from tests.support.fake_persist import FakeCluster, until
+from tests.support.fake_persist import FakeCluster
 from tests.support.in_loop import entered
 from tests.support.nats_server import NatsServer
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from tests.support.cluster import (
     Processes,
     connected_peer,
     running_processes,
-    until,
 )
 from tests.support.holdfast_up import call_holdfast
+from tests.support.waiting import until
 
 DEADLINE_SECONDS = 60.0
 #: One is closed because nobody uses it, the other one because its server is stopped.

@@ -27,8 +27,8 @@ from tests.support.cluster import (
     all_files,
     running_processes,
     serving,
-    until,
 )
+from tests.support.waiting import until
 
 WRITERS = 12
 

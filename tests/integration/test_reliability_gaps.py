@@ -23,14 +23,9 @@ from holdfast.protocol.errors import FencedError, StorageFailedError, StoreDamag
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.disk import AppendFile, Disk
-from tests.support.cluster import (
-    SUBJECTS,
-    TENANT,
-    serving,
-    until,
-    values,
-)
+from tests.support.cluster import SUBJECTS, TENANT, serving, values
 from tests.support.cluster_in_loop import cluster_with_client
+from tests.support.waiting import until
 from tests.support.world_in_loop import world_in_loop
 
 DEADLINE_SECONDS = 30.0

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client import (
-    Discard,
-    InvalidArgumentError,
-    StoreConfig,
-)
+from holdfast.client import Discard, InvalidArgumentError, StoreConfig
 from tests.support.cluster_in_loop import cluster_with_client, pid_of
 
 DEADLINE_SECONDS = 30.0

@@ -23,15 +23,9 @@ from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.snapshot import fetch
-from tests.support.cluster import (
-    DEADLINE_SECONDS,
-    TENANT,
-    Process,
-    Processes,
-    connected_peer,
-    until,
-)
+from tests.support.cluster import DEADLINE_SECONDS, TENANT, Process, Processes, connected_peer
 from tests.support.nats_server import running_nats_server
+from tests.support.waiting import until
 
 NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
 

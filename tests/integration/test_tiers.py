@@ -28,8 +28,8 @@ from tests.support.cluster import (
     connected_peer,
     refusal,
     running_processes,
-    until,
 )
+from tests.support.waiting import until
 
 #: Everything as soon as it can be.
 EAGER = [

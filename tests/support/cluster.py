@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.layout import Layout
 from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.process import DEADLINE_SECONDS, Process
+from tests.support.waiting import until  # noqa: F401 (many import it from here)
 
 TENANT = "acme"
 SUBJECTS = Subjects()
@@ -88,14 +89,6 @@ def running_processes(directory: Path) -> Iterator[Processes]:
             yield processes
         finally:
             processes.end()
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Return once `condition` holds."""
-    give_up_at = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < give_up_at, f"still not so: {what}"
-        await asyncio.sleep(0.02)
 
 
 class Peer:

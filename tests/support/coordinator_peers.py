@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
 from holdfast.coordinator.service import Coordinator
@@ -21,19 +21,10 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence, is_open
 from holdfast.shared_fs.disk.layout import Layout
 from tests.support.nats_server import NatsServer
+from tests.support.waiting import eventually
 
 DEADLINE_SECONDS = 20.0
 SUBJECTS = Subjects()
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until the condition holds."""
-    try:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not await condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError as error:
-        raise AssertionError(f"waited in vain until {what}") from error
 
 
 def plain(reply: bytes) -> Mapping[str, Any]:

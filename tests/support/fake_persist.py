@@ -42,13 +42,6 @@ from holdfast.protocol.subjects import Subjects
 PAGE_ROWS = 50
 
 
-async def until(condition: Callable[[], bool], timeout_seconds: float = 10.0) -> None:
-    """Return once `condition` holds."""
-    async with asyncio.timeout(timeout_seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @dataclass
 class FakeStore:
     kind: int

@@ -5,9 +5,7 @@ from __future__ import annotations
 from holdfast.client.wire.credit import LATE_RATIO, Credit
 from holdfast.client.wire.effects import SendFrame
 from holdfast.protocol import frames
-from holdfast.protocol.errors import (
-    ConnectionFailedError,
-)
+from holdfast.protocol.errors import ConnectionFailedError
 from holdfast.protocol.limits import (
     FIRST_WAITING_OPERATIONS,
     FRAMES_IN_FLIGHT,

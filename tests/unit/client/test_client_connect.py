@@ -12,11 +12,7 @@ from holdfast.cli.advice import explain
 from holdfast.client import connect, sync
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.bus.bus_nats import NATS_OPTIONS
-from holdfast.protocol.errors import (
-    ConnectionFailedError,
-    InvalidArgumentError,
-    NotAllowedError,
-)
+from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, NotAllowedError
 
 
 @pytest.mark.parametrize("prefix", ["_INBOX.acme", "_INBOX.acme.ada"])

@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.client.live import live_messages
-from holdfast.client.live.live_messages import (
-    Draft,
-    LiveMessages,
-    MessageChange,
-    MessageChangeKind,
-)
+from holdfast.client.live.live_messages import Draft, LiveMessages, MessageChange, MessageChangeKind
 from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LimitExceededError
 from holdfast.protocol.messages import Ack, Change, ChangeKind, Durability, Message

@@ -11,12 +11,7 @@ import apsw
 import pytest
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
-from holdfast.coordinator.answering.requests import (
-    Closed,
-    ClosedStore,
-    ReleaseAll,
-    ResolveRequest,
-)
+from holdfast.coordinator.answering.requests import Closed, ClosedStore, ReleaseAll, ResolveRequest
 from holdfast.coordinator.decisions.events import RecordDead
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
 from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION

@@ -30,6 +30,7 @@ from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import abandon, file_of
+from tests.support.waiting import until
 from tests.support.write_path_parts import WritePath, a_life
 
 DEADLINE_SECONDS = 10.0
@@ -120,11 +121,6 @@ class World(WritePath):
         self.inbox.submit([Arrival(reply, 0, WRITER, store.id, group)])
         return reply
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not condition():
-                await asyncio.sleep(0.002)
-
     def stores_asked(self, verb: str) -> list[str]:
         return [store[2] for asked, stores in self.asked if asked == verb for store in stores]
 
@@ -156,14 +152,14 @@ async def test_a_store_that_cannot_be_made_durable_is_not_released_and_is_served
     store, other = world.open("bad"), world.open("good")
     for each in (store, other):
         world.append(each)
-    await world.until(lambda: world.order == ["ack", "ack"])
+    await until(lambda: world.order == ["ack", "ack"])
     store.materialise(world.progress.synced_tick)
     full = mock.Mock(side_effect=StorageFailedError(reason="no space"))
     with mock.patch.object(file_of(store), "checkpoint", full):
         await world.drainer.step()
     assert world.stores_asked("release") == ["good"]
     reply = world.append(store)
-    await world.until(lambda: reply in world.answers)
+    await until(lambda: reply in world.answers)
     assert world.answers[reply][1] == 0
     await world.drainer.step()
     assert world.stores_asked("release") == ["good", "bad"]
@@ -177,19 +173,19 @@ async def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_n
     for store in stores:
         world.append(store)
         store.becomes(Standing.DURABLE)
-    await world.until(lambda: world.order.count("ack") == len(stores))
+    await until(lambda: world.order.count("ack") == len(stores))
     with mock.patch.object(world.coordination, "release", AWAY):
         step = asyncio.create_task(world.drainer.step())
-        await world.until(lambda: stores[0].file is None and stores[0].state is OpenState.CLOSED)
+        await until(lambda: stores[0].file is None and stores[0].state is OpenState.CLOSED)
         held, served = world.append(stores[0]), world.append(stores[-1])
-        await world.until(lambda: served in world.answers)
+        await until(lambda: served in world.answers)
         assert world.answers[served][1] == 0
         assert held not in world.answers
         assert not step.done()
     await step
     released = {f"s{number}" for number in range(HAND_OVER_STORES)}
     assert set(world.stores_asked("release")) == released
-    await world.until(lambda: held in world.answers)
+    await until(lambda: held in world.answers)
     assert world.answers[held][2] == "not_owner"
     assert world.open_stores.open_count == len(stores) - HAND_OVER_STORES
 
@@ -197,7 +193,7 @@ async def test_while_the_coordinator_is_away_what_is_in_hand_waits_and_nothing_n
 async def test_who_gives_up_waiting_never_serves_a_closed_store_again(world: World) -> None:
     store = world.open("one")
     world.append(store)
-    await world.until(lambda: world.order == ["ack"])
+    await until(lambda: world.order == ["ack"])
     store.becomes(Standing.DURABLE)
     world.phase.give_up_at = 0.0
     with mock.patch.object(world.coordination, "release", AWAY):
@@ -212,15 +208,15 @@ async def test_acks_leave_before_the_release_and_what_came_later_is_sent_elsewhe
     store = world.open("one")
     world.may_sync.clear()
     written = world.append(store)
-    await world.until(lambda: store.revision == 1)
+    await until(lambda: store.revision == 1)
     step = asyncio.create_task(world.drainer.step())
-    await world.until(lambda: store.state is OpenState.HELD)
+    await until(lambda: store.state is OpenState.HELD)
     later = world.append(store)
     await asyncio.sleep(0)
     assert world.asked == []
     world.may_sync.set()
     await step
-    await world.until(lambda: later in world.answers)
+    await until(lambda: later in world.answers)
     assert world.order == ["ack", "created", "release", "not_owner"]
     assert world.answers[written][1] == 0
     assert world.asked[-1] == ("release", [["acme", 1, "one", 1, False, 1]])
@@ -250,9 +246,9 @@ async def test_what_waits_for_a_store_in_hand_is_bounded(
     store = world.open("one")
     store.enter(OpenState.HELD)
     replies = [world.append(store) for _ in range(3)]
-    await world.until(lambda: replies[2] in world.answers)
+    await until(lambda: replies[2] in world.answers)
     assert world.answers[replies[2]][2] == "busy"
     store.enter(OpenState.SERVING)
     world.inbox.unhold(store.id)
-    await world.until(lambda: len(world.answers) == 3)
+    await until(lambda: len(world.answers) == 3)
     assert [world.answers[reply][1] for reply in replies] == [0, 0, 1]

@@ -24,6 +24,7 @@ from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.opening_world import STREAM, Life, new_layout
 from tests.support.stores import abandon, store_of, stream_id
+from tests.support.waiting import until
 from tests.support.write_path_parts import a_life
 
 
@@ -72,12 +73,6 @@ class World:
         for name in names:
             group = Group(1, name, 1, 0, 0, [])
             self.open_stores.wait(Arrival("reply", 0, b"", stream_id(name), group))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_stores_that_take_long_to_open_hold_up_no_others() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +31,7 @@ from holdfast.shared_fs.bucket_log.bucket_log import (
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 from tests.support.snapshot_versions import snapshot_version
+from tests.support.waiting import until
 
 DEADLINE_SECONDS = 20.0
 A = StoreId("acme", 1, "a")
@@ -96,12 +97,6 @@ class World:
     @property
     def revisions(self) -> list[int]:
         return [each.revision for each in read_bucket_log(self.bucket, *ME).records]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

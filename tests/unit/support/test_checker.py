@@ -9,11 +9,9 @@ import pytest
 from holdfast.protocol.messages import ChangeKind
 from holdfast.protocol.names import StoreKind
 from tests.support.checking.checker import check
-from tests.support.checking.deliveries import check_deliveries
 from tests.support.checking.history import (
     Broadcast,
     ChangeOf,
-    Delivery,
     Final,
     Following,
     History,
@@ -109,14 +107,26 @@ def _set(key: Key, value: bytes) -> ChangeOf:
     return ChangeOf(What.SET, (key,), value)
 
 
+def _appended(*values: bytes) -> _Story:
+    story = _Story()
+    for value in values:
+        story.append(value)
+    return story
+
+
+def _kept(*entries: tuple[str, bytes]) -> _Story:
+    story = _Story(_KV)
+    for key, value in entries:
+        story.set(key, value)
+    return story
+
+
 def _assert_one(found: list[str], *words: str) -> None:
     assert any(all(word in what for word in words) for what in found), found
 
 
 def test_a_right_history_is_right() -> None:
-    story = _Story()
-    for value in (b"a", b"b", b"c"):
-        story.append(value)
+    story = _appended(b"a", b"b", b"c")
     story.set(2, b"B")
     story.delete(1)
     story.get(2, (b"B", 4))
@@ -136,8 +146,7 @@ def test_a_right_history_is_right() -> None:
 
 
 def test_a_right_history_of_a_kv_is_right() -> None:
-    story = _Story(_KV)
-    story.set("a", b"1")
+    story = _kept(("a", b"1"))
     story.set("b", b"2", expected=0)
     story.set("a", b"3", expected=1)
     story.call("set", Outcome.REFUSED, keys=("a",), values=(b"4",), expected=1)
@@ -149,8 +158,7 @@ def test_a_right_history_of_a_kv_is_right() -> None:
 
 
 def test_an_operation_whose_outcome_is_unknown_may_or_may_not_have_happened() -> None:
-    story = _Story()
-    story.append(b"a")
+    story = _appended(b"a")
     story.call("append", Outcome.UNKNOWN, values=(b"b",))
     story.call("delete", Outcome.UNKNOWN, keys=(1,))
     assert story.found() == []
@@ -158,42 +166,36 @@ def test_an_operation_whose_outcome_is_unknown_may_or_may_not_have_happened() ->
     assert story.found(revision=2, rows={}) == []
 
 
-def test_a_lost_acknowledged_append_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    story.append(b"b")
-    _assert_one(story.found(revision=1, last_seq=1, rows={1: (b"a", 1)}), "lost", "revision 2")
+_A1, _B2 = (b"a", 1), (b"b", 2)
 
 
-def test_a_value_that_vanished_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    story.append(b"b")
-    _assert_one(story.found(rows={2: (b"b", 2)}), "lost", "b'a'")
+@pytest.mark.parametrize(
+    ("values", "final", "words"),
+    [
+        ("ab", {"revision": 1, "last_seq": 1, "rows": {1: _A1}}, "lost/revision 2"),
+        ("ab", {"rows": {2: _B2}}, "lost/b'a'"),
+        ("a", {"revision": 2, "last_seq": 2, "rows": {1: _A1, 2: (b"a", 2)}}, "stored twice"),
+        ("", {"revision": 1, "last_seq": 1, "rows": {1: (b"?", 1)}}, "made up"),
+        ("a", {"last_seq": 2}, "not dense/seq 2"),
+        ("abc", {"count": 4}, "lost/counts 4"),
+    ],
+)
+def test_a_final_state_that_is_wrong_is_found(
+    values: str, final: dict[str, Any], words: str
+) -> None:
+    story = _appended(*(value.encode() for value in values))
+    _assert_one(story.found(**final), *words.split("/"))
 
 
 def test_a_value_that_went_back_is_found() -> None:
-    story = _Story(_KV)
-    story.set("a", b"1")
-    story.set("a", b"2")
+    story = _kept(("a", b"1"), ("a", b"2"))
     _assert_one(story.found(rows={"a": (b"1", 1)}), "lost", "b'2'")
-
-
-def test_a_value_stored_twice_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    found = story.found(revision=2, last_seq=2, rows={1: (b"a", 1), 2: (b"a", 2)})
-    _assert_one(found, "stored twice")
 
 
 def test_a_refused_value_that_was_stored_is_found() -> None:
     story = _Story(_KV)
     story.call("set", Outcome.REFUSED, keys=("a",), values=(b"1",), expected=7)
     _assert_one(story.found(revision=1, rows={"a": (b"1", 1)}), "refused and stored")
-
-
-def test_a_value_that_nobody_wrote_is_found() -> None:
-    _assert_one(_Story().found(revision=1, last_seq=1, rows={1: (b"?", 1)}), "made up")
 
 
 def test_a_value_at_another_key_is_found() -> None:
@@ -203,38 +205,27 @@ def test_a_value_at_another_key_is_found() -> None:
 
 
 def test_two_different_changes_of_one_revision_are_found() -> None:
-    story = _Story()
-    story.append(b"a")
+    story = _appended(b"a")
     story.call("append", Outcome.UNKNOWN, values=(b"b",))
     story.broadcast((1, _set(1, b"b")), incarnation="zombie")
     _assert_one(story.found(), "two orders", "zombie")
 
 
 def test_a_broadcast_that_came_to_nothing_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
+    story = _appended(b"a")
     story.call("append", Outcome.UNKNOWN, values=(b"b",))
     story.broadcast((2, _set(2, b"b")), incarnation="zombie")
     _assert_one(story.found(), "lost", "zombie")
 
 
-def test_a_hole_in_the_seqs_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    _assert_one(story.found(last_seq=2), "not dense", "seq 2")
-
-
 def test_a_seq_given_twice_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
+    story = _appended(b"a")
     story.call("append", values=(b"b",), revisions=(2,), seqs=(1,))
     _assert_one(story.found(revision=2, rows={1: (b"b", 2)}), "given twice")
 
 
 def test_seqs_that_go_back_are_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    story.append(b"b")
+    story = _appended(b"a", b"b")
     story.call("append", Outcome.UNKNOWN, values=(b"c",))
     rows = {1: (b"a", 1), 2: (b"b", 2), 3: (b"c", 4), 4: (b"d", 3)}
     story.call("append", Outcome.UNKNOWN, values=(b"d",))
@@ -249,48 +240,46 @@ def test_half_a_batch_is_found(outcome: Outcome) -> None:
     _assert_one(story.found(revision=1, last_seq=1, rows={1: (b"a", 1)}), "torn")
 
 
-def test_a_delete_that_was_undone_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    story.delete(1)
-    _assert_one(story.found(rows={1: (b"a", 1)}), "undone")
-
-
-def test_a_trim_that_was_undone_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    story.broadcast((2, ChangeOf(What.TRIM, end=1)))
-    _assert_one(story.found(revision=2, rows={1: (b"a", 1)}), "undone")
+def test_a_delete_or_a_trim_that_was_undone_is_found() -> None:
+    deleted, trimmed = _appended(b"a"), _appended(b"a")
+    deleted.delete(1)
+    trimmed.broadcast((2, ChangeOf(What.TRIM, end=1)))
+    for story in (deleted, trimmed):
+        _assert_one(story.found(revision=2, rows={1: _A1}), "undone")
 
 
 def test_an_expected_revision_that_did_not_hold_is_found() -> None:
-    story = _Story(_KV)
-    story.set("a", b"1")
-    story.set("a", b"2")
+    story = _kept(("a", b"1"), ("a", b"2"))
     story.set("a", b"3", expected=1)
     _assert_one(story.found(), "expected revision 1")
 
 
 def test_an_expected_last_seq_that_did_not_hold_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
+    story = _appended(b"a")
     story.append(b"b").expected = 0
     _assert_one(story.found(), "expected last seq 0")
 
 
 def test_a_stale_read_is_found() -> None:
-    story = _Story(_KV)
-    story.set("a", b"1")
-    story.set("a", b"2")
+    story = _kept(("a", b"1"), ("a", b"2"))
     story.get("a", (b"1", 1))
     _assert_one(story.found(), "stale", "get")
 
 
-def test_a_read_that_misses_a_value_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    story.get(1, None)
-    _assert_one(story.found(), "stale", "no 1")
+@pytest.mark.parametrize(
+    ("action", "fields", "word"),
+    [
+        ("get", {"keys": (1,), "seen": {}}, "no 1"),
+        ("get_all", {"seen": {1: (b"a", 1)}}, "no 2"),
+        ("head", {"head_revision": 1}, "head"),
+    ],
+)
+def test_a_read_that_misses_what_was_acknowledged_is_found(
+    action: str, fields: dict[str, Any], word: str
+) -> None:
+    story = _appended(b"a", b"b")
+    story.call(action, **fields)
+    _assert_one(story.found(), "stale", word)
 
 
 def test_a_read_that_misses_what_an_earlier_read_saw_is_found() -> None:
@@ -300,21 +289,6 @@ def test_a_read_that_misses_what_an_earlier_read_saw_is_found() -> None:
     story.get("a", (b"1", 1))
     story.get("a", None)
     _assert_one(story.found(revision=1), "stale", "no 'a'")
-
-
-def test_a_stale_head_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    story.call("head", head_revision=0)
-    _assert_one(story.found(), "stale", "head")
-
-
-def test_a_page_of_a_whole_read_that_misses_a_value_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
-    story.append(b"b")
-    story.call("get_all", seen={1: (b"a", 1)})
-    _assert_one(story.found(), "stale", "no 2")
 
 
 def test_writes_out_of_real_time_order_are_found() -> None:
@@ -331,9 +305,7 @@ _DELETED = (4, ChangeOf(What.DELETE, (2,)))
 
 def _followed(*changes: tuple[int, ChangeOf], **fields: Any) -> list[str]:
     """Judge a follower of three appends, of which the second is then deleted."""
-    story = _Story()
-    for value in (b"a", b"b", b"c"):
-        story.append(value)
+    story = _appended(b"a", b"b", b"c")
     story.delete(2)
     story.follow(*changes, **{"start_seq": 1, "complete": True, **fields})
     return story.found()
@@ -366,32 +338,26 @@ def test_a_follower_that_is_told_history_twice_is_found() -> None:
 
 
 def test_a_reset_follower_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
+    story = _appended(b"a")
     story.follow(complete=True).changes.append((ChangeKind.RESET, 1, None))
     _assert_one(story.found(), "was reset")
 
 
 def test_a_follower_that_ends_with_another_state_is_found() -> None:
-    story = _Story(_KV)
-    story.set("a.1", b"1")
-    story.set("b", b"2")
+    story = _kept(("a.1", b"1"), ("b", b"2"))
     story.follow(prefix="a", complete=True, live_after=2)
     _assert_one(story.found(), "ends with 'a.1'")
 
 
 def test_a_store_that_cannot_be_read_in_the_end_is_found() -> None:
-    story = _Story()
-    story.append(b"a")
+    story = _appended(b"a")
     _assert_one(check(story.history), "could not be read")
 
 
 # --- what only some histories can tell -----------------------------------------------------------
 def _three(*, closed: bool = False) -> _Story:
-    story = _Story()
+    story = _appended(b"a", b"b", b"c")
     story.history.closed = closed
-    for value in (b"a", b"b", b"c"):
-        story.append(value)
     return story
 
 
@@ -400,11 +366,6 @@ def test_a_last_seq_that_went_back_is_found() -> None:
     story.delete(3)
     assert story.found() == []
     _assert_one(story.found(last_seq=2), "lost", "seq 3")
-
-
-def test_a_head_that_counts_otherwise_is_found() -> None:
-    assert _three().found(count=3) == []
-    _assert_one(_three().found(count=4), "lost", "counts 4")
 
 
 def test_rows_out_of_order_are_found() -> None:
@@ -511,10 +472,7 @@ def test_what_went_on_at_once_may_have_any_order() -> None:
 
 def test_a_delete_on_the_condition_of_another_revision_is_found() -> None:
     for expected in (0, 1, 2, 3, 9):
-        story = _Story(_KV)
-        story.set("a", b"1")
-        story.set("a", b"2")
-        story.set("b", b"3")
+        story = _kept(("a", b"1"), ("a", b"2"), ("b", b"3"))
         story.delete("a", expected=expected)
         assert any("expected revision" in what for what in story.found()) is (expected != 2)
 
@@ -545,22 +503,12 @@ def test_ready_stands_between_state_and_what_is_live() -> None:
 
 
 # --- limits and ttl ------------------------------------------------------------------------------
-def test_a_message_that_had_to_go_is_not_lost() -> None:
-    story = _Story()
-    story.history.max_messages[_STREAM] = 2
-    for value in (b"1", b"2", b"3"):
-        story.append(value)
-    del story.rows[1]
-    assert story.found() == []
-
-
-def test_a_message_that_had_not_to_go_is_lost() -> None:
-    story = _Story()
-    story.history.max_messages[_STREAM] = 2
-    for value in (b"1", b"2", b"3"):
-        story.append(value)
-    del story.rows[2]
-    assert any("lost" in what for what in story.found())
+def test_a_full_stream_lets_its_first_message_go_and_no_other() -> None:
+    for gone in (1, 2):
+        story = _three()
+        story.history.max_messages[_STREAM] = 2
+        del story.rows[gone]
+        assert any("lost" in what for what in story.found()) is (gone == 2)
 
 
 def test_only_what_was_written_with_a_ttl_may_expire() -> None:
@@ -610,26 +558,19 @@ def _transact(story: _Story, conditions: dict[Key, int], *writes: Operation) -> 
 
 
 def test_a_right_transaction_is_right() -> None:
-    story = _Story(_KV)
-    story.set("a", b"1")
+    story = _kept(("a", b"1"))
     _transact(story, {"a": 1, "b": 0}, story.set("a", b"2"), story.set("b", b"3"))
     _transact(story, {"a": 2, "b": 3})
     assert story.found() == []
 
 
-def test_a_transaction_that_rests_on_what_had_changed_is_found() -> None:
-    story = _Story(_KV)
-    story.set("a", b"1")
-    story.set("a", b"2")
-    _transact(story, {"a": 1}, story.set("b", b"3"))
-    _assert_one(story.found(), "not serialisable", "'a'")
-
-
-def test_a_transaction_that_read_what_never_was_at_one_time_is_found() -> None:
-    story = _Story(_KV)
-    for key, value in (("a", b"1"), ("a", b"2"), ("b", b"3")):
-        story.set(key, value)
-    _transact(story, {"a": 1, "b": 3})
+@pytest.mark.parametrize("read", [{"a": 1}, {"a": 1, "b": 3}])
+def test_a_transaction_on_what_had_changed_or_never_was_at_one_time_is_found(
+    read: dict[Key, int],
+) -> None:
+    story = _kept(("a", b"1"), ("a", b"2"))
+    last = story.set("b", b"3")
+    _transact(story, read, *([last] if "b" not in read else []))
     _assert_one(story.found(), "not serialisable", "'a'")
 
 
@@ -640,34 +581,6 @@ def test_a_transaction_that_happened_in_part_is_found() -> None:
     lost = story.call("set", Outcome.UNKNOWN, keys=("b",), values=(b"2",))
     _transact(story, {}, first, lost)
     _assert_one(story.found(), "torn", "b'2'")
-
-
-def _deliveries(*deliveries: Delivery) -> list[str]:
-    history = History()
-    history.ack_wait_seconds, history.clock_skew_seconds = 5.0, 1.0
-    history.deliveries += deliveries
-    return list(check_deliveries(history))
-
-
-def test_deliveries_that_are_due_again_are_right() -> None:
-    first = Delivery("v", 1, 1, asked=1, held_from=0.0, received_at=0.1)
-    handed_back = Delivery("w", 1, 2, asked=2, held_from=4.5, received_at=4.6, released=True)
-    last = Delivery("v", 1, 3, asked=3, held_from=4.7, received_at=4.8, done=4, counted=1)
-    assert _deliveries(first, handed_back, last) == []
-
-
-@pytest.mark.parametrize(
-    ("other", "word"),
-    [
-        (Delivery("w", 1, 1, asked=2, held_from=9.0, received_at=9.0), "delivery 1 is that of"),
-        (Delivery("w", 1, 2, asked=2, held_from=3.0, received_at=3.0), "3.000 s after"),
-        (Delivery("w", 1, 2, asked=4, held_from=9.0, received_at=9.0), "done with"),
-        (Delivery("w", 1, 2, 2, 9.0, 9.0, counted=1), "two acks"),
-    ],
-)
-def test_deliveries_that_must_not_be_are_found(other: Delivery, word: str) -> None:
-    first = Delivery("v", 1, 1, asked=1, held_from=0.0, received_at=0.1, done=3, counted=1)
-    _assert_one(_deliveries(first, other), word)
 
 
 def test_a_message_that_nobody_got_is_found() -> None:
