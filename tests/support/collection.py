@@ -10,7 +10,10 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
     """Finalizers run when the last reference goes, never at a collector's whim; connections are
-    closed then, too. The pages of a process that forks stay shared."""
+    closed then, too. The pages of a process that forks stay shared.
+
+    What exists before the first run is never looked at again: it is the modules, for the most part,
+    and going through those takes as long as a short run."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -18,4 +21,3 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
