@@ -59,11 +59,16 @@ class Result:
 
 
 def run(
-    name: str, *, stop_at_first: bool = False, share: float = 1.0, seed: int = 0
+    name: str,
+    *,
+    stop_at_first: bool = False,
+    only: int | None = None,
+    share: float = 1.0,
+    seed: int = 0,
 ) -> Result:
     """Crash an operation everywhere, or at a share of its points that a seed chooses; with
-    `stop_at_first` until something is found."""
-    run_of = _Run(OPERATIONS[name], stop_at_first, share, seed)
+    `stop_at_first` until something is found; with `only` in that crash alone."""
+    run_of = _Run(OPERATIONS[name], stop_at_first, only, share, seed)
     with (
         short_times(lambda: run_of.cluster),
         patch.object(apsw, "Connection", _UnlockedConnection),
@@ -89,12 +94,18 @@ class _UnlockedConnection(apsw.Connection):
 
 class _Run:
     def __init__(
-        self, operation: Operation, stop_at_first: bool, share: float, seed: int
+        self,
+        operation: Operation,
+        stop_at_first: bool,
+        only: int | None,
+        share: float,
+        seed: int,
     ) -> None:
         self.result = Result(operation.name)
         self.cluster: CrashCluster
         self._operation = operation
         self._stop_at_first = stop_at_first
+        self._only = only
         self._share = share
         self._chance = random.Random(f"{seed}/{operation.name}")
         #: Processes that died since anything changed for others.
@@ -150,6 +161,8 @@ class _Run:
             return False
         self._died.add(point.process)
         self.result.crash_count += 1
+        if self._only not in (None, self.result.crash_count):
+            return False
         if self._chance.random() >= self._share:
             return False
         return self._fork(point) and dies
