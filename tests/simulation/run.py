@@ -63,6 +63,7 @@ def run_seed(
     limited: bool = False,
     tiers: bool = False,
     wide: bool = False,
+    seconds: float = RUN_SECONDS,
 ) -> Result:
     """Run one seed and judge it; with `fault`, only that one happens, again and again; with
     `planted`, the shipped code is broken like this; if `limited`, some stores have limits, and some
@@ -74,7 +75,7 @@ def run_seed(
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        simulation = runner.run(_run(seed, fault, limited, tiers, wide))
+        simulation = runner.run(_run(seed, fault, limited, tiers, wide, seconds))
     history = simulation.history
     return Result(
         seed,
@@ -85,7 +86,9 @@ def run_seed(
     )
 
 
-async def _run(seed: int, fault: str | None, limited: bool, tiers: bool, wide: bool) -> Simulation:
+async def _run(
+    seed: int, fault: str | None, limited: bool, tiers: bool, wide: bool, seconds: float
+) -> Simulation:
     simulation = Simulation(seed, tiers=tiers)
     others = Wide(simulation) if wide else None
     simulation.history.stores = (*STORES, *WIDE_STORES) if wide else STORES
@@ -108,7 +111,7 @@ async def _run(seed: int, fault: str | None, limited: bool, tiers: bool, wide: b
                 await node.run(configure(client, simulation.history))
                 application = Application(simulation, node, client)
                 applications.append(application)
-                work += [node.run(application.work(RUN_SECONDS)) for _ in range(_WORKERS)]
+                work += [node.run(application.work(seconds)) for _ in range(_WORKERS)]
                 for _ in range(_FOLLOWERS):
                     follows += 1
 
@@ -116,10 +119,10 @@ async def _run(seed: int, fault: str | None, limited: bool, tiers: bool, wide: b
                         made = len(simulation.history.followings)
                         return Follow(simulation, first + made, chance)
 
-                    work.append(node.run(application.follow(RUN_SECONDS, make)))
+                    work.append(node.run(application.follow(seconds, make)))
                 if others is not None:
-                    work += others.start(node, client, RUN_SECONDS)
-            await Nemesis(simulation, fault).run(RUN_SECONDS)
+                    work += others.start(node, client, seconds)
+            await Nemesis(simulation, fault).run(seconds)
             simulation.trace.add("everything has healed")
             await _finish(simulation, work, others)
             if simulation.bucket is not None and not simulation.history.failures:

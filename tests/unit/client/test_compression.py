@@ -22,6 +22,7 @@ from holdfast.shared_fs.store_file.exported_values import exported, exported_byt
 from tests.support.effort import examples
 
 MARK = {ENCODING_HEADER: ZSTD}
+BLOCK_BYTES = 128 * 1024
 TEXT = b"a holdfast is what anchors kelp to the rock. " * 100
 
 
@@ -33,7 +34,9 @@ def values(
 
 
 @given(
-    st.binary(max_size=4096), st.integers(1, 40), st.dictionaries(st.text(), st.text(), max_size=3)
+    st.binary(max_size=4096),
+    st.integers(1, 40),
+    st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3),
 )
 @settings(max_examples=examples(50))
 def test_what_is_compressed_comes_back_with_its_headers(
@@ -56,7 +59,15 @@ def test_short_values_and_such_that_save_less_than_an_eighth_stay_as_they_are() 
 
 
 def bomb(size_bytes: int) -> bytes:
-    return zstandard.ZstdCompressor().compress(b"\0" * size_bytes)
+    """A frame of so many zeros, made at once: each of its blocks is one byte and a count."""
+    count, rest = divmod(size_bytes, BLOCK_BYTES)
+    header = b"\x28\xb5\x2f\xfd\x80\x48" + size_bytes.to_bytes(4, "little")
+    block = (BLOCK_BYTES << 3 | 2).to_bytes(3, "little") + b"\0"
+    return header + block * count + (rest << 3 | 3).to_bytes(3, "little") + b"\0"
+
+
+def test_a_bomb_is_what_it_claims() -> None:
+    assert zstandard.decompress(bomb(BLOCK_BYTES + 7)) == bytes(BLOCK_BYTES + 7)
 
 
 def without_a_size(value: bytes) -> bytes:

@@ -14,7 +14,7 @@ from holdfast.protocol.limits import MAX_INBOX_BYTES
 from tests.support.pipeline_world import World, running
 
 APPEND, HEAD = [frames.APPEND, b"v"], [frames.HEAD]
-FLOOD = 20_000
+FLOOD = 4 * TENANT_TURN_OPERATIONS
 
 
 @pytest.fixture

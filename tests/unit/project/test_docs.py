@@ -321,13 +321,12 @@ def logged_events() -> dict[str, set[str]]:
     for package in ("cli", "client", "coordinator", "persist", "protocol", "shared_fs"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
-                if not (
-                    isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger.")
-                ):
+                if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                     continue
-                level = ast.unparse(node.func).removeprefix("logger.")
-                levels = [level]
-                if level == "log":
+                if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "logger"):
+                    continue
+                levels = [node.func.attr]
+                if levels == ["log"]:
                     levels = re.findall(r"logging\.(\w+)", ast.unparse(node.args[0]).lower())
                 constants = [one.value for one in node.args if isinstance(one, ast.Constant)]
                 assert constants, f"{path}:{node.lineno} logs no event"
