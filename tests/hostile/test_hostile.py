@@ -11,7 +11,7 @@ import pytest
 from tests.support.effort import tries
 
 SEED = 15
-MINUTES = tries(0.1, 0.3, 1.0)
+MINUTES = tries(0.1, 0.2, 1.0)
 
 
 def attack(data: Path, *arguments: str) -> tuple[int, str]:

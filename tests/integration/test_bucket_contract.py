@@ -338,7 +338,7 @@ def test_of_many_that_create_an_object_one_wins(bucket: Bucket) -> None:
 def test_compare_and_set_loses_and_repeats_nothing(bucket: Bucket) -> None:
     """Each thread adds its marks to one object. A conflict means that the mark is not there; only
     an unknown outcome leaves it open, and then the object tells."""
-    threads_count, marks_count = 8, 4
+    threads_count, marks_count = 6, 3
     bucket.put_new("marks", b"\n")
     barrier = threading.Barrier(threads_count)
 

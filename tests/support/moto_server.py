@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import urllib.request
@@ -10,10 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
 
 BUCKET = "holdfast-test"
 REGION = "us-east-1"
+
+# What S3 is, is a megabyte of JSON, which each client would read again.
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)
 
 
 def _one_at_a_time(environment: pytest.MonkeyPatch) -> None:
