@@ -34,7 +34,7 @@ def test_no_acknowledged_write_is_lost_or_doubled_when_servers_are_killed(tmp_pa
                         assert ack.seq is not None
                         acked[name].append((ack.seq, value))
                     # Always some under way, without taking the machine from those that restart.
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.03)
 
             writing = [asyncio.create_task(write(n, w)) for n in names for w in range(5)]
             async with watcher.stream(names[0]).subscribe(start_seq=1) as changes:

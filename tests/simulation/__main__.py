@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 from tests.simulation.planted import PLANTED
-from tests.simulation.run import run_seed
+from tests.simulation.run import RUN_SECONDS, run_seed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--wide", action="store_true", help="transactions, queues, large values, patterns too"
     )
+    parser.add_argument("--seconds", type=float, default=RUN_SECONDS, help="of faults; default: 20")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     options = parser.parse_args(arguments)
     first = secrets.randbelow(1 << 31) if options.seed is None else options.seed
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limited=options.limited,
         tiers=options.tiers,
         wide=options.wide,
+        seconds=options.seconds,
     )
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
         for result in pool.imap_unordered(run, range(first, first + seeds)):
@@ -75,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(seed: int, options: argparse.Namespace) -> str:
-    if options.fault is None and options.planted is None and not options.limited:
+    is_whole = options.seconds == RUN_SECONDS
+    if options.fault is None and options.planted is None and not options.limited and is_whole:
         return f"make simulate SEED={seed}" + "".join(
             f" {name.upper()}=1" for name in ("tiers", "wide") if getattr(options, name)
         )
@@ -84,6 +87,7 @@ def _command(seed: int, options: argparse.Namespace) -> str:
         if getattr(options, name) is not None:
             words.append(f"--{name} {getattr(options, name)}")
     words += [f"--{name}" for name in ("limited", "tiers", "wide") if getattr(options, name)]
+    words += [] if is_whole else [f"--seconds {options.seconds:g}"]
     return " ".join(words)
 
 

@@ -68,7 +68,8 @@ def run_seed(
     """Run one seed and judge it; with `fault`, only that one happens, again and again; with
     `planted`, the shipped code is broken like this; if `limited`, some stores have limits, and some
     of what is written has a ttl; with `tiers` there is a bucket, and after all the shared files are
-    lost; with `wide` applications use transactions, queues, large values and patterns too."""
+    lost; with `wide` applications use transactions, queues, large values and patterns too. Work and
+    faults go on for so many virtual `seconds`."""
     with (
         contextlib.nullcontext() if planted is None else PLANTED[planted](),
         without_collection(),
