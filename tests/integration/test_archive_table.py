@@ -17,7 +17,7 @@ from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, ArchivePlace, checksum_of
-from tests.support.moto_server import running_moto
+from tests.support.s3_server import running_s3
 
 TIME = 1_800_000_000_000
 DATE = date.fromtimestamp(TIME // 1000)
@@ -43,7 +43,7 @@ def bucket_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "folder":
         yield f"file://{tmp_path / 'bucket'}"
         return
-    with running_moto() as url:
+    with running_s3() as url:
         yield url
 
 

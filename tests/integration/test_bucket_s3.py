@@ -32,12 +32,13 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
-from tests.support.moto_server import BUCKET, REGION, running_moto
+from tests.support.moto_server import BUCKET, REGION
+from tests.support.s3_server import running_s3
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running_moto() as url:
+    with running_s3() as url:
         yield url
 
 

@@ -10,6 +10,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from tests.support.cluster import Processes
 from tests.support.nats_server import NatsServer
 from tests.support.process import Process
+from tests.support.s3_server import running_s3_url
 
 
 class LocalDisks(Processes):
@@ -17,11 +18,9 @@ class LocalDisks(Processes):
 
     def __init__(self, directory: Path, nats: NatsServer) -> None:
         (directory / "bucket").mkdir()
+        #: A folder, or a part of its own of the S3 server that `HOLDFAST_TEST_S3` names.
+        self.url = running_s3_url() or (directory / "bucket").as_uri()
         super().__init__(directory, nats)
-
-    @property
-    def url(self) -> str:
-        return (self.directory / "bucket").as_uri()
 
     @property
     def bucket(self) -> Bucket:

@@ -4,9 +4,10 @@
 |---|---|
 | not set | moto's, in a thread of this process |
 | `radosgw` | a real radosgw, started for the tests: `tests/support/radosgw.py` |
-| `s3://BUCKET/PREFIX?endpoint=URL&region=NAME` | that one, with boto3's usual credentials |
+| `s3://holdfast-test/PREFIX?endpoint=URL&region=NAME` | that one, with boto3's usual credentials |
 
-Each time, tests get a prefix of their own.
+Each time, tests get a prefix of their own. `python -m tests.support.radosgw COMMAND` sets the last
+kind of value; then the tests of clusters without a shared file system keep their data there too.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ from tests.support.radosgw import running_radosgw
 VARIABLE = "HOLDFAST_TEST_S3"
 
 
-def is_moto() -> bool:
-    """Return whether tests use moto's server, which shares this process."""
-    return not os.environ.get(VARIABLE)
+def running_s3_url() -> str | None:
+    """Return the URL of a part without objects of a server that runs already; None without one."""
+    asked = os.environ.get(VARIABLE, "")
+    if not asked.startswith("s3://"):
+        return None
+    bare, _, query = asked.partition("?")
+    return f"{bare.rstrip('/')}/{secrets.token_hex(4)}?{query}"
 
 
 @contextmanager
@@ -47,8 +52,7 @@ def running_s3() -> Iterator[str]:
             for name, value in server.credentials.items():
                 environment.setenv(name, value)
             yield server.url
-    elif asked.startswith("s3://"):
-        bare, _, query = asked.partition("?")
-        yield f"{bare.rstrip('/')}/{secrets.token_hex(4)}?{query}"
+    elif url := running_s3_url():
+        yield url
     else:
         raise pytest.UsageError(f"{VARIABLE}={asked}: radosgw, or s3://...")
