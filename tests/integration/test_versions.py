@@ -22,11 +22,11 @@ from tests.support.nats_server import running_nats_server
 from tests.support.process import Process
 
 #: How many streams each client writes.
-STREAMS: Final = tries(8, 8, 60)
+STREAMS: Final = tries(8, 8, 24)
 #: How often each of them is written between two replacements.
-WRITES: Final = tries(2, 2, 20)
+WRITES: Final = tries(2, 2, 5)
 #: How often all is replaced, by this version and back.
-ROUNDS: Final = tries(1, 1, 4)
+ROUNDS: Final = tries(1, 1, 2)
 
 AnyProcess: TypeAlias = Process | LastVersionProcess
 
