@@ -21,7 +21,7 @@ TESTS ?= $(wildcard tests/spark tests/torture tests/hostile tests/simulation tes
 JOBS ?= 4
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
-# Of `make torture` and `make hostile`: how long, and which faults or attacks; without a seed they take a
+# Of `make torture`, `make hosts` and `make hostile`: how long, and which faults or attacks; without a seed they take a
 # new one and print it.
 MINUTES ?= 1
 SEED ?=
@@ -32,7 +32,7 @@ BENCH ?= compare
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture hostile simulate power bench check generate lock clean
+.PHONY: help setup demo test torture hosts hostile simulate power bench check generate lock clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,11 @@ test: $(STAMP) ## Run all tests; FAST=1 runs what takes two minutes: unit, a few
 
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
 	@$(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+hosts: $(STAMP) ## Torture a cluster on several hosts, as root on Linux, for MINUTES: FS=local or glusterfs; FENCE_READ, DELAY, FAULTS.
+	@$(BIN)/python -m tests.hosts --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		$(if $(FS),--fs $(FS)) $(if $(FENCE_READ),--fence-read $(FENCE_READ)) \
+		$(if $(DELAY),--delay $(DELAY)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(DATA),--data $(DATA))
 
 hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or with so many OPERATIONS; check another tenant.
 	@$(BIN)/python -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \

@@ -38,6 +38,8 @@ _STALE_WAITS: Final = 60
 _STALE_WAIT_SECONDS: Final = 0.05
 
 
+#: What `lockf` answers when another process holds the lock.
+_HELD_BY_ANOTHER: Final = frozenset((errno.EACCES, errno.EAGAIN))
 #: The errors of file systems without hard links.
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK))
 
@@ -208,7 +210,8 @@ class Disk:
             return _AppendFile(path)
 
     def lock(self, path: Path, what: str) -> LockFile:
-        """Take the exclusive lock of `path`, or raise AlreadyRunningError at once.
+        """Take the exclusive lock of `path`, or raise AlreadyRunningError at once. Raises
+        StorageFailedError if the file system does not say who holds it.
 
         It is a POSIX record lock, since NFSv4 carries those between hosts. No other code in the
         process may open and close this path, since closing it drops the lock.
@@ -354,11 +357,16 @@ class _LockFile:
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._descriptor)
+            self.release()
+            if error.errno not in _HELD_BY_ANOTHER:
+                raise
             raise AlreadyRunningError(what=what, path=str(path)) from error
 
     def release(self) -> None:
-        os.close(self._descriptor)
+        # Nothing was written, so nothing can be lost: a descriptor that a file system has given up
+        # (EBADFD, ENOTCONN) is closed like any other, and its lock is gone.
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
 
 
 def _open_to_read(path: Path, *, direct: bool) -> int:

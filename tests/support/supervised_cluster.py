@@ -23,6 +23,8 @@ from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.cluster.part import Part
 
 SERVERS: Final = ("s1", "s2", "s3")
+#: The command `holdfast`.
+PROGRAM: Final = (sys.executable, "-P", "-m", "holdfast.cli")
 _COORDINATORS: Final = ("c1", "c2")
 _ADDRESS: Final = "127.0.0.1"
 #: Where the package `tests` lies.
@@ -30,8 +32,65 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 _LINE_BYTES: Final = 1024 * 1024
 
 
-class Parts:
-    """The running parts. Made by `running`."""
+class SupervisedParts:
+    """The running parts, wherever they run. `running` runs them."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.logs = data / "logs"
+        self.logs.mkdir(parents=True)
+        self.nats_servers: dict[str, Part] = {}
+        self.coordinators: dict[str, Part] = {}
+        self.servers: dict[str, Part] = {}
+        #: Where this process and its clients find NATS.
+        self.nats_url = ""
+        #: The coordinator that has the lock, as far as its log has told.
+        self.active_coordinator: str | None = None
+        #: How often each part told of an exception that nobody expected.
+        self.tracebacks: Counter[str] = Counter()
+
+    @property
+    def all(self) -> list[Part]:
+        groups = (self.nats_servers, self.coordinators, self.servers)
+        return [part for group in groups for part in group.values()]
+
+    async def wait_for_nats(self) -> None:
+        """Return once NATS takes connections. Raises StartTimeoutError."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """End all parts, servers first."""
+        for part in self.all:
+            part.signal(signal.SIGCONT)
+        for group in (self.servers, self.coordinators, self.nats_servers):
+            async with asyncio.TaskGroup() as stopping:
+                for part in group.values():
+                    stopping.create_task(part.stop())
+
+    def part(self, name: str, command: Sequence[str]) -> Part:
+        """Return a part to be run; what it says is heard."""
+        log_file = self.logs / f"{name}.log"
+        return Part(name, command, log_file=log_file, say=self._heard)
+
+    def heard(self, name: str, text: str) -> None:
+        """Take note of a line that a part has logged."""
+        if "Traceback (most recent call last)" in text:
+            self.tracebacks[name] += 1
+        if name in self.coordinators and "coordinator.started" in text:
+            self.active_coordinator = name
+
+    def _heard(self, line: str) -> None:
+        name, _, text = line.partition(" | ")
+        if text:
+            self.heard(name, text)
+        elif self.active_coordinator is not None and line.startswith(
+            f"{self.active_coordinator} ended"
+        ):
+            self.active_coordinator = None
+
+
+class Parts(SupervisedParts):
+    """All on loopback, with one nats-server."""
 
     def __init__(
         self,
@@ -42,67 +101,33 @@ class Parts:
     ) -> None:
         """`user` is `name:password@` of the servers, if nats-server is started with options that
         ask for one."""
-        self.data = data
-        #: The coordinator that has the lock, as far as its log has told.
-        self.active_coordinator: str | None = None
+        super().__init__(data)
         port = _free_port()
         #: As the parts have it, and where others find it.
         self.nats_url = f"nats://{user}{_ADDRESS}:{port}"
         self.nats_address = f"{_ADDRESS}:{port}"
-        logs = data / "logs"
-        logs.mkdir(parents=True)
         common = ["--data", str(data / "shared"), "--nats", self.nats_url]
-        program = [sys.executable, "-P", "-m", "holdfast.cli"]
         nats = [str(find_nats_server()), "--addr", _ADDRESS, "--port", str(port)]
         # The path tells whose process it is, should anyone wonder.
-        nats += ["--pid", str(logs / "nats-server.pid"), *nats_options]
-
-        def part(name: str, command: list[str]) -> Part:
-            return Part(name, command, log_file=logs / f"{name}.log", say=self._heard)
-
-        self.nats = part("nats-server", nats)
-        self.coordinators = {
-            name: part(name, [*program, "coordinator", "--standby", *common])
-            for name in _COORDINATORS
-        }
-        self.servers = {
-            name: part(name, [*program, "persist", "--name", name, *common]) for name in servers
-        }
-        #: How often each part told of an exception that nobody expected.
-        self.tracebacks: Counter[str] = Counter()
-
-    @property
-    def all(self) -> list[Part]:
-        return [self.nats, *self.coordinators.values(), *self.servers.values()]
+        nats += ["--pid", str(self.logs / "nats-server.pid"), *nats_options]
+        self.nats = self.part("nats-server", nats)
+        self.nats_servers[self.nats.name] = self.nats
+        for name in _COORDINATORS:
+            self.coordinators[name] = self.part(
+                name, [*PROGRAM, "coordinator", "--standby", *common]
+            )
+        for name in servers:
+            self.servers[name] = self.part(name, [*PROGRAM, "persist", "--name", name, *common])
 
     async def wait_for_nats(self) -> None:
-        """Return once nats-server takes connections. Raises StartTimeoutError."""
         await _wait_for_nats(int(self.nats_url.rpartition(":")[2]))
 
-    async def stop(self) -> None:
-        """End all parts, servers first."""
-        for part in self.all:
-            part.signal(signal.SIGCONT)
-        for group in (self.servers.values(), self.coordinators.values(), [self.nats]):
-            async with asyncio.TaskGroup() as stopping:
-                for part in group:
-                    stopping.create_task(part.stop())
 
-    def _heard(self, line: str) -> None:
-        name, _, text = line.partition(" | ")
-        if "Traceback (most recent call last)" in text:
-            self.tracebacks[name] += 1
-        if name in self.coordinators:
-            if "coordinator.started" in text:
-                self.active_coordinator = name
-        elif self.active_coordinator is not None and line.startswith(
-            f"{self.active_coordinator} ended"
-        ):
-            self.active_coordinator = None
+_Parts = TypeVar("_Parts", bound=SupervisedParts)
 
 
 @asynccontextmanager
-async def running(parts: Parts) -> AsyncIterator[Parts]:
+async def running(parts: _Parts) -> AsyncIterator[_Parts]:
     """Run a cluster around the body. Raises what ends a part for good, PartFailedError among it."""
     async with asyncio.TaskGroup() as tasks:
         for part in parts.all:
@@ -132,8 +157,10 @@ class ClientProcess(Generic[_Task]):
     """A client process, seen from outside: it runs a module with a task as JSON. It says how far it
     is on stdout, as JSON lines, and is told words on stdin."""
 
-    def __init__(self, task: _Task, module: str) -> None:
+    def __init__(self, task: _Task, module: str, prefix: Sequence[str] = ()) -> None:
+        """`prefix` is what its command begins with, such as `nsenter` and its options."""
         self.task = task
+        self._prefix = prefix
         self._module = module
         self.said: dict[str, Any] = {}
         self._news = asyncio.Event()
@@ -141,7 +168,7 @@ class ClientProcess(Generic[_Task]):
 
     async def run(self) -> None:
         """Start it and listen to it until it ends. Raises RuntimeError if it fails."""
-        command = [sys.executable, "-m", self._module, self.task.to_json()]
+        command = [*self._prefix, sys.executable, "-m", self._module, self.task.to_json()]
         log = Path(self.task.file).with_suffix(".stderr")
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(

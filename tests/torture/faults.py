@@ -81,9 +81,10 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault that was. `stores` are those that a killed server owned. Monotonic seconds."""
+    """One fault that was: of a `FaultKind`, or of what else strikes. `stores` are those that a
+    killed server owned. Monotonic seconds."""
 
-    kind: FaultKind
+    kind: StrEnum
     target: str
     at: float
     until: float

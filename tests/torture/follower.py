@@ -11,10 +11,11 @@ import asyncio
 import itertools
 import random
 import time
+from collections.abc import Collection
 from typing import Final
 
 from holdfast.client import Change, Client, Subscription
-from holdfast.protocol.errors import UnavailableError
+from holdfast.protocol.errors import HoldfastError, UnavailableError
 from tests.support.checking.history import Store
 from tests.torture.recording import Recorder, name_of
 from tests.torture.workload import KVS, MARKER_ID, STREAMS, is_stream
@@ -28,13 +29,21 @@ class Follower:
     """One process's subscriptions of all stores."""
 
     def __init__(
-        self, name: str, seed: int, client: Client, recorder: Recorder, *, restless: bool
+        self,
+        name: str,
+        seed: int,
+        client: Client,
+        recorder: Recorder,
+        *,
+        restless: bool,
+        expected_errors: Collection[str] = (),
     ) -> None:
         self._name = name
         self._client = client
         self._recorder = recorder
         self._rng = random.Random(seed)
         self._restless = restless
+        self._expected_errors = expected_errors
         self._number = itertools.count(1)
         self._waiting = set(STREAMS + KVS)
         #: Stores whose session hears only what comes after it has begun, and has not begun.
@@ -80,8 +89,12 @@ class Follower:
                     await self._session(store, whole, limit)
             except TimeoutError:
                 continue
-            except UnavailableError:
+            except HoldfastError as error:
                 # A subscription begins only where a read works.
+                if not isinstance(error, UnavailableError) and (
+                    error.code not in self._expected_errors
+                ):
+                    raise
                 await asyncio.sleep(_RETRY_SECONDS)
             finally:
                 self._note_begun(store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
@@ -17,7 +17,7 @@ ALONE_SECONDS: Final = 3.0
 
 
 class Pause(NamedTuple):
-    """The longest time that a store had writers waiting and gave no answer."""
+    """A time in which a store had writers waiting and gave no answer."""
 
     store: str
     seconds: float
@@ -33,8 +33,8 @@ class Recovery(NamedTuple):
     heard_seconds: float | None = None
 
 
-def longest_pause(store: str, operations: Iterable[Operation]) -> Pause:
-    """Return the longest gap between answers to writes while at least one writer waited."""
+def pauses_of(store: str, operations: Iterable[Operation]) -> Iterator[Pause]:
+    """Yield each gap between answers to writes while at least one writer waited, in order."""
     writes = sorted(
         ((one.returned, one) for one in operations if one.changes and one.returned is not None),
         key=lambda each: each[0],
@@ -43,7 +43,6 @@ def longest_pause(store: str, operations: Iterable[Operation]) -> Pause:
     pending = [(one.invoked, returned) for returned, one in writes]
     pending.sort(reverse=True)
     waiting: list[tuple[float, float]] = []
-    longest = Pause(store, 0.0, 0.0)
     last_ack_at = -math.inf
     for now, operation in writes:
         if operation.outcome is not Outcome.OK:
@@ -53,18 +52,24 @@ def longest_pause(store: str, operations: Iterable[Operation]) -> Pause:
         while waiting and waiting[0][1] <= last_ack_at:
             heappop(waiting)
         since = waiting[0][0] if waiting else operation.invoked
-        began_at = max(last_ack_at, since)
-        if now - began_at > longest.seconds:
-            longest = Pause(store, now - began_at, now)
+        yield Pause(store, now - max(last_ack_at, since), now)
         last_ack_at = now
-    return longest
+
+
+def longest_pause(store: str, operations: Iterable[Operation]) -> Pause:
+    """Return the longest of a store's pauses; none is 0 s long."""
+    return max(pauses_of(store, operations), key=_seconds, default=Pause(store, 0.0, 0.0))
 
 
 def pauses(history: History) -> list[Pause]:
     """Return the longest pause of every store, the longest first."""
     by_store = _by_store(history)
     found = [longest_pause(name_of_store(store), each) for store, each in by_store.items()]
-    return sorted(found, key=lambda pause: -pause.seconds)
+    return sorted(found, key=_seconds, reverse=True)
+
+
+def _seconds(pause: Pause) -> float:
+    return pause.seconds
 
 
 def _by_store(history: History) -> dict[Store, list[Operation]]:

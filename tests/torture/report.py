@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from statistics import median
 from typing import Final
 
@@ -19,11 +20,17 @@ from tests.torture.workload import is_stream
 
 _SHOWN_VIOLATIONS: Final = 40
 #: Always told, also when there are none.
-_RULES: Final = ("lost", "stored twice", "two orders")
+RULES: Final = ("lost", "stored twice", "two orders")
 
 
-def print_report(result: Result, console: Console) -> None:
-    """Print all numbers, and then what is wrong."""
+def print_report(
+    result: Result,
+    console: Console,
+    kinds: Iterable[StrEnum] = FaultKind,
+    rules: Sequence[str] = RULES,
+) -> None:
+    """Print all numbers, and then what is wrong: `kinds` are the faults that there may be, `rules`
+    what is told also if it was never broken."""
     operations = [one for one in result.history.operations if one.label != "marker"]
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -32,11 +39,11 @@ def print_report(result: Result, console: Console) -> None:
     table.add_row("seed", str(result.seed))
     table.add_row("seconds", f"{result.seconds:g}")
     _add_operations(table, operations, result.seconds)
-    _add_faults(table, result)
+    _add_faults(table, result, kinds)
     _add_pauses(table, result)
     for document in result.documents:
         table.add_row("document typed", "", document)
-    _add_verdict(table, result)
+    _add_verdict(table, result, rules)
     console.print(table)
     for violation in result.violations[:_SHOWN_VIOLATIONS]:
         console.print(f"WRONG: {violation}", style="red")
@@ -66,10 +73,10 @@ def _code(operation: Operation) -> str:
     return operation.error.partition(":")[0]
 
 
-def _add_faults(table: Table, result: Result) -> None:
+def _add_faults(table: Table, result: Result, kinds: Iterable[StrEnum]) -> None:
     table.add_row("faults", f"{len(result.faults):,}")
     counts = Counter(fault.kind for fault in result.faults)
-    for kind in FaultKind:
+    for kind in kinds:
         table.add_row(f"  {kind}", f"{counts[kind]:,}")
 
 
@@ -98,7 +105,7 @@ def _add_pauses(table: Table, result: Result) -> None:
             )
 
 
-def _add_verdict(table: Table, result: Result) -> None:
+def _add_verdict(table: Table, result: Result, rules: Sequence[str]) -> None:
     followings = result.history.followings
     told = sum(len(following.changes) for following in followings)
     resets = sum(
@@ -107,7 +114,7 @@ def _add_verdict(table: Table, result: Result) -> None:
     table.add_row(
         "subscriptions", f"{len(followings):,}", f"told {told:,} changes, {resets:,} resets"
     )
-    counts = {rule: sum(f": {rule}:" in one for one in result.violations) for rule in _RULES}
+    counts = {rule: sum(f": {rule}:" in one for one in result.violations) for rule in rules}
     others = len(result.violations) - sum(counts.values())
     for rule, count in {**counts, "wrong otherwise": others}.items():
         table.add_row(rule, f"{count:,}", style="red" if count else "green")

@@ -14,20 +14,26 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from holdfast.client import Client, connect
 from tests.support.checking.calls import read_final
 from tests.support.checking.history import Final as FinalState
 from tests.support.checking.history import History, Operation, Store
-from tests.support.supervised_cluster import SERVERS, ClientProcess, Parts, running
+from tests.support.supervised_cluster import (
+    SERVERS,
+    ClientProcess,
+    Parts,
+    SupervisedParts,
+    running,
+)
 from tests.torture import editing_trace
 from tests.torture.editing_trace import EditingTrace, Typed
 from tests.torture.faults import Fault
-from tests.torture.recording import Recorder, judge, load, name_of
+from tests.torture.recording import EXPECTED_ERRORS, Recorder, judge, load, name_of
 from tests.torture.tormentor import Tormentor
 from tests.torture.worker import Task
 from tests.torture.workload import KVS, MARKER_ID, MARKER_KEY, STREAMS, is_stream
@@ -45,6 +51,19 @@ _POLL_SECONDS: Final = 0.1
 _SECONDS_OF_A_TRACE: Final = 180.0
 
 
+class Strikes(Protocol):
+    """What strikes a cluster: the `Tormentor`, or another."""
+
+    #: Those that were.
+    faults: list[Fault]
+
+    async def run(self, until: float) -> None:
+        """Strike until the monotonic time `until`; then wait until no fault lasts any more."""
+
+    async def well_servers(self) -> Collection[str]:
+        """Return the servers that run and serve."""
+
+
 @dataclass(slots=True)
 class Result:
     """What one torture found."""
@@ -56,10 +75,16 @@ class Result:
     violations: list[str]
     #: In words: what editing traces came to.
     documents: list[str] = field(default_factory=list)
+    #: When all was well again after the faults, in monotonic seconds.
+    well_at: float = 0.0
 
 
 class Torture:
-    """One run in the folder `data`."""
+    """One run in the folder `data`, on loopback. A subclass says where else parts and clients run,
+    and what strikes them."""
+
+    #: The codes of errors that clients may be told while faults last.
+    expected_errors: Collection[str] = EXPECTED_ERRORS
 
     def __init__(self, data: Path, seed: int, seconds: float, say: Callable[[str], None]) -> None:
         self._data = data
@@ -70,20 +95,21 @@ class Torture:
         self._marker_file = self._histories / "marker.jsonl"
         self._violations: list[str] = []
         self._documents: list[str] = []
+        self._well_at = 0.0
 
     async def run(self) -> Result:
         """Torture; return the verdict. Raises what keeps it from being carried out."""
         self._histories.mkdir(parents=True)
-        async with running(Parts(self._data)) as parts:
+        async with running(self.parts()) as parts:
             await parts.wait_for_nats()
             async with connect(parts.nats_url, name="tormentor") as client:
-                tormentor = Tormentor(parts, client, self._seed, self._say)
+                tormentor = self.tormentor(parts, client)
                 await _wait_until_well(tormentor)
                 self._say(f"the cluster is up on {parts.nats_url}, in {self._data}")
                 final = await self._torment(parts, tormentor)
         self._say("checking")
         history = await asyncio.to_thread(load, sorted(self._histories.glob("*.jsonl")))
-        self._violations += await asyncio.to_thread(judge, history, final)
+        self._violations += await asyncio.to_thread(judge, history, final, self.expected_errors)
         return Result(
             self._seed,
             self._seconds,
@@ -91,19 +117,38 @@ class Torture:
             tormentor.faults,
             self._violations,
             self._documents,
+            self._well_at,
         )
 
-    async def _torment(self, parts: Parts, tormentor: Tormentor) -> dict[Store, FinalState]:
-        writers = [
-            self._client_process(parts, "writer", f"w{number}") for number in range(WRITER_COUNT)
+    def parts(self) -> SupervisedParts:
+        """Return the parts to be run."""
+        return Parts(self._data)
+
+    def tormentor(self, parts: SupervisedParts, client: Client) -> Strikes:
+        """Return what strikes them."""
+        assert isinstance(parts, Parts)
+        return Tormentor(parts, client, self._seed, self._say)
+
+    def writers(self, parts: SupervisedParts) -> list[ClientProcess[Task]]:
+        """Return those that write, until they are told to finish."""
+        names = [f"w{number}" for number in range(WRITER_COUNT)]
+        return [
+            *(self.client_process(parts, "writer", name) for name in names),
+            *self.typists(parts),
         ]
-        followers = [
-            self._client_process(parts, "follower", "steady"),
-            self._client_process(parts, "restless follower", "restless"),
-        ]
-        writers += [
-            self._client_process(parts, "typist", path.name.partition(".")[0], str(path))
+
+    def typists(self, parts: SupervisedParts) -> list[ClientProcess[Task]]:
+        """Return those that type a document, which no fault may cost a keystroke."""
+        return [
+            self.client_process(parts, "typist", path.name.partition(".")[0], trace=str(path))
             for path in editing_trace.traces()[: 1 + int(self._seconds // _SECONDS_OF_A_TRACE)]
+        ]
+
+    async def _torment(self, parts: SupervisedParts, tormentor: Strikes) -> dict[Store, FinalState]:
+        writers = self.writers(parts)
+        followers = [
+            self.client_process(parts, "follower", "steady"),
+            self.client_process(parts, "restless follower", "restless"),
         ]
         async with asyncio.TaskGroup() as tasks:
             for follower in followers:
@@ -116,6 +161,7 @@ class Torture:
                 await _wait_until_well(tormentor)
             except TimeoutError as error:
                 self._violations.append(f"unexpected error: {error}")
+            self._well_at = time.monotonic()
             for process in writers + followers:
                 process.tell("finish")
             _, unfinished = await asyncio.wait(writing, timeout=_FINISH_SECONDS)
@@ -160,24 +206,35 @@ class Torture:
             f"{len(document.encode()):,} bytes, {'identical' if same else 'DIFFERS'}"
         )
 
-    def _client_process(
-        self, parts: Parts, role: str, name: str, trace: str = ""
+    def client_process(
+        self,
+        parts: SupervisedParts,
+        role: str,
+        name: str,
+        *,
+        nats: str = "",
+        prefix: Sequence[str] = (),
+        operations_per_second: float = OPERATIONS_PER_SECOND / WRITER_COUNT,
+        trace: str = "",
     ) -> ClientProcess[Task]:
+        """Return a client to be run: where this process runs, unless `nats` and `prefix` say
+        otherwise."""
         suffix = "json" if role == "typist" else "jsonl"
         task = Task(
             role=role,
             name=name,
             seed=self._seed * 1000 + sum(name.encode()),
-            nats=parts.nats_url,
+            nats=nats or parts.nats_url,
             file=str(self._histories / f"{name}.{suffix}"),
             seconds=self._seconds,
-            operations_per_second=OPERATIONS_PER_SECOND / WRITER_COUNT,
+            operations_per_second=operations_per_second,
             trace=trace,
+            expected_errors=sorted(self.expected_errors),
         )
-        return ClientProcess(task, "tests.torture.worker")
+        return ClientProcess(task, "tests.torture.worker", prefix)
 
 
-async def _wait_until_well(tormentor: Tormentor) -> None:
+async def _wait_until_well(tormentor: Strikes) -> None:
     well: set[str] = set()
     try:
         async with asyncio.timeout(_READY_SECONDS):

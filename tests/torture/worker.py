@@ -3,7 +3,7 @@
 It says on stdout how far it is, as JSON lines, first `{"connected": true}`, and hears words on
 stdin, one to a line:
 
-    finish   a writer and a typist: answer what was begun, and end
+    finish   a writer, a keeper, a newcomer and a typist: answer what was begun, and end
              a follower: says `{"settled": true}`, then `{"caught_up": true}` after the markers
     end      a follower: end
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,9 @@ from holdfast.cli.settings import DEFAULT_TENANT
 from holdfast.client import Client, connect
 from tests.torture.editing_trace import EditingTrace, type_trace
 from tests.torture.follower import Follower
+from tests.torture.newcomer import Newcomer
 from tests.torture.recording import Recorder
+from tests.torture.workload import KVS, STREAMS
 from tests.torture.writer import Writer
 
 _FLUSH_SECONDS: Final = 0.5
@@ -41,6 +43,8 @@ class Task:
     seconds: float
     operations_per_second: float = 0.0
     trace: str = ""
+    #: The codes of errors after which a follower begins anew.
+    expected_errors: Sequence[str] = ()
     tenant: str = DEFAULT_TENANT
 
     def to_json(self) -> str:
@@ -52,6 +56,10 @@ async def run(task: Task) -> None:
     _fail_on_callback_errors()
     async with AsyncExitStack() as stack:
         words = await listen(stack)
+        if task.role == "newcomer":
+            say(connected=True)
+            await _keep_coming(task, stack, words["finish"])
+            return
         client = await stack.enter_async_context(
             connect(
                 task.nats,
@@ -67,18 +75,34 @@ async def run(task: Task) -> None:
         file = stack.enter_context(open(task.file, "w"))  # noqa: PTH123, SIM115
         recorder = Recorder(file)
         async with _flushing(file):
-            if task.role == "writer":
-                writer = Writer(task.name, task.seed, client, recorder, task.operations_per_second)
+            if task.role in ("writer", "keeper"):
+                given = (task.name, task.seed, client, recorder, task.operations_per_second)
+                # A keeper has an actor for each store.
+                writer = Writer(*given) if task.role == "writer" else Writer(*given, STREAMS + KVS)
                 await writer.run(words["finish"])
             else:
                 await _follow(task, client, recorder, words)
+
+
+async def _keep_coming(task: Task, stack: AsyncExitStack, finish: asyncio.Event) -> None:
+    file = stack.enter_context(open(task.file, "w"))  # noqa: PTH123, SIM115
+    newcomer = Newcomer(task.name, task.seed, Recorder(file), task.operations_per_second)
+    async with _flushing(file):
+        await newcomer.run(finish, lambda: connect(task.nats, tenant=task.tenant, name=task.name))
 
 
 async def _follow(
     task: Task, client: Client, recorder: Recorder, words: dict[str, asyncio.Event]
 ) -> None:
     restless = task.role == "restless follower"
-    follower = Follower(task.name, task.seed, client, recorder, restless=restless)
+    follower = Follower(
+        task.name,
+        task.seed,
+        client,
+        recorder,
+        restless=restless,
+        expected_errors=task.expected_errors,
+    )
 
     async def tell() -> None:
         await follower.settled.wait()

@@ -55,17 +55,14 @@ class Workload:
         self._count = 0
         self._known: dict[Store, _Knowledge] = {}
 
-    def draw(self, at: float) -> Operation:
-        """Return the next operation, as invoked at `at`."""
+    def draw(self, at: float, store: Store | None = None) -> Operation:
+        """Return the next operation, as invoked at `at`: on `store`, or on any."""
         self._count += 1
         id = f"{self._writer}-{self._count}"
         rng = self._rng
-        if rng.random() < 0.75:
-            store = rng.choice(STREAMS)
-            draws = _STREAM_DRAWS
-        else:
-            store = rng.choice(KVS)
-            draws = _KV_DRAWS
+        if store is None:
+            store = rng.choice(STREAMS if rng.random() < 0.75 else KVS)
+        draws = _STREAM_DRAWS if is_stream(store) else _KV_DRAWS
         knowledge = self._known.setdefault(store, _Knowledge())
         operation = Operation(id, store, "get", at)
         [draw] = rng.choices(list(draws), weights=list(draws.values()))

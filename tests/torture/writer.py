@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.client import Client
 from holdfast.protocol.errors import HoldfastError, RequestError, StaleWriteError
 from holdfast.protocol.messages import Ack
 from tests.support.checking.calls import Answer, note_answer
-from tests.support.checking.history import Operation, Outcome
+from tests.support.checking.history import Operation, Outcome, Store
 from tests.torture.recording import Recorder, name_of, value_of
 from tests.torture.workload import Workload, is_stream
 
@@ -26,25 +27,34 @@ class Writer:
     """One process's actors, each of which waits for an answer before it goes on."""
 
     def __init__(
-        self, name: str, seed: int, client: Client, recorder: Recorder, operations_per_second: float
+        self,
+        name: str,
+        seed: int,
+        client: Client,
+        recorder: Recorder,
+        operations_per_second: float,
+        stores: Sequence[Store | None] = (None,) * _CONCURRENT_ACTORS,
     ) -> None:
+        """There is an actor for each of `stores`, which writes to nothing else; None is any store.
+        Actors that keep to one store go on where they can while others wait."""
         self._client = client
         self._recorder = recorder
         self._rng = random.Random(seed)
         self._workload = Workload(name, self._rng)
-        self._pause_seconds = _CONCURRENT_ACTORS / operations_per_second
+        self._stores = stores
+        self._pause_seconds = len(stores) / operations_per_second
 
     async def run(self, finish: asyncio.Event) -> None:
         """Write until `finish`, and until all that was begun is answered."""
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(_CONCURRENT_ACTORS):
-                tasks.create_task(self._act(finish))
+            for store in self._stores:
+                tasks.create_task(self._act(finish, store))
 
-    async def _act(self, finish: asyncio.Event) -> None:
+    async def _act(self, finish: asyncio.Event, store: Store | None) -> None:
         while not finish.is_set():
             await perform(
                 self._client,
-                self._workload.draw(time.monotonic()),
+                self._workload.draw(time.monotonic(), store),
                 self._workload.timeout_seconds(),
                 self._recorder,
                 self._workload,

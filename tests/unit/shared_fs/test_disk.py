@@ -172,6 +172,33 @@ def test_a_lock_in_a_missing_folder_is_not_taken_for_a_running_process(tmp_path:
     assert not isinstance(caught.value, AlreadyRunningError)
 
 
+def test_a_file_system_that_cannot_say_who_holds_a_lock_is_not_taken_for_a_running_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    monkeypatch.setattr("holdfast.shared_fs.disk.disk.fcntl.lockf", refuse)
+    with pytest.raises(StorageFailedError, match="not connected"):
+        DISK.lock(tmp_path / "lock", "it")
+
+
+def test_a_lock_is_released_also_where_the_file_system_has_given_it_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = DISK.lock(tmp_path / "lock", "it")
+    close = os.close
+
+    def close_and_complain(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("holdfast.shared_fs.disk.disk.os.close", close_and_complain)
+        lock.release()
+    DISK.lock(tmp_path / "lock", "it").release()
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_gets_a_name_that_is_free_and_no_other(
     tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch

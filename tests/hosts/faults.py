@@ -1,0 +1,85 @@
+"""The faults of hosts: which, when and for how long, drawn from a seed. Pure.
+
+One comes at a time, so that what it costs can be told. They come in rounds: a round has every kind
+that the file system can have, in a new order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class HostFault(StrEnum):
+    """What is done to a host, or between hosts."""
+
+    KILL = "kill -9 of a persist server"
+    COORDINATOR = "kill -9 of the active coordinator"
+    NATS_NODE = "kill -9 of a nats-server of three"
+    ROUTE = "a route closed once"
+    HOST_WITHOUT_NATS = "a host cut from NATS"
+    SPLIT = "the NATS cluster split in two"
+    HOST_WITHOUT_STORAGE = "a host cut from the storage"
+    MOUNT_STOPPED = "a mount stopped"
+    MOUNT_STOPPED_LONG = "a mount stopped for long"
+    STORAGE_STOPPED = "the storage stopped"
+    STORAGE_RESTARTED = "the storage's server restarted"
+
+    @property
+    def needs_server(self) -> bool:
+        """It hits a file system that has a server and mounts."""
+        return self in _OF_STORAGE
+
+
+_OF_STORAGE: Final = frozenset(
+    {
+        HostFault.HOST_WITHOUT_STORAGE,
+        HostFault.MOUNT_STOPPED,
+        HostFault.MOUNT_STOPPED_LONG,
+        HostFault.STORAGE_STOPPED,
+        HostFault.STORAGE_RESTARTED,
+    }
+)
+#: From the shortest to the longest. Those of NATS outlast the 2.5 s after which the coordinator
+#: fences whom it cannot hear.
+_SECONDS: Final[dict[HostFault, tuple[float, float]]] = {
+    HostFault.HOST_WITHOUT_NATS: (4.0, 8.0),
+    HostFault.SPLIT: (4.0, 8.0),
+    HostFault.HOST_WITHOUT_STORAGE: (10.0, 10.0),
+    HostFault.MOUNT_STOPPED: (10.0, 10.0),
+    HostFault.MOUNT_STOPPED_LONG: (60.0, 60.0),
+    HostFault.STORAGE_STOPPED: (10.0, 10.0),
+}
+REST_SECONDS: Final = (1.0, 2.0)
+#: How often the host of the active coordinator is hit.
+NEAR_COORDINATOR_RATIO: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedHostFault:
+    """A fault to come. `pick` in 0..1 chooses among the hosts; it lasts for `seconds`."""
+
+    kind: HostFault
+    pick: float
+    seconds: float
+    rest_seconds: float
+    #: Of a split: connections are closed. Otherwise their packets are lost.
+    closes: bool = False
+
+
+def plan(seed: int, kinds: Sequence[HostFault]) -> Iterator[PlannedHostFault]:
+    """Yield what to do, for ever."""
+    assert kinds
+    rng = random.Random(seed)
+    while True:
+        for kind in rng.sample(kinds, len(kinds)):
+            yield PlannedHostFault(
+                kind,
+                rng.random(),
+                rng.uniform(*_SECONDS.get(kind, (0.0, 0.0))),
+                rng.uniform(*REST_SECONDS),
+                rng.random() < 0.5,
+            )

@@ -1,0 +1,195 @@
+"""Strikes hosts as `faults.py` says, one fault after the other, and remembers what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.client import Client
+from holdfast.protocol.control import ServerInfo, ServerState
+from holdfast.protocol.errors import StorageFailedError, UnavailableError
+from tests.hosts import network
+from tests.hosts.cluster import HOSTS, HostsParts
+from tests.hosts.faults import NEAR_COORDINATOR_RATIO, HostFault, PlannedHostFault, plan
+from tests.hosts.file_systems import LocalFileSystem
+from tests.hosts.network import NATS, STORAGE, Host
+from tests.torture.faults import Fault
+
+#: How long a fault waits until all servers are well; then it comes all the same.
+_WELL_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.2
+_ASK_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A host whose parts and clients reached nobody else over NATS, from `at` to `until`."""
+
+    host: Host
+    at: float
+    until: float
+
+
+class HostsTormentor:
+    """One run's faults."""
+
+    def __init__(
+        self,
+        parts: HostsParts,
+        file_system: LocalFileSystem,
+        client: Client,
+        seed: int,
+        say: Callable[[str], None],
+        kinds: Sequence[HostFault],
+    ) -> None:
+        self.faults: list[Fault] = []
+        self.cuts: list[Cut] = []
+        self._parts = parts
+        self._file_system = file_system
+        self._client = client
+        self._seed = seed
+        self._say = say
+        self._kinds = kinds
+        #: Persist servers that were killed, by the incarnation that they had.
+        self._killed: dict[str, str] = {}
+
+    async def run(self, until: float) -> None:
+        """Strike until the monotonic time `until`. A fault that would last longer is left out."""
+        for fault in plan(self._seed, self._kinds):
+            await asyncio.sleep(fault.rest_seconds)
+            await self._wait_until_well(until)
+            now = time.monotonic()
+            if now >= until:
+                break
+            if now + fault.seconds <= until:
+                await self._strike(fault)
+
+    async def well_servers(self) -> dict[str, ServerInfo]:
+        """Return the servers that run and serve. Empty if the coordinator does not say."""
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                rows = await self._client.servers()
+        except (UnavailableError, StorageFailedError, TimeoutError):
+            return {}
+        return {
+            row.server: row
+            for row in rows
+            if row.state == ServerState.LIVE
+            and self._killed.get(row.server) != row.incarnation
+            and row.incarnation not in {fencing.incarnation for fencing in self._parts.fencings}
+        }
+
+    async def _wait_until_well(self, until: float) -> None:
+        give_up_at = min(until, time.monotonic() + _WELL_SECONDS)
+        while time.monotonic() < give_up_at:
+            well = await self.well_servers()
+            if len(well) == len(HOSTS) and self._parts.active_coordinator is not None:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _strike(self, fault: PlannedHostFault) -> None:
+        server = await self._choose(fault)
+        host = self._parts.hosts[server]
+        target, at = host.name, time.monotonic()
+        match fault.kind:
+            case HostFault.KILL:
+                well = await self.well_servers()
+                if server in well:
+                    self._killed[server] = well[server].incarnation
+                at, target = time.monotonic(), server
+                self._tell(fault, target)
+                self._parts.servers[server].signal(signal.SIGKILL)
+            case HostFault.COORDINATOR:
+                target = self._kill_coordinator(fault)
+            case HostFault.NATS_NODE:
+                self._tell(fault, target)
+                self._parts.nats_servers[target].signal(signal.SIGKILL)
+            case HostFault.ROUTE:
+                other = HOSTS[(HOSTS.index(host) + 1) % len(HOSTS)]
+                target = f"{host.name} {other.name}"
+                self._tell(fault, target)
+                if network.close_route(host, other) == 0:
+                    raise RuntimeError(f"no route of {target} was closed: this kernel cannot")
+            case HostFault.STORAGE_RESTARTED:
+                target = "storage"
+                self._tell(fault, target)
+                await self._file_system.restart_server()
+            case _:
+                if fault.kind is HostFault.STORAGE_STOPPED:
+                    target = "storage"
+                elif host is self._parts.coordinator_host():
+                    target += ", with the coordinator"
+                self._tell(fault, target)
+                async with self._lasting(fault, host):
+                    await asyncio.sleep(fault.seconds)
+        self.faults.append(Fault(fault.kind, target, at, time.monotonic()))
+
+    async def _choose(self, fault: PlannedHostFault) -> str:
+        """Return the server whose host is hit: that of the coordinator's host now and then, else
+        another one with the most stores. A store has no reason to come back to a server that was
+        fenced, and who has none has nothing to lose."""
+        near = self._parts.coordinator_host()
+        rows = await self.well_servers()
+        stores = {
+            name: rows[name].assigned_stores if name in rows else 0
+            for name, host in self._parts.hosts.items()
+        }
+        others = [name for name in stores if self._parts.hosts[name] is not near]
+        busiest = max(others, key=lambda name: stores[name])
+        if near is None or (stores[busiest] and fault.pick >= NEAR_COORDINATOR_RATIO):
+            return busiest
+        return next(name for name in stores if name not in others)
+
+    def _kill_coordinator(self, fault: PlannedHostFault) -> str:
+        name = self._parts.active_coordinator
+        assert name is not None, "it was waited for"
+        self._tell(fault, name)
+        self._parts.active_coordinator = None
+        self._parts.coordinators[name].signal(signal.SIGKILL)
+        return name
+
+    @asynccontextmanager
+    async def _lasting(self, fault: PlannedHostFault, host: Host) -> AsyncIterator[None]:
+        """Have what lasts around the body."""
+        files, at = self._file_system, time.monotonic()
+        others = [each for each in HOSTS if each is not host]
+        match fault.kind:
+            case HostFault.HOST_WITHOUT_NATS:
+                network.pull(host, NATS)
+            case HostFault.SPLIT:
+                for other in others:
+                    network.part(host, other)
+                    if fault.closes:
+                        network.close_route(host, other)
+            case HostFault.HOST_WITHOUT_STORAGE:
+                network.pull(host, STORAGE)
+            case HostFault.STORAGE_STOPPED:
+                files.stop_server()
+            case _:
+                files.stop_mount(host)
+        try:
+            yield
+        finally:
+            match fault.kind:
+                case HostFault.HOST_WITHOUT_NATS:
+                    self.cuts.append(Cut(host, at, time.monotonic()))
+                    network.plug(host, NATS)
+                case HostFault.SPLIT:
+                    self.cuts.append(Cut(host, at, time.monotonic()))
+                    for other in others:
+                        network.join(host, other)
+                case HostFault.HOST_WITHOUT_STORAGE:
+                    network.plug(host, STORAGE)
+                case HostFault.STORAGE_STOPPED:
+                    files.continue_server()
+                case _:
+                    files.continue_mount(host)
+
+    def _tell(self, fault: PlannedHostFault, target: str) -> None:
+        lasts = f" {fault.seconds:.1f} s" if fault.seconds else ""
+        self._say(f"{fault.kind}: {target}{lasts}")
