@@ -81,6 +81,18 @@ def faults_of_the_nemesis() -> set[str]:
     }
 
 
+def faults_of_hosts() -> set[str]:
+    """The values of `HostFault`."""
+    return {
+        str(ast.literal_eval(value))
+        for node in tree("hosts/faults.py").body
+        if isinstance(node, ast.ClassDef) and node.name == "HostFault"
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        for value in [statement.value]
+    }
+
+
 def faults_of_the_torture() -> set[str]:
     [kinds] = [
         node
@@ -160,6 +172,12 @@ def test_every_fault_of_the_simulation_is_listed_and_in_the_matrix() -> None:
 def test_every_fault_of_the_torture_is_named() -> None:
     prose = " ".join(DOCUMENT.split())
     assert [fault for fault in faults_of_the_torture() if fault not in prose] == []
+
+
+def test_every_fault_of_hosts_is_listed() -> None:
+    faults = faults_of_hosts()
+    assert len(faults) > 10
+    assert faults == {row[0] for row in rows_of("fault of a host", "how", "what happens")}
 
 
 def test_planted_bugs_are_listed_with_the_seeds_that_find_them() -> None:
