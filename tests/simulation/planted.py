@@ -168,7 +168,8 @@ def publish_the_older_over_the_newer() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restore_without_telling() -> Iterator[None]:
-    """A store that was brought back is written to, and the coordinator has it as cold still."""
+    """A store that was brought back is written to, and the coordinator has it as cold still. Nor is
+    its file compared with what the coordinator knows of it."""
     opened = StoreOpener.open
 
     async def open_as_hot(opener: StoreOpener, *arguments: Any, **options: Any) -> Store:
@@ -177,7 +178,10 @@ def restore_without_telling() -> Iterator[None]:
             store.standing = Standing.DURABLE
         return store
 
-    with patch.object(StoreOpener, "open", open_as_hot):
+    with (
+        patch.object(StoreOpener, "open", open_as_hot),
+        patch.object(evidence.Evidence, "refuse_older", lambda *_: None),
+    ):
         yield
 
 

@@ -55,7 +55,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "follow_over_gaps": (10, None),
     "evict_what_was_not_published": (5, None),
     "publish_the_older_over_the_newer": (10, None),
-    "restore_without_telling": (20, "kill_server"),
+    "restore_without_telling": (3, None),
     "commit_without_conditions": (3, None),
     "deliver_again_at_once": (3, None),
     "keep_uploads_that_were_given_up": (3, "disconnect"),
@@ -77,7 +77,6 @@ _FOUND_BY = {
     "retire_the_log_without_a_sync": 2,
     "evict_what_was_not_published": 2,
     "publish_the_older_over_the_newer": 5,
-    "restore_without_telling": 14,
     "believe_an_older_state": 8,
     "judge_without_hearing": 2,
     "answer_where_anybody_says": 2,
@@ -90,7 +89,6 @@ _PLANTED_SECONDS = 8.0
 _PLANTED_IN_WHOLE_RUNS = {
     "replay_old_epochs",
     "publish_the_older_over_the_newer",
-    "restore_without_telling",
     "believe_an_older_state",
     "believe_that_nobody_listens",
 }
