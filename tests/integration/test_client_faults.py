@@ -17,8 +17,6 @@ from holdfast.client import (
     OperationTimeoutError,
     StorageFailedError,
     TooLargeError,
-    WrongLastSeqError,
-    WrongRevisionError,
     connect,
 )
 from holdfast.client.wire.coalescer import Coalescer
@@ -128,18 +126,6 @@ async def test_a_storage_error_reaches_the_caller_and_later_writes_go_on(
     with pytest.raises(StorageFailedError, match="full"):
         await stream.append(b"")
     assert (await stream.append(b"")).seq == 1
-
-
-async def test_errors_of_single_operations_carry_their_fields(client: Client) -> None:
-    stream, kv = client.stream("s"), client.kv("k")
-    await stream.append(b"")
-    with pytest.raises(WrongLastSeqError) as wrong_seq:
-        await stream.append(b"", expected_last_seq=7)
-    assert wrong_seq.value.actual == 1
-    await kv.set("a", b"")
-    with pytest.raises(WrongRevisionError) as wrong_revision:
-        await kv.set("a", b"", expected_revision=0)
-    assert (wrong_revision.value.key, wrong_revision.value.actual) == ("a", 1)
 
 
 async def test_wrong_arguments_are_refused_before_anything_is_sent(

@@ -13,28 +13,13 @@ from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
-from holdfast.protocol.names import StoreId, StoreKind
-from tests.support.client_of_fakes import KV, STREAM, all_of, take, values
+from holdfast.protocol.names import StoreId
+from tests.support.client_of_fakes import KV, STREAM, take, values
 from tests.support.fake_persist import FakeCluster, fake_cluster
 from tests.support.nats_server import NatsServer
 from tests.support.waiting import until
 
 # Reading
-
-
-async def test_get_all_pages_through_everything_and_stops_at_its_bounds(client: Client) -> None:
-    stream, kv = client.stream("s"), client.kv("k")
-    await stream.append_many([b"%d" % i for i in range(1, 201)])
-    await kv.set_many({f"{i:03}": b"v" for i in range(120)})
-    assert [m.seq for m in await all_of(stream.get_all())] == list(range(1, 201))
-    assert [m.seq for m in await all_of(stream.get_all(start_seq=60, end_seq=130))] == list(
-        range(60, 131)
-    )
-    assert [m.seq for m in await all_of(stream.get_all(last=70))] == list(range(131, 201))
-    assert [m.seq for m in await all_of(stream.get_all(limit=70))] == list(range(1, 71))
-    assert await all_of(stream.get_all(limit=0)) == []
-    assert [e.key for e in await all_of(kv.get_all(prefix="1"))] == [f"1{i:02}" for i in range(20)]
-    assert len(await all_of(kv.keys())) == 120
 
 
 async def test_reads_that_a_server_answers_in_part_are_completed(
@@ -45,16 +30,6 @@ async def test_reads_that_a_server_answers_in_part_are_completed(
     cluster.servers[0].reads_at_once = 3
     found = await asyncio.gather(*[stream.get(seq) for seq in range(1, 51)])
     assert [m.value for m in found if m is not None] == [b"%d" % i for i in range(1, 51)]
-
-
-async def test_stores_are_listed_page_by_page(client: Client) -> None:
-    for name in ("b.2", "a.1", "b.1", "c"):
-        await client.stream(name).append(b"")
-    await client.kv("b.1").set("a", b"")
-    found = [(store.name, store.kind) async for store in client.stores(prefix="b")]
-    assert found == [("b.1", 1), ("b.1", 2), ("b.2", 1)]
-    assert len([store async for store in client.stores(kind=StoreKind.STREAM)]) == 4
-    assert [server.server for server in await client.servers()] == ["a"]
 
 
 # Following

@@ -17,7 +17,6 @@ from holdfast.client import (
     ChangeKind,
     Client,
     ConnectionFailedError,
-    InvalidNameError,
     PatternSubscription,
     StoreDamagedError,
     connect,
@@ -100,27 +99,6 @@ def values(changes: list[Change]) -> list[bytes]:
 
 def feed_of(changes: PatternSubscription) -> PatternFeed:
     return changes._feed
-
-
-async def test_what_happens_from_now_on_in_every_store_that_matches(client: Client) -> None:
-    for name in ("p.1.x", "p.2.x", "p.1.y", "q.1.x"):
-        await client.stream(name).append(b"before")
-    async with client.subscribe("p.*.x") as some, client.subscribe("p.>") as more:
-        for name in ("p.1.x", "p.2.x", "p.1.y", "q.1.x", "p.1.x", "p.born.x"):
-            await client.stream(name).append(name.encode())
-        await client.kv("p.1.x").set("a", b"")
-        seen = await take(some, 4)
-        assert {name: [c.revision for c in found] for name, found in seen.items()} == {
-            "p.1.x": [2, 3],
-            "p.2.x": [2],
-            "p.born.x": [1],
-        }
-        assert set(await take(more, 5)) == {"p.1.x", "p.2.x", "p.1.y", "p.born.x"}
-        await client.stream("p.1.x").delete(1)
-        ((_, (deleted,)),) = (await take(some, 1)).items()
-        assert (deleted.kind, deleted.seqs) == (ChangeKind.DELETE, (1,))
-    with pytest.raises(InvalidNameError):
-        client.subscribe("p.x*")
 
 
 async def test_listings_and_patterns_that_begin_wait_for_a_coordinator_that_restarts(

@@ -18,7 +18,6 @@ from holdfast.protocol.errors import (
     InvalidNameError,
     MalformedFrameError,
     StorageFailedError,
-    UnavailableError,
     UnknownOperationError,
 )
 from holdfast.protocol.frames import encode_control
@@ -48,16 +47,6 @@ def cluster(runner: asyncio.Runner, world: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def client(runner: asyncio.Runner, world: Cluster) -> Asker:
     return runner.run(world.client())
-
-
-async def test_without_a_server_a_store_has_the_error_in_its_slot(
-    cluster: Cluster, client: Asker
-) -> None:
-    reply = await client.ask("resolve", stores=[[1, "one"], [1, "no name"]])
-    assert reply["term"] == 1
-    no_server, bad_name = reply["owners"]
-    assert no_server[:2] == [None, "no_server"]
-    assert bad_name[:2] == [None, "invalid_name"]
 
 
 async def test_a_store_is_resolved_opened_created_and_released(
@@ -335,36 +324,6 @@ async def test_a_malformed_request_gets_a_typed_error_and_hurts_nobody(
     with pytest.raises(error):
         await client.ask_raw(verb, payload, tenant)
     assert await client.servers() == {}
-
-
-async def test_a_burst_of_clients_is_answered_in_few_commits(
-    cluster: Cluster, client: Asker
-) -> None:
-    await cluster.server("a")
-    await cluster.server("b")
-    owners = await asyncio.gather(*(client.owner(f"store.{number}") for number in range(1000)))
-    counts = [sum(owner[0] == name for owner in owners) for name in ("a", "b")]
-    assert sum(counts) == 1000
-    assert min(counts) >= 450
-
-
-async def test_a_joining_incarnation_makes_a_third_one_wait(world: Cluster) -> None:
-    disk = RefusingDisk()
-    async with world.coordinator(disk):
-        first = await world.server("a", "1")
-        second = await world.server("a", "2", register=False, mute=True)
-        third = await world.server("a", "3", register=False, mute=True)
-        disk.refuses = True
-        with pytest.raises(StorageFailedError):
-            await second.register()
-        with pytest.raises((UnavailableError, StorageFailedError)):
-            await third.register()
-        disk.refuses = False
-        await second.register()
-        assert not first.fence_is_open
-        await third.register()
-        assert not second.fence_is_open
-        assert third.fence_is_open
 
 
 async def test_a_tenant_that_floods_the_coordinator_costs_another_a_turn_and_not_its_queue(

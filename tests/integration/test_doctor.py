@@ -137,11 +137,6 @@ def _damage_is_critical_and_says_what_to_do(data: Path) -> None:
     assert text.count("\n  Try: ") >= 2
 
 
-def test_a_folder_that_is_not_holdfast_s_stays_as_it_is(tmp_path: Path) -> None:
-    assert outcomes(examine(tmp_path)) == {"HF-001": "critical"}
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     ended = call_holdfast("doctor", "--data", str(tmp_path / "nowhere"))
     assert ended.returncode == 2

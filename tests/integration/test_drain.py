@@ -16,7 +16,7 @@ from holdfast.client import Client, connect
 from holdfast.client.wire.router import Router
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.control import ServerInfo, ServerState
-from holdfast.protocol.errors import HoldfastError, LastServerError, NotFoundError, UnavailableError
+from holdfast.protocol.errors import HoldfastError, LastServerError, UnavailableError
 from holdfast.protocol.subjects import Subjects
 from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes
 from tests.support.load import running_load
@@ -95,21 +95,6 @@ async def refusal(asked: Awaitable[None]) -> HoldfastError:
     with pytest.raises(HoldfastError) as refused:
         await asked
     return refused.value
-
-
-async def test_a_drain_of_an_unknown_or_of_the_last_server_is_refused(tmp_path: Path) -> None:
-    async with running_scene(tmp_path, ("s1",)) as scene:
-        assert isinstance(await refusal(scene.ask("drain", "nobody")), NotFoundError)
-        assert isinstance(await refusal(scene.ask("undrain", "nobody")), NotFoundError)
-        assert isinstance(await refusal(scene.ask("drain", "s1")), LastServerError)
-        await scene.client.stream("notes").append(b"still served")
-        info = await scene.info("s1")
-        assert info is not None
-        assert info.state == ServerState.LIVE
-        failed = await scene.command("drain", "s1")
-        assert await failed.wait() == 1
-        assert failed.stderr is not None
-        assert json.loads(await failed.stderr.read())["error"] == "last_server"
 
 
 async def test_a_drained_server_is_empty_and_no_writer_is_told_an_error(tmp_path: Path) -> None:

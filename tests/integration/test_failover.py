@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -43,29 +42,6 @@ async def test_a_stopped_server_is_taken_over_and_acknowledges_nothing_when_it_w
         stored = {message.seq: message.value async for message in stream.get_all()}
         assert stored == acked
         assert store_file(tmp_path, "notes").name == "notes.stream.2.db"
-
-
-async def test_a_killed_servers_writes_are_all_there_and_none_twice(tmp_path: Path) -> None:
-    async with cluster_with_client(tmp_path) as (cluster, client):
-        streams = [client.stream(f"s.{number}") for number in range(20)]
-        acked: dict[tuple[int, int], bytes] = {}
-
-        async def write(index: int) -> None:
-            for number in range(60):
-                value = b"%d-%d" % (index, number)
-                ack = await streams[index].append(value)
-                assert ack.seq is not None
-                acked[index, ack.seq] = value
-
-        writing = [asyncio.create_task(write(index)) for index in range(len(streams))]
-        await until(lambda: len(acked) > 200, "writes are under way")
-        os.kill(pid_of(cluster, "s1"), signal.SIGKILL)
-        await asyncio.gather(*writing)
-        for index, stream in enumerate(streams):
-            stored = [message async for message in stream.get_all()]
-            assert [message.seq for message in stored] == list(range(1, 61))
-            for message in stored:
-                assert acked[index, message.seq] == message.value
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {

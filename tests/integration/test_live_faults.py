@@ -254,22 +254,6 @@ async def test_a_reset_brings_what_was_loaded_too(
         ]
 
 
-async def test_a_load_that_fails_changes_nothing(
-    ada: Client, bob: Client, cluster: FakeCluster
-) -> None:
-    """D17."""
-    for number in range(1, 5):
-        await bob.stream("s").append(b"%d" % number)
-    async with ada.live_stream("s", start_seq=3) as notes:
-        cluster.servers[0].silent = True
-        with pytest.raises(OperationTimeoutError):
-            await notes.load(1, timeout_seconds=0.2)
-        assert (notes.start_seq, len(notes)) == (3, 2)
-        cluster.servers[0].silent = False
-        await notes.load(1)
-        assert [note.seq for note in notes] == [1, 2, 3, 4]
-
-
 async def test_values_of_another_codec_are_refused_where_they_are_read(
     ada: Client, bob: Client
 ) -> None:

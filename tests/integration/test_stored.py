@@ -20,7 +20,6 @@ from holdfast.protocol import frames
 from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_log.bucket_log import list_logs
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.snapshot import fetch
 from tests.support.cluster import DEADLINE_SECONDS, TENANT, Process, Processes, connected_peer
@@ -204,15 +203,6 @@ async def test_a_zombie_acknowledges_no_stored_write_though_the_bucket_takes_its
         processes.lose_file_system()
         processes.rebuild()
         assert values_in(processes) == {1: b"1", 2: b"2"}
-
-
-async def test_a_server_puts_nothing_for_stores_without_stored_writes(tmp_path: Path) -> None:
-    async with with_bucket(tmp_path) as (processes, client):
-        processes.start_server("s1")
-        await asyncio.gather(*(client.stream("other").append(b"x") for _ in range(200)))
-        await client.stream("notes").append(b"1", durability="stored")
-        [log] = list_logs(processes.bucket)
-        assert log.slots == (0, 1)
 
 
 def last_log(processes: Processes, name: str) -> str:

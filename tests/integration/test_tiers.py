@@ -102,15 +102,6 @@ async def served(world: World, *options: str) -> AsyncIterator[tuple[Peer, Proce
         raise
 
 
-async def test_a_store_goes_cold_and_comes_back_for_a_read_without_a_file(world: World) -> None:
-    async with served(world) as (peer, server):
-        await append(peer, "notes", 1, b"one", b"two")
-        await world.cold("notes")
-        assert await messages(peer, "notes") == [b"one", b"two"]
-        assert all_files(world.processes, "notes") == []
-        assert server.stop() == 0
-
-
 async def test_a_write_to_a_cold_store_brings_its_file_back_and_it_goes_cold_again(
     world: World,
 ) -> None:
@@ -139,6 +130,7 @@ async def test_a_kv_goes_cold_and_comes_back_too(world: World) -> None:
         await peer.write("settings", 1, [frames.SET_ENTRY, "theme", b"dark"], kind=kv)
         await world.cold("settings", kv)
         assert (await peer.read("settings", [frames.GET_ENTRY, "theme"], kind=kv))[0][3] == b"dark"
+        assert all_files(world.processes, "settings", kv) == [], "a read needs no file"
         await peer.write("settings", 2, [frames.SET_ENTRY, "theme", b"light"], kind=kv)
         assert (await peer.read("settings", [frames.GET_ENTRY, "theme"], kind=kv))[0][3] == b"light"
         await world.cold("settings", kv)
