@@ -16,7 +16,12 @@ from holdfast.client import connect
 from holdfast.coordinator.state import state_format
 from holdfast.shared_fs.store_file import schema
 from tests.support.effort import tries
-from tests.support.last_version import LastVersion, LastVersionProcess, unpacked
+from tests.support.last_version import (
+    LastVersion,
+    LastVersionProcess,
+    ListeningProcess,
+    running_last_version,
+)
 from tests.support.load import Load, running_load
 from tests.support.nats_server import running_nats_server
 from tests.support.process import Process
@@ -92,12 +97,9 @@ class MixedCluster:
         log = self._directory / f"{name}-{self._started_count}.log"
         part = "coordinator" if name == "coordinator" else "persist"
         arguments = [*self._common, *(["--standby"] if part == name else ["--name", name])]
-        process: AnyProcess
         if last:
-            process = self._last.start(part, log, *arguments)
-        else:
-            process = Process(f"holdfast.{part}.__main__", arguments, log)
-        return self._ending.enter_context(process)
+            return self._last.start(part, log, *arguments)
+        return self._ending.enter_context(Process(f"holdfast.{part}.__main__", arguments, log))
 
 
 def _started(name: str) -> str:
@@ -105,13 +107,14 @@ def _started(name: str) -> str:
 
 
 async def test_a_rolling_upgrade_loses_nothing_and_the_way_back_neither(tmp_path: Path) -> None:
-    last = unpacked(tmp_path)
-    with running_nats_server(tmp_path) as nats, ExitStack() as ending:
+    with (
+        running_nats_server(tmp_path) as nats,
+        running_last_version(tmp_path) as last,
+        ExitStack() as ending,
+    ):
         cluster = MixedCluster(tmp_path, nats.url, last, ending)
         arguments = (nats.url, "last", str(STREAMS), str(WRITES))
-        other = ending.enter_context(
-            last.run("tests.support.load_process", tmp_path / "client.log", *arguments)
-        )
+        other = last.run("tests.support.load_process", tmp_path / "client.log", *arguments)
         await asyncio.to_thread(cluster.start_all)
         async with connect(nats.url, tenant="this") as client:
             async with AsyncExitStack() as followers, running_load(client, STREAMS) as load:
@@ -142,7 +145,7 @@ async def replace(
     cluster: MixedCluster,
     steps: Sequence[Step],
     load: Load,
-    other: LastVersionProcess,
+    other: ListeningProcess,
     *,
     last: bool,
 ) -> None:
