@@ -56,6 +56,7 @@ def built(tree: str) -> str:
     return result.stdout
 
 
+@cache
 def objects(tree: str) -> list[Object]:
     return [each for each in yaml.safe_load_all(built(tree)) if each]
 
@@ -143,7 +144,8 @@ def test_the_schemas_of_kubernetes_accept_every_object(tmp_path: Path) -> None:
 
 def test_the_schemas_refuse_an_object_with_a_wrong_field(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
-    path.write_text(built("bucket").replace("readinessProbe:", "readinesProbe:"))
+    persist = yaml.safe_dump(named("bucket", "StatefulSet", "persist"))
+    path.write_text(persist.replace("readinessProbe:", "readinesProbe:"))
     result = validated(path)
     assert result.returncode == 1
     assert "readinesProbe" in result.stdout + result.stderr
