@@ -12,9 +12,16 @@ import asyncio
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.inbox import Asked, RequestInbox
+from holdfast.coordinator.answering.proofs import Proofs
 from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.answering.replies import Replies
-from holdfast.coordinator.answering.requests import Drain, Register, ReleaseAll, SuspectRequest
+from holdfast.coordinator.answering.requests import (
+    Drain,
+    Prove,
+    Register,
+    ReleaseAll,
+    SuspectRequest,
+)
 from holdfast.coordinator.decisions.events import DrainChanged, Released
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import MembershipDriver
@@ -40,6 +47,7 @@ class RequestLoop:
         self._records = records
         self._driver = driver
         self._replies = replies
+        self._proofs = Proofs(life, state, replies)
 
     async def run(self) -> None:
         """Answer requests until the coordinator stops."""
@@ -87,6 +95,9 @@ class RequestLoop:
             request = each.request
             if isinstance(request, SuspectRequest):
                 self._driver.suspect(request.server, request.incarnation, each.reply_to)
+                continue
+            if isinstance(request, Prove):
+                self._proofs.ask(request, each.reply_to)
                 continue
             if isinstance(request, ReleaseAll):
                 self._driver.step(Released(request.server, request.incarnation))

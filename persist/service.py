@@ -107,6 +107,7 @@ class PersistServer:
         await parts.reception.hear_coordinator()
         await parts.storage.begin()
         await coordination.begin()
+        await parts.storage.prove(self._phase.stopping.is_set)
         await coordination.register(self._phase.stopping.is_set)
         await parts.reception.take_requests()
         logger.info("server.started server=%s incarnation=%s", self.server, self.incarnation)

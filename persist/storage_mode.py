@@ -93,6 +93,10 @@ class StorageMode(Protocol):
     async def begin(self) -> None:
         """Prepare the storage, before the incarnation is registered. Raises StorageError."""
 
+    async def prove(self, give_up: Callable[[], bool]) -> None:
+        """Show that this server would see its fence at once, before it may own anything. Return
+        early if `give_up` returns True. Raises StaleFileSystemError, StorageError."""
+
     async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
         """Tell the coordinator that the files of stores are durable, each at a revision, if other
         servers can use those files. Raises UnavailableError."""

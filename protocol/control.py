@@ -21,7 +21,11 @@ Operators to the coordinator, on `hf._.coord.<verb>`, which no tenant may publis
 
 Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
-    register  {server, incarnation} -> {term}   the first request of each incarnation
+    register  {server, incarnation} -> {term}   an incarnation may own stores from now on
+    prove     {server, incarnation, number} -> {term, number}
+              the number is durable beside the fence, with the term: a server that reads less there
+              has a mount that lies. Before `register`, and now and then. An answer without a
+              number means that there is no such file, as in a bucket
     open      {server, incarnation, stores: [[tenant, kind, name, create, known_epoch], ...]}
               -> {term, grants: [grant | error, ...]}
               grant is [epoch, state, state_before, cold, revision]; for the states see StoreState.

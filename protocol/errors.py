@@ -38,6 +38,7 @@
     │   ├── ArchiveUnreadableError  this server lacks what it needs to read the archive
     │   ├── NewerFormatError        written by a later holdfast
     │   ├── FencedError             this incarnation has been fenced
+    │   ├── StaleFileSystemError    a server's mount shows what has been replaced
     │   └── AlreadyRunningError     another process holds the lock
     └── ProtocolError               a bug, or a foreign peer
         ├── UnsupportedVersionError
@@ -395,6 +396,15 @@ class FencedError(StorageError):
 
     code = "fenced"
     template = "incarnation {incarnation} of server {server!r} has been fenced"
+
+
+class StaleFileSystemError(StorageError):
+    """A server's mount shows older content than the coordinator has written durably. It would hide
+    a fence likewise, so the server serves nothing.
+    """
+
+    code = "stale_file_system"
+    template = "{path} shows what the coordinator has replaced, on {type}. Try: {mend}"
 
 
 class AlreadyRunningError(StorageError):

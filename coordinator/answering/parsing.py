@@ -25,6 +25,7 @@ from holdfast.coordinator.answering.requests import (
     ListTenants,
     Open,
     OpenStore,
+    Prove,
     Register,
     ReleaseAll,
     ReleasedStore,
@@ -140,6 +141,10 @@ def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Register(*_peer(fields))
 
 
+def _prove(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Prove(*_peer(fields), _count(fields))
+
+
 def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> OpenStore:
         store_tenant, kind, name, create = item[:4]
@@ -198,10 +203,7 @@ def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 
 def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
-    number = fields.get("number")
-    if type(number) is not int or not 0 < number < _MAX_NUMBER:
-        raise InvalidArgumentError(argument="number", reason="it must be a number from 1 on")
-    return Vacate(*_peer(fields), number)
+    return Vacate(*_peer(fields), _count(fields))
 
 
 def _identify(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -266,6 +268,13 @@ def _store_at(item: list[Any]) -> tuple[StoreId, int, int]:
     return _store(*item[:3]), epoch, revision
 
 
+def _count(fields: Mapping[str, Any]) -> int:
+    number = fields.get("number")
+    if type(number) is not int or not 0 < number < _MAX_NUMBER:
+        raise InvalidArgumentError(argument="number", reason="it must be a number from 1 on")
+    return number
+
+
 def _epoch(rest: list[Any]) -> int | None:
     return _number("epoch", rest)
 
@@ -300,6 +309,7 @@ _OPERATOR_VERBS: Final[dict[str, _Parser]] = {
 }
 _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "register": _register,
+    "prove": _prove,
     "open": _open,
     "adopt": _adopt,
     "created": _created,

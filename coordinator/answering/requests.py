@@ -62,6 +62,15 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
+class Prove:
+    """The server wants this number beside its fence, to show that it reads fresh."""
+
+    server: str
+    incarnation: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStore:
     """`known_epoch` is what the server has found on disk, if that is at or above its grant."""
 
@@ -193,6 +202,7 @@ Request = (
     | ListTenants
     | Drain
     | Register
+    | Prove
     | Open
     | Adopt
     | Created

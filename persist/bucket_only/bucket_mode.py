@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -100,6 +100,9 @@ class BucketMode:
         """
         self._manifests = await self._slow_thread(partial(open_manifests, self._bucket))
         await self._put_thread(self._uploader.begin)
+
+    async def prove(self, give_up: Callable[[], bool]) -> None:
+        """Do nothing: a bucket shows at once what was put."""
 
     async def confirm_open(self) -> None:
         """Pass only if output may leave now. Raises FencedError, BucketError."""

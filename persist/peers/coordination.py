@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.protocol import frames
@@ -28,10 +28,12 @@ from holdfast.protocol.errors import (
     OtherClusterError,
     ProtocolError,
     UnavailableError,
+    UnknownOperationError,
     error_from_wire,
 )
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk.proof import NO_NUMBER, ProofNumber
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -43,6 +45,8 @@ NOTHING_KNOWN: Final[Mapping[StoreId, int]] = NO_EPOCHS
 #: How often a server whose tree has no cluster id yet looks again before it concludes that the
 #: coordinator belongs to another cluster.
 _LATE_TRIES: Final = 20
+
+_Answer = TypeVar("_Answer")
 
 
 class Coordination:
@@ -111,15 +115,39 @@ class Coordination:
     async def register(self, give_up: Callable[[], bool]) -> None:
         """Return once this incarnation is registered, or `give_up` returns True. Raises
         FencedError, OtherClusterError."""
+        answer = await self.patiently(lambda: self._ask("register"), give_up)
+        if answer is None:
+            return
+        time_ms = answer.get("time")
+        if type(time_ms) is int:
+            self._told_time(time_ms)
+        self.registered = True
+
+    async def prove(self, number: int) -> ProofNumber:
+        """Have the coordinator write a number beside this incarnation's fence; return what is
+        durable there. It is NO_NUMBER if the coordinator writes none: an older one, or one without
+        a shared file system.
+
+        Raises UnavailableError, StorageError, OtherClusterError.
+        """
+        try:
+            answer = await self._ask("prove", number=number)
+        except UnknownOperationError:
+            return NO_NUMBER
+        said = ProofNumber(answer.get("term"), answer.get("number"))
+        return said if all(type(each) is int for each in said) else NO_NUMBER
+
+    async def patiently(
+        self, ask: Callable[[], Awaitable[_Answer]], give_up: Callable[[], bool]
+    ) -> _Answer | None:
+        """Ask the coordinator until it answers; return the answer, or None once `give_up` returns
+        True. For what a server asks before it serves. Raises OtherClusterError, and what `ask`
+        raises but UnavailableError."""
         warned = False
         late_tries = _LATE_TRIES
         while not give_up():
             try:
-                time_ms = (await self._ask("register")).get("time")
-                if type(time_ms) is int:
-                    self._told_time(time_ms)
-                self.registered = True
-                return
+                return await ask()
             except OtherClusterError:
                 # A cache may hide another host's file from this one for a while.
                 if self.cluster or not late_tries:
@@ -131,6 +159,7 @@ class Coordination:
                     logger.warning("server.waiting server=%s reason=%s", self._server, error)
                     warned = True
                 await asyncio.sleep(_RETRY_SECONDS)
+        return None
 
     async def keep_registered(self, give_up: Callable[[], bool]) -> None:
         """Register again, whenever the coordinator asks for it, until cancelled."""

@@ -1,7 +1,8 @@
 """The storage of a server on a file system that all servers share.
 
     log     `commit_log.py`, synced in a thread of its own or in the loop
-    fence   a file, read after each sync and watched (`fence_watch.py`)
+    fence   a file, read after each sync and watched (`fence_watch.py`), once the server has shown
+            that it reads fresh (`freshness.py`)
     others  the logs of fenced incarnations, reaped once they are not needed (`log_reaper.py`)
 
 With a bucket, writes of level `stored` also go to a log there, and the logs that dead servers left
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
@@ -22,6 +23,7 @@ from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk.fence_watch import Watch
+from holdfast.persist.shared_disk.freshness import Freshness
 from holdfast.persist.shared_disk.job_results import FilePlacement, FileTombstones
 from holdfast.persist.shared_disk.log_reaper import LogReaper
 from holdfast.persist.shared_disk.opening import StoreOpener
@@ -33,7 +35,12 @@ from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.pipeline import SyncedLog
 from holdfast.persist.write_path.releasing import Releaser
-from holdfast.protocol.errors import FencedError, StorageError, StoreDamagedError
+from holdfast.protocol.errors import (
+    FencedError,
+    StaleFileSystemError,
+    StorageError,
+    StoreDamagedError,
+)
 from holdfast.protocol.limits import SYNC_STALL_SECONDS
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
@@ -76,12 +83,24 @@ class SharedDiskMode:
         self._log = CommitLog(life.disk, life.layout.log(life.server, life.id))
         self.synced_log = SyncedLog(self._log, sync_in_thread)
         self.dead_logs = DeadLogs(life.disk, life.layout, life.id)
+        self._freshness = Freshness(life, coordination, open_stores)
         self._withdrawal = Withdrawal(life)
         self._stored: StoredWriter | None = None
         self._mishaps = Mishaps(logger)
 
     async def begin(self) -> None:
-        """Do nothing: the fence exists."""
+        """Create the file beside the fence by which the server shows that it reads fresh. Raises
+        StorageFailedError."""
+        await self._freshness.begin()
+
+    async def prove(self, give_up: Callable[[], bool]) -> None:
+        """Show that this server reads fresh. Raises StaleFileSystemError, which leaves nothing of
+        this incarnation behind, StorageError."""
+        try:
+            await self._freshness.prove(give_up)
+        except StaleFileSystemError:
+            self.leave()
+            raise
 
     async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
         """Tell the coordinator that the files of stores are durable, each at a revision."""
@@ -128,6 +147,7 @@ class SharedDiskMode:
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""
         yield self._watch_fence()
+        yield self._freshness.watch()
         yield self._reap_loop()
         if tier is None or self._stored is None:
             return

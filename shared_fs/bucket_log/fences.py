@@ -16,6 +16,7 @@ from holdfast.shared_fs.bucket_log import bucket_log
 from holdfast.shared_fs.disk import fence
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.disk.proof import ProofNumber, write_proof
 
 
 class Fences(Protocol):
@@ -27,6 +28,11 @@ class Fences(Protocol):
 
     def is_open(self, server: str, incarnation: str) -> bool:
         """Tell whether an incarnation may still acknowledge; an unknown one may not."""
+
+    def write_proof(self, server: str, incarnation: str, number: ProofNumber) -> bool:
+        """Write a number beside the fence, durably, by which the server shows that it reads fresh
+        (`proof.py`). Return False where fences are always read fresh, and nothing is written.
+        Raises FileNotFoundError too."""
 
     def incarnations(self) -> list[tuple[str, str]]:
         """Return all known `(server, incarnation)`."""
@@ -48,6 +54,10 @@ class FileFences:
 
     def is_open(self, server: str, incarnation: str) -> bool:
         return fence.is_open(self._disk, self._layout.fence(server, incarnation))
+
+    def write_proof(self, server: str, incarnation: str, number: ProofNumber) -> bool:
+        write_proof(self._disk, self._layout.proof(server, incarnation), number)
+        return True
 
     def incarnations(self) -> list[tuple[str, str]]:
         return [
@@ -75,6 +85,10 @@ class BucketFences:
         return bool(bucket_log.list_logs(self._bucket, server, incarnation)) and bucket_log.is_open(
             self._bucket, server, incarnation
         )
+
+    def write_proof(self, server: str, incarnation: str, number: ProofNumber) -> bool:
+        # Buckets are consistent: a read begun after a put finds it.
+        return False
 
     def incarnations(self) -> list[tuple[str, str]]:
         return [(log.server, log.incarnation) for log in bucket_log.list_logs(self._bucket)]

@@ -36,7 +36,12 @@ _PADDED_OPEN: Final = _OPEN.ljust(BLOCK_BYTES, b"\0")
 
 def create_fence(disk: Disk, path: Path) -> None:
     """Write the fence file of a new incarnation, open. Its folder must exist."""
-    disk.write_durably(path, _OPEN.ljust(PADDED_BYTES, b"\0") if disk.direct else _OPEN)
+    create_padded(disk, path, _OPEN)
+
+
+def create_padded(disk: Disk, path: Path, text: bytes) -> None:
+    """Write a new file that another host will overwrite in place, and that must be read fresh."""
+    disk.write_durably(path, text.ljust(PADDED_BYTES, b"\0") if disk.direct else text)
 
 
 def fence(disk: Disk, path: Path) -> None:

@@ -6,6 +6,7 @@
     coordinator.progress                       how far state.db has come: outside, see `progress.py`
     servers/<server>/lock                      held by the running incarnation of <server>
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
+    servers/<server>/<incarnation>/proof       does its server read fresh? See `proof.py`
     servers/<server>/<incarnation>/log/<segment>.log
     servers/<server>/<incarnation>/letting-go, loss-accepted      see `dead_incarnation.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
@@ -83,6 +84,9 @@ class Layout:
 
     def fence(self, server: str, incarnation: str) -> Path:
         return self.incarnation(server, incarnation) / "fence"
+
+    def proof(self, server: str, incarnation: str) -> Path:
+        return self.incarnation(server, incarnation) / "proof"
 
     def log(self, server: str, incarnation: str) -> Path:
         return self.incarnation(server, incarnation) / "log"

@@ -1,8 +1,8 @@
 """What a probe's measurements mean for holdfast: a finding per need, and what would mend it.
 
-Pure: `judge` takes what `probe.py` measured. The options that mend are those that were measured on
-two mounts of GlusterFS 10.3, ceph-fuse 16.2 and MooseFS 3.0; of other file systems only what the
-needs say is known.
+Pure: `judge` takes what `probe.py` measured. The options that mend were measured on two mounts of
+GlusterFS 10.3, ceph-fuse 16.2 and MooseFS 3.0; of other file systems only what the needs say is
+known.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Final
 
 from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
 from holdfast.shared_fs.bucket.bucket_capabilities import Capability
+from holdfast.shared_fs.disk.file_system import cache_mend
 from holdfast.shared_fs.inspection.probe_peer import LONGEST_NAME_BYTES, Way
 
 #: A lock of a dead process that is held for longer delays its successor.
@@ -26,27 +27,13 @@ SLOW_WRITE_MS: Final = 100
 #: Less than half of the silence after which a server counts as dead.
 SLOW_AT_WORST_MS: Final = 1000
 
-_GLUSTER: Final = (
-    "gluster volume set VOLUME performance.quick-read off, and the same with "
-    "performance.stat-prefetch and performance.open-behind; and mount with "
-    "--fopen-keep-cache=false --attribute-timeout=0 --entry-timeout=0. Set all of them: without "
-    "the mount's, the volume's make it worse"
-)
-_CACHES: Final = {
-    "fuse.glusterfs": _GLUSTER,
-    "fuse.ceph-fuse": "mount with --fuse_disable_pagecache=true",
-    "nfs": "mount without nocto; lookupcache=none and actimeo=0 keep no names and attributes",
-}
-_ANY_CACHE: Final = "turn off what the mount caches: data, attributes and names"
 _ANY_LOCK: Final = (
     "mount with POSIX locks between hosts (NFSv4; no nolock, no local_lock), or use another file "
     "system"
 )
 _ANY_FAILURE: Final = "find out why the mount refuses or hangs: its log, the network, the storage"
 _LOCKLESS: Final = f"{_ANY_LOCK}; or {_ANY_FAILURE}"
-_SLOW: Final = {
-    "fuse.ceph-fuse": "ceph config set mds mds_tick_interval 0.2; look at the network and the disks"
-}
+_CEPH_SLOW: Final = "ceph config set mds mds_tick_interval 0.2; look at the network and the disks"
 _ANY_SLOW: Final = "look at the load, the network and the disks of the storage"
 _MOOSEFS: Final = frozenset(("fuse.mfs", "fuse.moosefs"))
 _IN_MEMORY: Final = frozenset(("tmpfs", "ramfs"))
@@ -173,7 +160,7 @@ def _findings(measured: Measured) -> Iterator[Judged]:
     for need in (Need.EXCLUSIVE_LOCK, Need.SEEN_LOCK):
         yield _broken(need, broken, _LOCKLESS) or _lock(need, measured.locks)
     yield _broken(Need.FREED_LOCK, broken, _LOCKLESS) or _freed(measured.freed_ms)
-    mend = _mend(_CACHES, types, _ANY_CACHE)
+    mend = cache_mend(types)
     fences = [one for one in measured.sights if one.way is Way.OVERWRITE]
     used = [one for one in fences if one.used]
     yield _broken(Need.FENCE, broken) or _sight(Need.FENCE, used, mend)
@@ -190,7 +177,7 @@ def _findings(measured: Measured) -> Iterator[Judged]:
         seen = [one for one in measured.sights if one.way is way]
         yield _broken(need, broken) or _sight(need, seen, mend, waits=True)
     yield from _abilities(measured, mend)
-    mend = _mend(_SLOW, types, _ANY_SLOW)
+    mend = _CEPH_SLOW if "fuse.ceph-fuse" in types else _ANY_SLOW
     contested = [took for one in used for took in one.write_ms]
     for need, times, slow_ms in (
         (Need.SYNC, measured.sync_ms, SLOW_SYNC_MS),
@@ -220,12 +207,6 @@ def percentile(times: Sequence[float], ratio: float) -> float:
 def _broken(need: Need, broken: Mapping[Need, str], mend: str = _ANY_FAILURE) -> Judged | None:
     reason = broken.get(need)
     return None if reason is None else Judged(need, Verdict.FAILED, reason, mend)
-
-
-def _mend(mends: Mapping[str, str], types: set[str], otherwise: str) -> str:
-    # nfs4 and nfs are one.
-    found = {mends[name] for each in types for name in (each, each[:3]) if name in mends}
-    return "; ".join(sorted(found)) or otherwise
 
 
 def _two_mounts(measured: Measured) -> Judged:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from unittest.mock import patch
 
+from holdfast.persist.shared_disk import freshness
 from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError
@@ -74,10 +75,12 @@ def run_job(job: tuple[str, *tuple[Cut, ...]]) -> Result:
 
 @contextlib.contextmanager
 def with_small_limits() -> Iterator[None]:
-    """Let a few writes fill a segment, and a full segment be reason enough for a checkpoint."""
+    """Let a few writes fill a segment, a full segment be reason enough for a checkpoint, and a
+    server start soon."""
     with (
         patch.object(commit_log, "LOG_SEGMENT_BYTES", _SEGMENT_BYTES),
         patch.object(checkpointing, "_QUIET_SEGMENTS", 1),
+        patch.object(freshness, "PROOF_ROUNDS", 1),
     ):
         yield
 

@@ -91,6 +91,10 @@ class Nemesis:
         has_flips = simulation.bucket is None and simulation.chance("flips").random() < 0.1
         self._others += [fault for fault, _ in flips]
         self._other_weights += [weight * has_flips for _, weight in flips]
+        lies: list[tuple[Fault, int]] = [(self._lying_mount, 2)]
+        has_lies = simulation.chance("lies").random() < 0.1
+        self._others += [fault for fault, _ in lies]
+        self._other_weights += [weight * has_lies for _, weight in lies]
         self._alone = only is not None
         if self._alone:
             self._other_weights = []
@@ -236,6 +240,20 @@ class Nemesis:
         hosts.add(host)
         await asyncio.sleep(self._chance.uniform(0.5, 4.0))
         hosts.discard(host)
+
+    async def _lying_mount(self) -> None:
+        """Start a server whose mount caches its fence, and pause it long enough to be fenced."""
+        chance = self._other_chance
+        server = chance.choice(self._simulation.servers)
+        server.kill()
+        server.mount_lies = True
+        server.start_later(0.05)
+        await asyncio.sleep(chance.uniform(1.0, 4.0))
+        if server.running:
+            await self._pause(server, chance.uniform(2.5, 6.0))
+        await asyncio.sleep(chance.uniform(0.5, 2.0))
+        server.mount_lies = False
+        server.disk.cached = None
 
     # --- the bucket ------------------------------------------------------------------------------
     async def _crash_in_bucket(self) -> None:

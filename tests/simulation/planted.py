@@ -25,7 +25,7 @@ from holdfast.coordinator.state.progress import ProgressFile
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import operations
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
-from holdfast.persist.shared_disk import evidence
+from holdfast.persist.shared_disk import evidence, freshness
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.states import Standing
@@ -39,6 +39,7 @@ from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.fence import FenceGate
+from holdfast.shared_fs.disk.proof import Sight
 from holdfast.shared_fs.snapshots import manifest
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.store_entry import Published, SnapshotVersion, StoreEntry
@@ -50,6 +51,13 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 def skip_the_fence_check() -> Iterator[None]:
     """A fenced incarnation goes on as if nothing had happened."""
     with patch.object(FenceGate, "check", lambda gate: None):
+        yield
+
+
+@contextlib.contextmanager
+def believe_the_mount() -> Iterator[None]:
+    """A server takes what it reads for fresh, whatever the coordinator says it wrote."""
+    with patch.object(freshness, "judge", lambda before, told, found: Sight.FRESH):
         yield
 
 
@@ -295,6 +303,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
         skip_the_fence_check,
+        believe_the_mount,
         ack_before_the_sync,
         replay_old_epochs,
         forget_outcomes_in_a_takeover,

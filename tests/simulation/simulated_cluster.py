@@ -31,6 +31,7 @@ from holdfast.persist import service
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
+from holdfast.persist.shared_disk import freshness
 from holdfast.persist.shared_disk.fence_watch import no_watch
 from holdfast.persist.threads.loop_watch import Turns
 from holdfast.persist.write_path import checkpointing, materialising
@@ -413,6 +414,8 @@ class Node(ABC):
         self._skew_ms = simulation.skew_ms()
         #: How far the wall clock is ahead besides, for a while.
         self.leap_ms = 0
+        #: Its mount goes on showing a fence as it was first read.
+        self.mount_lies = False
         self._restart: asyncio.TimerHandle | None = None
         self._ended = False
         #: Calls in threads that have not ended.
@@ -428,6 +431,7 @@ class Node(ABC):
         self.life += 1
         self.process = Process(f"{self.name}-{self.life}")
         self.disk = HostDisk(simulation.files, self.name, self.process.name)
+        self.disk.cached = {} if self.mount_lies else None
         self.bus = simulation.network.connect(self.process.name)
         self.running = True
         simulation.trace.add(f"start {self.process.name}")
@@ -721,6 +725,7 @@ def small_limits(chance: random.Random) -> Iterator[None]:
         changes = chance.choice((2, 32, MAX_PENDING_CHANGES))
         stack.enter_context(patch.object(materialising, "MAX_PENDING_CHANGES", changes))
         stack.enter_context(patch.object(materialising, "MAX_PENDING_MESSAGES", changes))
+        stack.enter_context(patch.object(freshness, "PROOF_ROUNDS", 2))
         # Neither what is drawn elsewhere nor the time of this machine may show in a trace.
         tokens = SimpleNamespace(token_hex=lambda count: "5a" * count)
         stack.enter_context(patch.object(cluster_id, "secrets", tokens))

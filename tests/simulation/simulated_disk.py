@@ -30,6 +30,10 @@ class _WhileAlive:
         return isinstance(error, OSError | StorageFailedError) and self._disk.dead
 
 
+#: The files that a server must read fresh, by name.
+_FRESH_NAMES = frozenset(("fence", "proof"))
+
+
 class HostDisk(Disk):
     """The file system as one process on `host` sees it. `kill` it when the process dies."""
 
@@ -37,6 +41,9 @@ class HostDisk(Disk):
         self.host = host
         self.process = process
         self.dead = False
+        #: On a mount that lies: what it goes on showing of the files that must be read fresh, once
+        #: it has shown it.
+        self.cached: dict[Path, bytes] | None = None
         self._files = files
         self._locked: dict[Inode, None] = {}
         self._vfs = SimulatedVfs(self, f"holdfast-simulated-{next(_vfs_numbers)}")
@@ -102,7 +109,10 @@ class HostDisk(Disk):
     def read(self, path: Path) -> bytes:
         with _StorageErrors(path):
             self.enter("read", path)
-            return bytes(self._files.file(path, self.host).content)
+            content = bytes(self._files.file(path, self.host).content)
+            if self.cached is not None and path.name in _FRESH_NAMES:
+                return self.cached.setdefault(path, content)
+            return content
 
     def write_durably(self, path: Path, content: bytes, *, new: bool = False) -> None:
         temporary = path.with_name(f"{path.name}.{self.process}.tmp")
@@ -125,6 +135,9 @@ class HostDisk(Disk):
             inode = self._files.file(path, self.host)
             self.write_file(path, inode, 0, content)
             self.sync_file(path, inode)
+            if self.cached is not None:
+                # A cache knows what its own host writes.
+                self.cached.pop(path, None)
 
     def copy_durably(self, source: Path, target: Path) -> None:
         with _StorageErrors(source):

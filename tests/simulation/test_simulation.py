@@ -48,17 +48,18 @@ _FRESH_SEEDS = [secrets.randbelow(1 << 31) for _ in range(_FRESH_SEED_COUNT)]
 #: repeated to that end, where the usual mixture would take several times as many.
 _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "skip_the_fence_check": (10, None),
+    "believe_the_mount": (3, "lying_mount"),
     "ack_before_the_sync": (10, None),
     "replay_old_epochs": (40, "overtake"),
     "forget_outcomes_in_a_takeover": (20, None),
     "retire_the_log_without_a_sync": (20, None),
     "follow_over_gaps": (10, None),
     "evict_what_was_not_published": (5, None),
-    "publish_the_older_over_the_newer": (10, None),
     "restore_without_telling": (3, None),
+    "publish_the_older_over_the_newer": (5, "stop_in_bucket"),
     "commit_without_conditions": (3, None),
     "deliver_again_at_once": (3, None),
-    "keep_uploads_that_were_given_up": (3, "disconnect"),
+    "keep_uploads_that_were_given_up": (8, "disconnect"),
     "begin_births_at_the_head": (3, None),
     "believe_an_older_state": (8, "restore_state"),
     "judge_without_hearing": (3, "deafen"),
@@ -76,7 +77,8 @@ _FOUND_BY = {
     "forget_outcomes_in_a_takeover": 2,
     "retire_the_log_without_a_sync": 2,
     "evict_what_was_not_published": 2,
-    "publish_the_older_over_the_newer": 5,
+    "publish_the_older_over_the_newer": 2,
+    "keep_uploads_that_were_given_up": 8,
     "believe_an_older_state": 8,
     "judge_without_hearing": 2,
     "answer_where_anybody_says": 2,
@@ -126,6 +128,12 @@ def test_a_cluster_under_faults_keeps_its_promises_with_fresh_seeds() -> None:
     print(f"fresh seeds: {_FRESH_SEEDS}")
     for seed in _FRESH_SEEDS:
         _assert_well(run_seed(seed, wide=True), " WIDE=1")
+
+
+def test_a_server_whose_mount_lies_serves_nothing() -> None:
+    result = run_seed(1, "lying_mount")
+    _assert_well(result)
+    assert any("fence.stale" in line for line in result.trace)
 
 
 @pytest.mark.parametrize("seed", _LIMITED_SEEDS)

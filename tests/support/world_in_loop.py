@@ -39,12 +39,20 @@ class World:
         #: Pairs of connections between which nothing arrives, in that direction.
         self.cut: set[tuple[str, str]] = set()
         self.clock_ms = 1_750_000_000_000
+        self._storage = Storage(layout, Disk(), bucket=bucket, fences=fences)
+        self._coordinate()
+
+    def _coordinate(self) -> None:
         self._coordinator = Coordinator(
-            self.network.connect("c"),
-            Storage(layout, Disk(), bucket=bucket, fences=fences),
-            clock_ms=lambda: self.clock_ms,
+            self.network.connect("c"), self._storage, clock_ms=lambda: self.clock_ms
         )
         self._coordinating = asyncio.create_task(self._coordinator.run())
+
+    async def replace_coordinator(self) -> None:
+        """End the coordinator, and start the next one."""
+        self._coordinator.stop()
+        await self._coordinating
+        self._coordinate()
 
     async def start(self, server: str, disk: Disk | None = None) -> PersistServer:
         """Start a server; return when it takes frames."""

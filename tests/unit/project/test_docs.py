@@ -382,6 +382,7 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         str(layout.server("<server>") / "lock"),
         str(layout.server("<server>") / "reaper"),
         str(layout.fence("<server>", "<incarnation>")),
+        str(layout.proof("<server>", "<incarnation>")),
         str(layout.log("<server>", "<incarnation>") / "<number>.log"),
         str(layout.letting_go("<server>", "<incarnation>")),
         str(layout.loss_accepted("<server>", "<incarnation>")),
