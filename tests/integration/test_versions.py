@@ -12,8 +12,13 @@ from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+import pytest
+
 from holdfast.client import connect
 from holdfast.coordinator.state import state_format
+from holdfast.shared_fs.bucket_log import log_object
+from holdfast.shared_fs.disk import layout
+from holdfast.shared_fs.snapshots import manifest
 from holdfast.shared_fs.store_file import schema
 from tests.support.effort import tries
 from tests.support.last_version import (
@@ -32,6 +37,8 @@ STREAMS: Final = tries(8, 8, 24)
 WRITES: Final = tries(2, 2, 5)
 #: How often all is replaced, by this version and back.
 ROUNDS: Final = tries(1, 1, 2)
+#: Where the cluster keeps its data.
+DISKS: Final = tries(("shared",), ("shared",), ("shared", "local"))
 
 AnyProcess: TypeAlias = Process | LastVersionProcess
 
@@ -54,10 +61,11 @@ class MixedCluster:
     """One coordinator and the servers s1 and s2, each of either version."""
 
     def __init__(
-        self, directory: Path, nats_url: str, last: LastVersion, ending: ExitStack
+        self, directory: Path, disk: str, nats_url: str, last: LastVersion, ending: ExitStack
     ) -> None:
         self._directory = directory
-        self._common = ("--data", str(directory / "data"), "--nats", nats_url)
+        self._disk = disk
+        self._nats_url = nats_url
         self._last = last
         self._ending = ending
         self._started_count = 0
@@ -73,10 +81,10 @@ class MixedCluster:
 
     def replace(self, step: Step, *, last: bool) -> None:
         """Replace a part by one of the last version or of this one: a server by its next life, a
-        coordinator by a standby."""
+        coordinator by a standby, if both see the lock."""
         name, old = step.name, self._running[step.name]
         new = None
-        if name == "coordinator":
+        if name == "coordinator" and self._disk == "shared":
             new = self._start(name, last=last)
             new.wait_for_log("coordinator.standing_by")
         if step.kill:
@@ -96,7 +104,11 @@ class MixedCluster:
         self._started_count += 1
         log = self._directory / f"{name}-{self._started_count}.log"
         part = "coordinator" if name == "coordinator" else "persist"
-        arguments = [*self._common, *(["--standby"] if part == name else ["--name", name])]
+        folder = "data" if self._disk == "shared" else name
+        arguments = ["--data", str(self._directory / folder), "--nats", self._nats_url]
+        arguments += ["--standby"] if part == name else ["--name", name]
+        if self._disk == "local":
+            arguments += ["--disk", "local", "--bucket", f"file://{self._directory}/bucket"]
         if last:
             return self._last.start(part, log, *arguments)
         return self._ending.enter_context(Process(f"holdfast.{part}.__main__", arguments, log))
@@ -106,13 +118,16 @@ def _started(name: str) -> str:
     return "coordinator.started" if name == "coordinator" else "server.started"
 
 
-async def test_a_rolling_upgrade_loses_nothing_and_the_way_back_neither(tmp_path: Path) -> None:
+@pytest.mark.parametrize("disk", DISKS)
+async def test_a_rolling_upgrade_loses_nothing_and_the_way_back_neither(
+    disk: str, tmp_path: Path
+) -> None:
     with (
         running_nats_server(tmp_path) as nats,
         running_last_version(tmp_path) as last,
         ExitStack() as ending,
     ):
-        cluster = MixedCluster(tmp_path, nats.url, last, ending)
+        cluster = MixedCluster(tmp_path, disk, nats.url, last, ending)
         arguments = (nats.url, "last", str(STREAMS), str(WRITES))
         other = last.run("tests.support.load_process", tmp_path / "client.log", *arguments)
         await asyncio.to_thread(cluster.start_all)
@@ -135,10 +150,13 @@ async def test_a_rolling_upgrade_loses_nothing_and_the_way_back_neither(tmp_path
 def goes_back(last: LastVersion) -> bool:
     """Tell whether the last version reads what this one writes."""
     formats = (
-        ("shared_fs/store_file/schema.py", schema.FORMAT_VERSION),
-        ("coordinator/state/state_format.py", state_format.FORMAT_VERSION),
+        ("shared_fs/disk/layout.py", "FORMAT_VERSION", layout.FORMAT_VERSION),
+        ("shared_fs/store_file/schema.py", "FORMAT_VERSION", schema.FORMAT_VERSION),
+        ("shared_fs/bucket_log/log_object.py", "FORMAT", log_object.FORMAT),
+        ("shared_fs/snapshots/manifest.py", "FORMAT_VERSION", manifest.FORMAT_VERSION),
+        ("coordinator/state/state_format.py", "FORMAT_VERSION", state_format.FORMAT_VERSION),
     )
-    return all(last.constant(module, "FORMAT_VERSION") == now for module, now in formats)
+    return all(last.constant(module, name) == now for module, name, now in formats)
 
 
 async def replace(
