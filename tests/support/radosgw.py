@@ -1,7 +1,8 @@
 """A real radosgw for tests: Ceph's S3 before one monitor, one manager and one disk, on loopback.
 
-    with running_radosgw(folder) as server:
+    with running_radosgw() as server:
         ... server.url, server.credentials ...
+        server.restart()      # after a kill -9, on the same port
 
     python -m tests.support.radosgw pytest tests/integration/test_bucket_contract.py
 
@@ -84,6 +85,11 @@ class RadosGateway:
     url: str
     version: str
     credentials: dict[str, str]
+    _cluster: _Cluster
+
+    def restart(self) -> None:
+        """Kill it in the midst of what it does, and return when it answers again."""
+        self._cluster.restart_gateway()
 
 
 def missing_programs() -> list[str]:
@@ -92,12 +98,14 @@ def missing_programs() -> list[str]:
 
 
 @contextmanager
-def running_radosgw(folder: Path) -> Iterator[RadosGateway]:
-    """Run a radosgw whose files lie in `folder`. Skips the test without its programs."""
+def running_radosgw() -> Iterator[RadosGateway]:
+    """Run a radosgw in a folder of its own. Skips the test without its programs."""
     if missing := missing_programs():
         pytest.skip(f"needs {', '.join(missing)}: Debian's ceph-mon ceph-mgr ceph-osd radosgw")
     with ExitStack() as processes:
-        cluster = _Cluster(folder, processes)
+        # Not in a test's folder, whose name is too long for that of a socket.
+        folder = processes.enter_context(tempfile.TemporaryDirectory(prefix="radosgw-"))
+        cluster = _Cluster(Path(folder), processes)
         cluster.start()
         endpoint = cluster.start_gateway()
         credentials = {"AWS_ACCESS_KEY_ID": _KEY, "AWS_SECRET_ACCESS_KEY": _SECRET}
@@ -111,7 +119,7 @@ def running_radosgw(folder: Path) -> Iterator[RadosGateway]:
         client.create_bucket(Bucket=BUCKET)
         client.close()
         url = f"s3://{BUCKET}?endpoint={endpoint}&region={REGION}"
-        yield RadosGateway(url, cluster.version(), credentials)
+        yield RadosGateway(url, cluster.version(), credentials, cluster)
 
 
 class _Cluster:
@@ -121,6 +129,8 @@ class _Cluster:
         self._folder = folder
         self._processes = processes
         self._id = str(uuid.uuid4())
+        self._address = f"127.0.0.1:{_free_port()}"
+        self._gateway: subprocess.Popen[bytes] | None = None
 
     def version(self) -> str:
         found = re.search(r"version (\S+)", self._run("radosgw", "--version"))
@@ -145,12 +155,15 @@ class _Cluster:
         disk = str(uuid.uuid4())
         self._run("ceph", "osd", "new", disk)
         self._run("ceph-osd", "--mkfs", "-i", "0", "--osd-uuid", disk)
-        self._start("ceph-osd", "-f", "-i", "0")
+        storing = self._start("ceph-osd", "-f", "-i", "0")
         self._run("ceph", "osd", "crush", "add", "osd.0", "1.0", "host=h", "root=default")
         give_up_at = time.monotonic() + _START_SECONDS
         while "1 up" not in (said := self._run("ceph", "osd", "stat")):
             if time.monotonic() > give_up_at:
                 raise AssertionError(f"the disk did not come up: {said}\n{self._logs()}")
+            if storing.poll() is not None:
+                # On a busy machine it may ask before it knows the cluster: "wrong fsid".
+                storing = self._start("ceph-osd", "-f", "-i", "0")
             time.sleep(0.1)
 
     def start_gateway(self) -> str:
@@ -160,16 +173,24 @@ class _Cluster:
             *("--access-key", _KEY, "--secret-key", _SECRET),
             seconds=_START_SECONDS,
         )
-        address = f"127.0.0.1:{_free_port()}"
-        gateway = self._start(
-            *("radosgw", "-f", "-n", "client.rgw"), f"--rgw_frontends=beast endpoint={address}"
+        self._run_gateway()
+        return f"http://{self._address}"
+
+    def restart_gateway(self) -> None:
+        assert self._gateway is not None
+        _end(self._gateway)
+        self._run_gateway()
+
+    def _run_gateway(self) -> None:
+        self._gateway = self._start(
+            *("radosgw", "-f", "-n", "client.rgw"),
+            f"--rgw_frontends=beast endpoint={self._address}",
         )
         give_up_at = time.monotonic() + _START_SECONDS
-        while not _answers(f"http://{address}/"):
-            if gateway.poll() is not None or time.monotonic() > give_up_at:
+        while not _answers(f"http://{self._address}/"):
+            if self._gateway.poll() is not None or time.monotonic() > give_up_at:
                 raise AssertionError(f"radosgw did not start:\n{self._logs()}")
             time.sleep(0.1)
-        return f"http://{address}"
 
     def _run(self, *command: str, seconds: float = _STEP_SECONDS) -> str:
         ended = subprocess.run(
@@ -227,10 +248,7 @@ def main() -> int:
     if not command or missing_programs():
         print(__doc__ if not command else f"missing: {missing_programs()}", file=sys.stderr)
         return 2
-    with (
-        tempfile.TemporaryDirectory(prefix="radosgw-") as folder,
-        running_radosgw(Path(folder)) as server,
-    ):
+    with running_radosgw() as server:
         print(f"radosgw {server.version}: {server.url}", file=sys.stderr, flush=True)
         environment = {**os.environ, **server.credentials, "HOLDFAST_TEST_S3": server.url}
         return subprocess.run(command, env=environment, check=False).returncode

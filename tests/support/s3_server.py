@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -45,8 +43,7 @@ def running_s3() -> Iterator[str]:
             yield url
     elif asked == "radosgw":
         with (
-            tempfile.TemporaryDirectory(prefix="radosgw-") as folder,
-            running_radosgw(Path(folder)) as server,
+            running_radosgw() as server,
             pytest.MonkeyPatch.context() as environment,
         ):
             for name, value in server.credentials.items():
