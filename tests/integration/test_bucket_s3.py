@@ -8,14 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
 
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.shared_fs.bucket import bucket_s3
-from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.bucket import bucket_s3, bucket_writing
+from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_backend import (
     NewObject,
     PreconditionError,
@@ -23,9 +24,12 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     UploadGoneError,
     Version,
 )
+from holdfast.shared_fs.bucket.bucket_capabilities import Ways
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
     NoBucketError,
+    ObjectConflictError,
+    ObjectExistsError,
     ObjectMissingError,
     RequestUnsupportedError,
 )
@@ -185,6 +189,35 @@ def test_prefixes_keep_buckets_apart(url: str) -> None:
     [listed] = one.list()
     assert (listed.key, listed.version) == ("key", version)
     assert one.get("key").body == b"1"
+
+
+def test_a_bucket_in_other_ways_sends_bare_versions_and_whole_files(
+    url: str, tmp_path: Path
+) -> None:
+    backend = S3Backend.from_url(url.replace("?", "/ways?", 1))
+    sent: list[tuple[str, str | None]] = []
+
+    def note(request: Any, **_: Any) -> None:
+        condition = request.headers.get("If-Match")
+        text = condition.decode() if isinstance(condition, bytes) else condition
+        sent.append((request.method, text))
+
+    backend._client.meta.events.register("before-send.s3", note)
+    bucket = Bucket(backend, ways=Ways(bare_versions=True, uploads_in_parts=False))
+    first = bucket.put_new("manifest", b"1")
+    with contextlib.suppress(ObjectConflictError):  # Not every server takes it without quotes.
+        bucket.replace("manifest", b"2", first)
+    assert sent[1] == ("PUT", first.strip('"')) and first.startswith('"')
+    sent.clear()
+    path = tmp_path / "file"
+    path.write_bytes(bytes(bucket_writing.PART_BYTES + 1))
+    version = bucket.put_new_file("snapshot", path)
+    assert sent == [("PUT", None)]
+    head = bucket.get_to_file("snapshot", tmp_path / "back")
+    assert (head.size_bytes, head.version) == (bucket_writing.PART_BYTES + 1, version)
+    with pytest.raises(ObjectExistsError):
+        bucket.put_new_file("snapshot", path)
+    bucket.close()
 
 
 def test_boto3_is_imported_only_for_s3() -> None:
