@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdfast.cli.cluster.nats_binary import find_nats_server
+from holdfast.shared_fs.disk.reading import FenceRead
+from tests.hosts.believing import BELIEVING
 from tests.hosts.file_systems import LocalFileSystem
 from tests.hosts.network import NATS, ROUTE_PORT, Host
 from tests.support.supervised_cluster import PROGRAM, SERVERS, SupervisedParts
@@ -62,7 +64,8 @@ class HostsParts(SupervisedParts):
             command = host.command(*PROGRAM, "coordinator", "--standby", *options(host))
             self.coordinators[name] = self.part(name, command)
         for name, host in self.hosts.items():
-            command = host.command(*PROGRAM, "persist", "--name", name, *options(host))
+            program = BELIEVING if fence_read == FenceRead.PLAIN else PROGRAM
+            command = host.command(*program, "persist", "--name", name, *options(host))
             self.servers[name] = self.part(name, command)
 
     async def wait_for_nats(self) -> None:
