@@ -12,6 +12,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, Final
 
 import msgpack
@@ -244,11 +245,14 @@ def pack(value: Any) -> bytes:
     """Return `value` as msgpack, each Packed in it as it is."""
     packed: list[Packed] = []
 
-    def stand_in(one: Packed) -> bytes:
+    def stand_in(one: Any) -> Any:
+        if isinstance(one, Enum):
+            return one.value
+        assert isinstance(one, Packed), one
         packed.append(one)
         return _STAND_IN % (len(packed) - 1)
 
-    # Strictly, bytes of a type of their own are not bytes.
+    # Strictly, bytes and numbers of types of their own are neither.
     body: bytes = msgpack.packb(value, default=stand_in, strict_types=True, use_bin_type=True)
     return _STAND_INS.sub(lambda match: packed[int(match[1])], body)
 

@@ -76,7 +76,7 @@ def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     _pip(
         *("--python", str(folder / "bin" / "python"), "install", "-qq", "--no-deps"),
-        *("--no-index", str(built.wheel)),
+        *("--no-index", "--no-compile", str(built.wheel)),
     )
     [packages] = folder.glob("lib/python*/site-packages")
     # A path that is added so runs none of the .pth files there, the editable install's least of

@@ -3,23 +3,17 @@ extremes."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import msgpack
 from hypothesis import strategies as st
 
 from holdfast.protocol import frames
+from tests.hostile.mutation import Packed, pack
 
 
-class Raw(NamedTuple):
-    """Bytes that stand in a payload as they are: what no packer writes."""
-
-    packed: bytes
-
-
-def nested(depth: int, opening: bytes = b"\x91") -> Raw:
+def nested(depth: int, opening: bytes = b"\x91") -> Packed:
     """Return arrays (or, opened by `\\x81\\xa1k`, maps) in each other."""
-    return Raw(opening * depth + b"\xc0")
+    return Packed(opening * depth + b"\xc0")
 
 
 DEEP: Final = [nested(17), nested(400), nested(1000), nested(500, b"\x81\xa1k"), nested(2000)]
@@ -34,13 +28,13 @@ ODD: Final = [
     bytes(16),
     bytes(600), [], [[]], [None], {}, {"": ""}, {"a": {"a": {}}}, {b"k": b"v"}, list(range(5000,
     9200)),
-    Raw(b"\xc1"), Raw(b"\xd4\x05x"), Raw(b"\xd6\xff\x00\x00\x00\x01"),
-    Raw(b"\xd7\xff" + b"\xff" * 8),
-    Raw(b"\xc7\x00\x07"), Raw(b"\xa2\xc3\x28"), Raw(b"\xa3\xed\xa0\x80"),
-    Raw(b"\x82\xa1a\x01\xa1a\x02"),
-    Raw(b"\x81\x91\x01\x02"), Raw(b"\x81\x01\x02"), Raw(b"\xdd\xff\xff\xff\xff"),
-    Raw(b"\xcb\x7f\xf8"),
-    Raw(b"\xdf\x00\x00\x00\x01\xc0\xc0"),
+    Packed(b"\xc1"), Packed(b"\xd4\x05x"), Packed(b"\xd6\xff\x00\x00\x00\x01"),
+    Packed(b"\xd7\xff" + b"\xff" * 8),
+    Packed(b"\xc7\x00\x07"), Packed(b"\xa2\xc3\x28"), Packed(b"\xa3\xed\xa0\x80"),
+    Packed(b"\x82\xa1a\x01\xa1a\x02"),
+    Packed(b"\x81\x91\x01\x02"), Packed(b"\x81\x01\x02"), Packed(b"\xdd\xff\xff\xff\xff"),
+    Packed(b"\xcb\x7f\xf8"),
+    Packed(b"\xdf\x00\x00\x00\x01\xc0\xc0"),
 ]  # fmt: skip
 
 scalars = st.one_of(st.sampled_from(NUMBERS), st.sampled_from(ODD), st.integers(-3, 9))
@@ -63,23 +57,6 @@ values = st.one_of(
 )  # fmt: skip
 
 
-def wire(value: Any) -> bytes:
-    """Return `value` as msgpack, with what is raw in it as it is."""
-    if isinstance(value, Raw):
-        return value.packed
-    if isinstance(value, list):
-        return _header("pack_array_header", len(value)) + b"".join(map(wire, value))
-    if isinstance(value, dict):
-        items = b"".join(wire(key) + wire(each) for key, each in value.items())
-        return _header("pack_map_header", len(value)) + items
-    return frames.pack(value)
-
-
 def payload(value: Any) -> bytes:
     """Return a payload of the bus."""
-    return bytes([frames.PROTOCOL_VERSION]) + wire(value)
-
-
-def _header(kind: str, count: int) -> bytes:
-    packed: bytes = getattr(msgpack.Packer(autoreset=True), kind)(count)
-    return packed
+    return bytes([frames.PROTOCOL_VERSION]) + pack(value)

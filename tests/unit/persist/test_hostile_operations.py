@@ -25,11 +25,14 @@ from holdfast.protocol.limits import FRAME_RESERVE_BYTES, MIN_PAYLOAD_BYTES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.hostile.mutation import Packed
 from tests.support.effort import examples
-from tests.support.hostile_values import DEEP, NUMBERS, ODD, Raw, nested, payload, values
+from tests.support.hostile_values import DEEP, NUMBERS, ODD, nested, payload, values
 from tests.support.stores import abandon
 
 UPLOAD = bytes(range(16))
+#: A server does not keep more of them from the file for long either.
+MANY_TICKS = 50
 LARGE = [UPLOAD, 3, bytes(32), 891568578]
 #: For each operation arguments that make sense; the test replaces some of them by others.
 SENSIBLE: dict[int, list[Any]] = {
@@ -158,6 +161,8 @@ class Server:
             outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
             elements.append([arrival.position, 0, outcome])
         for store in self.open_stores.stores():
+            if len(store.pending.ticks) > MANY_TICKS:
+                store.materialise(self.number)
             store.validate()
         return elements
 
@@ -269,7 +274,7 @@ def poisoned(server: Server, kind: int, *operation: Any) -> str:
         (1, [frames.CONFIGURE, {"durability": [[[[]]]]}], "invalid_argument"),
         (1, [frames.CONSUMER_ACK, 0, nested(1000)], "malformed_frame"),
         (1, [frames.CONSUMER_CONFIGURE, nested(1000), {}], "malformed_frame"),
-        (1, [frames.APPEND, Raw(b"\xd4\x05x")], "malformed_frame"),
+        (1, [frames.APPEND, Packed(b"\xd4\x05x")], "malformed_frame"),
         (1, [frames.GET_SEQS, [(1 << 63) - 1, 1 << 63]], "invalid_argument"),
     ],
 )  # fmt: skip
