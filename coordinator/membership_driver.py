@@ -28,6 +28,7 @@ from holdfast.coordinator.decisions.events import (
     Started,
     Suspected,
     TellToDrain,
+    TestStorage,
     WriteFence,
 )
 from holdfast.coordinator.decisions.member import MemberView, ServerStanding
@@ -144,6 +145,8 @@ class MembershipDriver:
         match effect:
             case Probe():
                 tasks.start("probe", self._probe(effect))
+            case TestStorage():
+                tasks.start("test storage", self._test_storage())
             case WriteFence():
                 tasks.start("fence", self._write_fence(effect))
             case AskToRegister(server):
@@ -175,6 +178,9 @@ class MembershipDriver:
 
     async def _probe(self, order: Probe) -> None:
         self.step(await self._orders.probe(order))
+
+    async def _test_storage(self) -> None:
+        self.step(await self._orders.test_storage())
 
     async def _write_fence(self, order: WriteFence) -> None:
         written = await self._orders.write_fence(order)

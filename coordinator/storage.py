@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast.coordinator.state.lost_state import has_past, open_state
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -9,6 +11,9 @@ from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster
 from holdfast.shared_fs.bucket_log.fences import BucketFences, Fences, FileFences
 from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.disk.layout import Layout
+
+#: What a test of the storage writes: its size never changes, so it is overwritten in place.
+_TEST: Final = b"The coordinator tests its storage.\n"
 
 
 class Storage:
@@ -53,6 +58,16 @@ class Storage:
         if isinstance(self.fences, BucketFences):
             return None
         return self.disk.is_locked(self.layout.server(server) / "lock")
+
+    def test(self) -> None:
+        """Write durably where the fences are, which takes as long as the storage hangs. Fences in a
+        bucket need none: a server whose bucket hangs is not silent. Raises StorageError."""
+        if not isinstance(self.fences, BucketFences):
+            path = self.layout.coordinator / "storage_test"
+            try:
+                self.disk.overwrite_durably(path, _TEST)
+            except FileNotFoundError:
+                self.disk.write_durably(path, _TEST)
 
     def cluster_id(self) -> str:
         """Return the id of this cluster; make one if it has none. Call it under the lock."""

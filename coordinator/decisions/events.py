@@ -55,6 +55,13 @@ class ProbeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageTested:
+    """The test of this coordinator's own storage has ended, well or not; it began at `began_at`."""
+
+    began_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class FenceWritten:
     """The fence is durable."""
 
@@ -121,6 +128,7 @@ Event = (
     | Suspected
     | ProbeAnswered
     | ProbeFailed
+    | StorageTested
     | FenceWritten
     | FenceFailed
     | Released
@@ -138,6 +146,15 @@ class Probe:
 
     server: str
     incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class TestStorage:
+    """Write something durably where the fences are. StorageTested must follow, when it has ended.
+    """
+
+    #: Not a test of pytest's.
+    __test__ = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,4 +201,4 @@ class TellToDrain:
     draining: bool
 
 
-Effect = Probe | WriteFence | RecordLive | RecordDead | AskToRegister | TellToDrain
+Effect = Probe | TestStorage | WriteFence | RecordLive | RecordDead | AskToRegister | TellToDrain

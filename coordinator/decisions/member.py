@@ -43,6 +43,8 @@ class Doubt(StrEnum):
 
     NONE = "none"
     PROBING = "probing"
+    #: It is silent, and so may be whatever uses the storage: this coordinator tests its own.
+    WAITING_FOR_STORAGE = "waiting for storage"
     FENCING = "fencing"
 
 
@@ -88,6 +90,8 @@ class Member:
     load: Heartbeat
     state: ServerState = ServerState.LIVE
     doubt: Doubt = Doubt.NONE
+    #: Since when.
+    doubted_at: float = 0.0
     #: Why it is fenced, or how it ended.
     reason: str = ""
     #: When to write the fence again; None while an attempt runs.

@@ -12,6 +12,8 @@ order of the handlers below:
   coordinator starts or connects. It is fenced at once if its process has ended, or if a NATS that
   is one server says *no responders* of a server that was heard on this connection. Otherwise it is
   fenced only if it was silent, and a probe that was sent late in the silence failed as well.
+- **Storage that all share.** Nobody is fenced for silence while the storage hangs for this
+  coordinator too (`storage_proof.py`). When it goes on, silent servers get two heartbeats more.
 - **Fencing.** A fence that was begun is never called off, because an attempt that failed may have
   been written.
 - **Draining.** A server that an operator drains is DRAINING in every incarnation, until it is
@@ -45,8 +47,10 @@ from holdfast.coordinator.decisions.events import (
     Registered,
     Released,
     Started,
+    StorageTested,
     Suspected,
     TellToDrain,
+    TestStorage,
     TimePassed,
     WriteFence,
 )
@@ -60,6 +64,7 @@ from holdfast.coordinator.decisions.member import (
 )
 from holdfast.coordinator.decisions.roster import Roster
 from holdfast.coordinator.decisions.standby_heartbeats import Proof, StandbyHeartbeats
+from holdfast.coordinator.decisions.storage_proof import StorageProof
 from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
 from holdfast.protocol.limits import HEARTBEAT_SECONDS, PROBE_TIMEOUT_SECONDS, SILENCE_SECONDS
 
@@ -84,6 +89,7 @@ class Membership:
         #: The bus is connected.
         self._hearing = True
         self._proof = Proof(0.0)
+        self._storage_proof = StorageProof()
 
     def restore(
         self,
@@ -127,11 +133,13 @@ class Membership:
             case Registered(server, incarnation):
                 return self._registered(server, incarnation, now)
             case Suspected(server, incarnation):
-                return self._suspected(server, incarnation)
+                return self._suspected(server, incarnation, now)
             case ProbeAnswered(server, incarnation, draining):
                 return self._probe_answered(server, incarnation, draining, now)
             case ProbeFailed():
                 return self._probe_failed(event, now)
+            case StorageTested(began_at):
+                return self._storage_tested(began_at, now)
             case FenceWritten(server, incarnation):
                 return self._fence_written(server, incarnation, now)
             case FenceFailed(server, incarnation):
@@ -141,7 +149,9 @@ class Membership:
             case DrainChanged(server, draining):
                 return self._drain_changed(server, draining)
             case Started():
-                return self._doubt_all()
+                # It has just opened its state, and begun a term.
+                self._storage_proof.ended(now)
+                return self._doubt_all(now)
             case Connected(last_number):
                 self._proof.restart(now, last_number)
                 return self._connected(now)
@@ -262,7 +272,7 @@ class Membership:
             if not member.dead:
                 member.heartbeat_at = now
                 member.heard = False
-        return self._doubt_all()
+        return self._doubt_all(now)
 
     def _own_message_arrived(self, number: int, sent_at: float, now: float) -> list[Effect]:
         deaf_seconds = self._proof.arrived(number, sent_at)
@@ -286,7 +296,8 @@ class Membership:
                 and self._silence_seconds(member) > DOUBT_SECONDS
             ):
                 member.move(Cause.DOUBTED)
-                effects.extend(self._suspected(member.server, member.incarnation))
+                effects.extend(self._test_storage())
+                effects.extend(self._suspected(member.server, member.incarnation, now))
         return effects
 
     def _silence_seconds(self, member: Member) -> float:
@@ -295,18 +306,35 @@ class Membership:
 
     # Doubt
 
-    def _suspected(self, server: str, incarnation: str) -> list[Effect]:
+    def _suspected(self, server: str, incarnation: str, now: float) -> list[Effect]:
         member = self._roster.present(server, incarnation)
         if member is None or member.doubt is not Doubt.NONE:
             return []
         member.doubt = Doubt.PROBING
+        member.doubted_at = now
         return [Probe(server, incarnation)]
 
-    def _doubt_all(self) -> list[Effect]:
+    def _doubt_all(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for member in self._roster:
-            effects.extend(self._suspected(member.server, member.incarnation))
+            effects.extend(self._suspected(member.server, member.incarnation, now))
         return effects
+
+    def _test_storage(self) -> list[Effect]:
+        return [TestStorage()] if self._storage_proof.begin() else []
+
+    def _storage_tested(self, began_at: float, now: float) -> list[Effect]:
+        self._storage_proof.ended(began_at)
+        for member in self._roster:
+            if member.doubt is Doubt.WAITING_FOR_STORAGE:
+                latest = now - SILENCE_SECONDS + NEWCOMER_SECONDS
+                member.heartbeat_at = max(member.heartbeat_at, latest)
+                self._trust(member)
+        return []
+
+    def _trust(self, member: Member) -> None:
+        member.doubt = Doubt.NONE
+        member.move(self._cause_of(member))
 
     def _probe_answered(
         self, server: str, incarnation: str, draining: bool, now: float
@@ -329,13 +357,16 @@ class Membership:
         if failed.no_responders and member.heard:
             return [self._begin_fence(member, "nobody listens on its subject")]
         if self._hearing and self._silence_seconds(member) > SILENCE_SECONDS:
+            if not self._storage_proof.holds_since(member.doubted_at):
+                member.move(Cause.DOUBTED)
+                member.doubt = Doubt.WAITING_FOR_STORAGE
+                return self._test_storage()
             age_seconds = now - member.heartbeat_at
             reason = f"silent for {age_seconds:.1f} s"
             if member.load.hangs:
                 reason = f"its event loop has not turned for {member.load.loop_seconds:.1f} s"
             return [self._begin_fence(member, reason)]
-        member.doubt = Doubt.NONE
-        member.move(self._cause_of(member))
+        self._trust(member)
         return []
 
     def _probed(self, server: str, incarnation: str) -> Member | None:

@@ -1,4 +1,4 @@
-"""The coordinator's orders to one server: probe, fence, register, drain.
+"""The coordinator's orders to a server: probe, fence, register, drain; and the test of its storage.
 
 Each order is one request or one write, with a deadline, and may end in an event for
 `membership.py`. A server that has heard of a later coordinator refuses; the DeposedError ends the
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from holdfast.coordinator.decisions.events import (
     FenceFailed,
@@ -17,6 +17,7 @@ from holdfast.coordinator.decisions.events import (
     Probe,
     ProbeAnswered,
     ProbeFailed,
+    StorageTested,
     TellToDrain,
     WriteFence,
 )
@@ -30,6 +31,9 @@ from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM, PROBE_TI
 
 logger = logging.getLogger("holdfast.coordinator")
 
+#: A test of the storage that takes longer is logged.
+SLOW_STORAGE_SECONDS: Final = 1.0
+
 
 class Orders:
     """The orders of one coordinator's term."""
@@ -37,8 +41,8 @@ class Orders:
     def __init__(self, life: Life, state: StateFile, cluster: str) -> None:
         self._bus = life.bus
         self._subjects = life.subjects
-        self._fences = life.storage.fences
-        self._may_run = life.storage.may_run
+        self._now = life.now
+        self._storage = life.storage
         self._background_tasks = life.background_tasks
         self._state = state
         self._cluster = cluster
@@ -66,7 +70,7 @@ class Orders:
         died, or a route of the cluster may be down, and both mend in a second."""
         server, incarnation = order.server, order.incarnation
         try:
-            runs = await self._background_tasks.blocking(self._may_run, server)
+            runs = await self._background_tasks.blocking(self._storage.may_run, server)
         except StorageError as error:
             logger.info("coordinator.lock_unknown server=%s reason=%r", server, error)
             runs = None
@@ -77,9 +81,23 @@ class Orders:
             logger.info("coordinator.server_hidden server=%s incarnation=%s", server, incarnation)
         return ProbeFailed(server, incarnation, no_responders=not is_hidden)
 
+    async def test_storage(self) -> StorageTested:
+        """Write durably beside the fences, and return when that has ended. Storage that answers
+        with an error does not hang; the fence will fail too, and be tried again."""
+        began_at = self._now()
+        try:
+            await self._background_tasks.blocking(self._storage.test)
+        except StorageError as error:
+            logger.warning("coordinator.storage_fails reason=%s", error)
+        seconds = self._now() - began_at
+        if seconds > SLOW_STORAGE_SECONDS:
+            logger.warning("coordinator.storage_hung seconds=%.1f", seconds)
+        return StorageTested(began_at)
+
     async def fence_is_open(self, server: str, incarnation: str) -> bool:
         """Tell whether an incarnation has not been fenced. Raises StorageError."""
-        return await self._background_tasks.blocking(self._fences.is_open, server, incarnation)
+        is_open = self._storage.fences.is_open
+        return await self._background_tasks.blocking(is_open, server, incarnation)
 
     async def write_fence(
         self, order: WriteFence
@@ -148,4 +166,4 @@ class Orders:
 
     def _fence(self, server: str, incarnation: str) -> None:
         self._state.check_term()
-        self._fences.fence(server, incarnation)
+        self._storage.fences.fence(server, incarnation)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from holdfast.protocol.limits import SILENCE_SECONDS
 from tests.simulation.doomed import DoomedStream
 from tests.simulation.expiring import ExpiringKeys
 from tests.simulation.simulated_cluster import Node, ServerNode, Simulation
@@ -95,6 +96,9 @@ class Nemesis:
         has_lies = simulation.chance("lies").random() < 0.1
         self._others += [fault for fault, _ in lies]
         self._other_weights += [weight * has_lies for _, weight in lies]
+        has_stops = simulation.chance("stops of the storage").random() < 0.1
+        self._others.append(self._stop_storage)
+        self._other_weights.append(has_stops)
         self._alone = only is not None
         if self._alone:
             self._other_weights = []
@@ -234,6 +238,26 @@ class Nemesis:
         weather.failing[host] = frozenset(kinds), number, self._chance.choice((0.05, 0.5, 1.0))
         await asyncio.sleep(self._chance.uniform(0.05, 2.0))
         weather.failing.pop(host, None)
+
+    async def _stop_storage(self) -> None:
+        """Stop the file server for a while: all who use it hang, and nobody is fenced for that."""
+        simulation, loop = self._simulation, asyncio.get_running_loop()
+        if simulation.storage_stops_until > loop.time():
+            return
+        seconds = self._other_chance.uniform(3.0, 9.0)
+        simulation.storage_stops_until = loop.time() + seconds
+        running = [
+            (node, node.process) for node in simulation.servers if node.process and node.running
+        ]
+        await asyncio.gather(
+            *(self._pause(node, seconds) for node, _ in running), asyncio.sleep(seconds)
+        )
+        if self._alone:
+            # As long as those need who are fenced in the wake of it.
+            await asyncio.sleep(2 * SILENCE_SECONDS)
+            for node, process in running:
+                if node.process is not process:
+                    simulation.fail(f"{process.name} ended since the storage stopped for all")
 
     async def _slow_disk(self) -> None:
         hosts, host = self._simulation.weather.slow_hosts, self._server().name

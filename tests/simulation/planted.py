@@ -20,6 +20,7 @@ from holdfast.client.following.merge import Cursor, Merge
 from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
 from holdfast.coordinator.decisions.events import Probe, ProbeFailed
 from holdfast.coordinator.decisions.standby_heartbeats import Proof
+from holdfast.coordinator.decisions.storage_proof import StorageProof
 from holdfast.coordinator.peers.orders import Orders
 from holdfast.coordinator.state.progress import ProgressFile
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
@@ -258,6 +259,13 @@ def believe_that_nobody_listens() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def judge_while_the_storage_hangs() -> Iterator[None]:
+    """A coordinator takes it for proven that its own storage does not hang."""
+    with patch.object(StorageProof, "holds_since", lambda proof, at: True):
+        yield
+
+
+@contextlib.contextmanager
 def answer_where_anybody_says() -> Iterator[None]:
     """A reply goes to whatever subject its request names."""
 
@@ -319,6 +327,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         believe_an_older_state,
         judge_without_hearing,
         believe_that_nobody_listens,
+        judge_while_the_storage_hangs,
         answer_where_anybody_says,
         wait_for_a_clock_that_was_ahead,
         follow_a_leap_of_the_clock,

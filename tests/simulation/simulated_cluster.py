@@ -174,6 +174,8 @@ class Simulation:
         #: A coordinator may fence healthy servers: it began from an older state, which does not
         #: know them, or its disk failed, and it tries until a fence begun long ago is there.
         self.may_fence_the_healthy = False
+        #: Whoever waits for the file server waits until then.
+        self.storage_stops_until = 0.0
         self.servers = [ServerNode(self, name) for name in SERVERS]
         self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
         #: How often the coordinators' clocks have been set.
@@ -388,9 +390,10 @@ class Simulation:
     def thread_seconds(self, host: str) -> float:
         """Return how long a call in a thread takes."""
         typical = self.weather.sync_seconds * (30 if host in self.weather.slow_hosts else 1)
+        stopped_seconds = max(0.0, self.storage_stops_until - self.loop.time())
         if self._thread_chance.random() < 0.02:
-            return typical * 10
-        return typical * self._thread_chance.uniform(0.3, 1.7)
+            return stopped_seconds + typical * 10
+        return stopped_seconds + typical * self._thread_chance.uniform(0.3, 1.7)
 
     def runs_early(self) -> bool:
         """Tell if a call in a thread has its effect at its start rather than at its end."""

@@ -64,6 +64,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "believe_an_older_state": (8, "restore_state"),
     "judge_without_hearing": (3, "deafen"),
     "believe_that_nobody_listens": (3, "disconnect"),
+    "judge_while_the_storage_hangs": (3, "stop_storage"),
     "answer_where_anybody_says": (3, "stranger"),
     "wait_for_a_clock_that_was_ahead": (5, "leap_of_clock"),
     "follow_a_leap_of_the_clock": (3, "leap_of_clock"),

@@ -24,8 +24,10 @@ from holdfast.coordinator.decisions.events import (
     Registered,
     Released,
     Started,
+    StorageTested,
     Suspected,
     TellToDrain,
+    TestStorage,
     TimePassed,
     WriteFence,
 )
@@ -60,6 +62,9 @@ class World:
         #: Its own messages come back, and how many have.
         self.hears = True
         self.sent = 0
+        #: Since when its own storage hangs, for a test of it that is under way.
+        self.storage_hangs = False
+        self.testing_since: float | None = None
 
     def __call__(self, event: Event, after_seconds: float = 0.0) -> list[Effect]:
         self.now += after_seconds
@@ -68,7 +73,21 @@ class World:
             assert self.membership.handle(OwnMessageArrived(self.sent, self.now), self.now) == []
         effects = self.membership.handle(event, self.now)
         self.membership.validate()
+        if TestStorage() in effects:
+            effects.remove(TestStorage())
+            assert self.testing_since is None
+            self.testing_since = self.now
+            if not self.storage_hangs:
+                self.end_test()
         return effects
+
+    def end_test(self, after_seconds: float = 0.0) -> None:
+        """The test of the storage ends, and nobody is fenced by that alone."""
+        self.now += after_seconds
+        began_at, self.testing_since = self.testing_since, None
+        assert began_at is not None
+        assert self.membership.handle(StorageTested(began_at), self.now) == []
+        self.membership.validate()
 
     def unanswered(
         self, after_seconds: float = 0.0, *, no_responders: bool = False, server: str = "a"
@@ -124,6 +143,47 @@ def test_heartbeats_keep_a_server_live(world: World) -> None:
         assert world.passes(HEARTBEAT_SECONDS) == []
         assert world.beat("1") == []
     assert world.state is ServerState.LIVE
+
+
+def test_nobody_is_fenced_while_the_storage_hangs_for_the_coordinator_too(world: World) -> None:
+    world.storage_hangs = True
+    assert world.passes(LONG_SECONDS) == [Probe("a", "1")]
+    assert world.unanswered(PROBE_TIMEOUT_SECONDS) == []
+    assert world.passes(3 * LONG_SECONDS) == []
+    world.end_test()
+    assert world.beat("1") == []
+    assert world.state is ServerState.LIVE
+    assert world.passes(DOUBT_SECONDS) == []
+
+
+def test_a_server_that_stays_silent_when_the_storage_goes_on_is_fenced_soon(world: World) -> None:
+    world.storage_hangs = True
+    world.passes(LONG_SECONDS)
+    world.unanswered(PROBE_TIMEOUT_SECONDS)
+    world.storage_hangs = False
+    world.end_test(after_seconds=10.0)
+    assert world.passes(NEWCOMER_SECONDS) == [Probe("a", "1")]
+    assert orders_a_fence(world.unanswered(PROBE_TIMEOUT_SECONDS))
+
+
+def test_a_test_of_the_storage_from_before_the_silence_proves_nothing(world: World) -> None:
+    world(Registered("b", "1"))
+    for _ in range(4):
+        world.passes(HEARTBEAT_SECONDS)
+        world.beat("1")
+    # The other server is doubted, and the storage works.
+    assert world.passes(HEARTBEAT_SECONDS) == [Probe("b", "1")]
+    world.storage_hangs = True
+    assert world.passes(DOUBT_SECONDS) == [Probe("a", "1")]
+    assert world.unanswered(PROBE_TIMEOUT_SECONDS) == []
+    assert world.testing_since is not None
+
+
+def test_a_server_whose_process_has_ended_is_fenced_while_the_storage_hangs(world: World) -> None:
+    world.storage_hangs = True
+    world.passes(LONG_SECONDS)
+    ended = ProbeFailed("a", "1", no_responders=True, process_ended=True)
+    assert orders_a_fence(world(ended))
 
 
 def test_a_silent_server_is_suspected_probed_and_fenced_and_dead_only_then(world: World) -> None:
@@ -565,16 +625,22 @@ _EVENTS = st.one_of(
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(st.lists(st.tuples(_EVENTS, st.sampled_from([0.0, 0.1, 0.5, 3.0])), max_size=60))
+@given(
+    st.lists(
+        st.tuples(_EVENTS, st.sampled_from([0.0, 0.1, 0.5, 3.0]), st.booleans()), max_size=60
+    )
+)
 def test_in_any_history_a_death_is_final_and_follows_a_fence_or_a_release(
-    history: list[tuple[Event, float]],
+    history: list[tuple[Event, float, bool]],
 ) -> None:
     world = World()
     lives: dict[str, str] = {}
     ended: set[tuple[str, str]] = set()
     ordered: set[tuple[str, str]] = set()
     probing: set[tuple[str, str]] = set()
-    for event, after_seconds in history:
+    for event, after_seconds, world.storage_hangs in history:
+        if world.testing_since is not None and not world.storage_hangs:
+            world.end_test()
         if isinstance(event, FenceWritten | FenceFailed | ProbeAnswered | ProbeFailed):
             # The shell reports only what it was ordered to do.
             waiting = ordered if isinstance(event, FenceWritten | FenceFailed) else probing
