@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import secrets
 import struct
@@ -24,16 +23,22 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
+from holdfast.shared_fs.disk.file_lookups import (
+    BLOCK_BYTES,
+    O_DIRECT,
+    READ_BYTES,
+    chunks,
+    direct_chunks,
+    is_stale,
+    looked_up,
+    opened,
+    read_direct,
+    shows_what_is_there,
+)
 
-#: Linux has it. It is 0 on systems without direct reads.
-O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
-#: Buffers, offsets and lengths of direct reads are multiples of this: no disk has larger sectors.
-BLOCK_BYTES: Final = 4096
-_READ_BYTES: Final = 1 << 20
-#: If a name leads to a file that another host has replaced (ESTALE), it is looked up
-#: again: a few times at once, and in threads, which may wait, many times with pauses.
-#: Caches have kept such a file for 1 s.
-_STALE_TRIES: Final = 4
+#: A name that leads to a file that another host has replaced (ESTALE) is looked up a few times at
+#: once (`file_lookups.py`), and in threads, which may wait, many times with pauses. Caches have
+#: kept such a file for 1 s.
 _STALE_WAITS: Final = 60
 _STALE_WAIT_SECONDS: Final = 0.05
 
@@ -89,19 +94,7 @@ class Disk:
         Raises FileNotFoundError, StorageFailedError.
         """
         with _storage_errors(path):
-            descriptor = _open_to_read(path, direct=self.direct)
-            try:
-                if self.direct:
-                    return b"".join(_direct_chunks(descriptor))
-                # A fence, which is read after each sync, fits into this read.
-                chunks = [os.read(descriptor, BLOCK_BYTES)]
-                while chunks[-1]:
-                    chunks.append(
-                        os.read(descriptor, _READ_BYTES if len(chunks) > 1 else BLOCK_BYTES)
-                    )
-                return b"".join(chunks)
-            finally:
-                os.close(descriptor)
+            return looked_up(lambda: self._read(path))
 
     def read_start(self, path: Path) -> bytes:
         """Return the content as `read` does; a direct Disk returns at most the first BLOCK_BYTES.
@@ -110,8 +103,25 @@ class Disk:
         """
         if not self.direct:
             return self.read(path)
-        with _storage_errors(path), _opened(path, direct=True) as descriptor:
-            return _read_direct(descriptor, 0, BLOCK_BYTES)
+        with _storage_errors(path):
+            return looked_up(lambda: self._read_first_block(path))
+
+    def _read(self, path: Path) -> bytes:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (O_DIRECT if self.direct else 0))
+        try:
+            if self.direct:
+                return b"".join(direct_chunks(descriptor))
+            # A fence, which is read after each sync, fits into this read.
+            parts = [os.read(descriptor, BLOCK_BYTES)]
+            while parts[-1]:
+                parts.append(os.read(descriptor, READ_BYTES if len(parts) > 1 else BLOCK_BYTES))
+            return b"".join(parts)
+        finally:
+            os.close(descriptor)
+
+    def _read_first_block(self, path: Path) -> bytes:
+        with opened(path, direct=True) as descriptor:
+            return read_direct(descriptor, 0, BLOCK_BYTES)
 
     def read_patiently(self, path: Path) -> bytes:
         """Return the content as `read` does; wait for seconds if the
@@ -123,7 +133,7 @@ class Disk:
             try:
                 return self.read(path)
             except StorageFailedError as error:
-                if not _is_stale(error.__cause__):
+                if not is_stale(error.__cause__):
                     raise
                 time.sleep(_STALE_WAIT_SECONDS)
         return self.read(path)
@@ -141,10 +151,10 @@ class Disk:
         with _storage_errors(path):
             for _ in range(_STALE_WAITS):
                 try:
-                    if _shows_what_is_there(path):
+                    if shows_what_is_there(path):
                         return
                 except OSError as error:
-                    if not _is_stale(error):
+                    if not is_stale(error):
                         raise
                 time.sleep(_STALE_WAIT_SECONDS)
             raise OSError(errno.ESTALE, "this host's cache keeps showing older content")
@@ -183,7 +193,7 @@ class Disk:
         Raises FileNotFoundError, StorageFailedError.
         """
         with _storage_errors(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = looked_up(lambda: os.open(path, os.O_WRONLY | os.O_CLOEXEC))
             try:
                 _write_all(descriptor, content)
                 os.fsync(descriptor)
@@ -195,10 +205,10 @@ class Disk:
 
         Raises FileNotFoundError, StorageFailedError.
         """
-        with _storage_errors(source), _opened(source, direct=self.direct) as reader:
+        with _storage_errors(source), opened(source, direct=self.direct) as reader:
             writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
-                for chunk in _direct_chunks(reader) if self.direct else _chunks(reader):
+                for chunk in direct_chunks(reader) if self.direct else chunks(reader):
                     _write_all(writer, chunk)
                 os.fsync(writer)
             finally:
@@ -228,7 +238,7 @@ class Disk:
         """
         with _storage_errors(path):
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                descriptor = looked_up(lambda: os.open(path, os.O_RDWR | os.O_CLOEXEC))
             except FileNotFoundError:
                 return False
             try:
@@ -254,7 +264,7 @@ class Disk:
         """Return the sorted names in a directory; none if it does not exist."""
         with _storage_errors(path):
             try:
-                return sorted(entry.name for entry in path.iterdir())
+                return looked_up(lambda: sorted(entry.name for entry in path.iterdir()))
             except FileNotFoundError:
                 return []
 
@@ -264,12 +274,12 @@ class Disk:
     def size_bytes(self, path: Path) -> int:
         """Return the size. Raises FileNotFoundError, StorageFailedError."""
         with _storage_errors(path):
-            return path.stat().st_size
+            return looked_up(path.stat).st_size
 
     def remove(self, path: Path) -> None:
         """Remove a file; a missing one is fine. Durable after `sync_directory` of its parent."""
         with _storage_errors(path):
-            path.unlink(missing_ok=True)
+            looked_up(lambda: path.unlink(missing_ok=True))
 
     def remove_directory(self, path: Path) -> None:
         """Remove an empty directory; a missing one is fine."""
@@ -280,7 +290,7 @@ class Disk:
         """Move a file within the file system, durably. Raises FileNotFoundError,
         StorageFailedError."""
         with _storage_errors(source):
-            source.replace(target)
+            looked_up(lambda: source.replace(target))
             self.sync_directory(target.parent)
             if source.parent != target.parent:
                 self.sync_directory(source.parent)
@@ -297,7 +307,8 @@ class Disk:
     def sync_directory(self, path: Path) -> None:
         """Make creations, renames and removals in `path` durable."""
         with _storage_errors(path):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            descriptor = looked_up(lambda: os.open(path, flags))
             try:
                 os.fsync(descriptor)
             finally:
@@ -369,76 +380,10 @@ class _LockFile:
             os.close(self._descriptor)
 
 
-def _open_to_read(path: Path, *, direct: bool) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC | (O_DIRECT if direct else 0)
-    for _ in range(_STALE_TRIES - 1):
-        try:
-            return os.open(path, flags)
-        except OSError as error:
-            if not _is_stale(error):
-                raise
-    return os.open(path, flags)
-
-
-@contextlib.contextmanager
-def _opened(path: Path, *, direct: bool) -> Iterator[int]:
-    descriptor = _open_to_read(path, direct=direct)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _chunks(descriptor: int) -> Iterator[bytes]:
-    while chunk := os.read(descriptor, _READ_BYTES):
-        yield chunk
-
-
-def _direct_chunks(descriptor: int) -> Iterator[bytes]:
-    """Yield the bytes of a file in order, read past the cache."""
-    at = 0
-    ended_at = -1
-    while True:
-        chunk = _read_direct(descriptor, at, _READ_BYTES)
-        end = at + len(chunk)
-        if len(chunk) < _READ_BYTES:
-            # This is the end if the next read, from the last whole block, ends here too. The size
-            # that the cache knows proves nothing.
-            if end == ended_at:
-                yield chunk
-                return
-            ended_at = end
-            chunk = chunk[: len(chunk) // BLOCK_BYTES * BLOCK_BYTES]
-        yield chunk
-        at += len(chunk)
-
-
-def _read_direct(descriptor: int, at: int, size_bytes: int) -> bytes:
-    # O_DIRECT needs a buffer of whole pages.
-    with mmap.mmap(-1, size_bytes) as buffer:
-        return buffer[: os.preadv(descriptor, [buffer], at)]
-
-
-def _shows_what_is_there(path: Path) -> bool:
-    """Drop a file's cache, and tell whether a plain read then returns the same as a direct one."""
-    with _opened(path, direct=False) as plain, _opened(path, direct=True) as direct:
-        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
-        size_bytes = os.fstat(plain).st_size
-        tail_at = max(0, size_bytes - 1) // _READ_BYTES * _READ_BYTES
-        if tail_at and _read_direct(direct, 0, _READ_BYTES) != os.pread(plain, _READ_BYTES, 0):
-            return False
-        tail = _read_direct(direct, tail_at, _READ_BYTES)
-        return tail == os.pread(plain, _READ_BYTES, tail_at) and tail_at + len(tail) == size_bytes
-
-
-def _is_stale(error: BaseException | None) -> bool:
-    return isinstance(error, OSError) and error.errno == errno.ESTALE
-
-
 def _name(draft: Path, path: Path) -> None:
     """Rename `draft`, but never over another file: `rename` replaces, `link` does not."""
     try:
-        os.link(draft, path)
+        looked_up(lambda: os.link(draft, path))
     except FileExistsError:
         # NFS answers so after a link was made, if its first answer was lost.
         if not draft.samefile(path):

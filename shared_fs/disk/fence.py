@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.errors import FencedError
-from holdfast.shared_fs.disk.disk import BLOCK_BYTES, Disk
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.file_lookups import BLOCK_BYTES
 
 _OPEN: Final = b"open  \n"
 _FENCED: Final = b"fenced\n"

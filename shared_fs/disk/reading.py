@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.errors import InvalidArgumentError, StorageFailedError
-from holdfast.shared_fs.disk.disk import O_DIRECT, Disk
+from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence, is_open
+from holdfast.shared_fs.disk.file_lookups import O_DIRECT
 from holdfast.shared_fs.disk.file_system import Mount, mount_of
 
 logger = logging.getLogger("holdfast.shared_fs")

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
-from holdfast.shared_fs.disk.disk import BLOCK_BYTES, O_DIRECT, AppendFile, Disk, LockFile
+from holdfast.shared_fs.disk.disk import AppendFile, Disk, LockFile
 from holdfast.shared_fs.disk.fence import PADDED_BYTES
+from holdfast.shared_fs.disk.file_lookups import BLOCK_BYTES, O_DIRECT
 from holdfast.shared_fs.disk.file_system import mount_of
 from holdfast.shared_fs.disk.reading import choose_disk
 

@@ -36,6 +36,6 @@ def test_a_test_of_storage_that_is_gone_fails(layout: Layout) -> None:
 
 
 def test_where_fences_are_in_a_bucket_there_is_no_test(layout: Layout, tmp_path: Path) -> None:
-    bucket = DirectoryBackend(tmp_path / "bucket")
+    bucket = Bucket(DirectoryBackend(tmp_path / "bucket"))
     Storage(layout, Disk(), bucket=bucket, fences=BucketFences(bucket)).test()
     assert not layout.coordinator.exists()

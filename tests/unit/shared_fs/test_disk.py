@@ -7,9 +7,10 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -225,3 +226,45 @@ def test_a_link_whose_answer_was_lost_counts(tmp_path: Path) -> None:
     os.link(draft, name)
     DISK.place(draft, name)
     assert [each.name for each in tmp_path.iterdir()] == ["name"]
+
+
+#: What looks up names, in one folder that has the files `a` and `b`.
+_LOOK_UPS: dict[str, Callable[[Disk, Path], object]] = {
+    "read": lambda disk, folder: disk.read(folder / "a"),
+    "read_start": lambda disk, folder: disk.read_start(folder / "a"),
+    "overwrite": lambda disk, folder: disk.overwrite_durably(folder / "a", b"A"),
+    "lock": lambda disk, folder: disk.is_locked(folder / "a"),
+    "names": lambda disk, folder: disk.names(folder),
+    "size": lambda disk, folder: disk.size_bytes(folder / "a"),
+    "remove": lambda disk, folder: disk.remove(folder / "a"),
+    "rename": lambda disk, folder: disk.rename(folder / "a", folder / "c"),
+    "place": lambda disk, folder: disk.place(folder / "a", folder / "c"),
+    "sync": lambda disk, folder: disk.sync_directory(folder),
+}
+
+
+@pytest.mark.parametrize("look_up", _LOOK_UPS.values(), ids=list(_LOOK_UPS))
+def test_a_name_that_leads_to_a_file_that_another_host_replaced_is_looked_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_up: Callable[[Disk, Path], object]
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"content")
+    stale_left = 2
+
+    def sometimes_stale(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal stale_left
+            if stale_left:
+                stale_left -= 1
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return real(*arguments, **keywords)
+
+        return call
+
+    for function in ("open", "read", "stat", "listdir", "unlink", "replace", "link"):
+        monkeypatch.setattr(os, function, sometimes_stale(getattr(os, function)))
+    look_up(Disk(), tmp_path)
+    assert not stale_left
+    stale_left = 1000
+    with pytest.raises(StorageFailedError, match="Stale"):
+        look_up(Disk(), tmp_path)

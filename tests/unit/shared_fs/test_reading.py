@@ -18,8 +18,9 @@ from holdfast.protocol.errors import DeposedError, InvalidArgumentError, Storage
 from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
 from holdfast.shared_fs.disk import disk as disk_module
 from holdfast.shared_fs.disk.commit_log import CommitLog
-from holdfast.shared_fs.disk.disk import BLOCK_BYTES, O_DIRECT, Disk
+from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import PADDED_BYTES, create_fence, fence, is_open
+from holdfast.shared_fs.disk.file_lookups import BLOCK_BYTES, O_DIRECT
 from holdfast.shared_fs.disk.file_system import Mount
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.disk.reading import FenceRead, choose_disk
