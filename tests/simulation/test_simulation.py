@@ -91,7 +91,6 @@ _PLANTED_SECONDS = 8.0
 #: These take longer.
 _PLANTED_IN_WHOLE_RUNS = {
     "replay_old_epochs",
-    "publish_the_older_over_the_newer",
     "believe_an_older_state",
     "believe_that_nobody_listens",
 }
