@@ -93,6 +93,7 @@ _PLANTED_IN_WHOLE_RUNS = {
     "replay_old_epochs",
     "believe_an_older_state",
     "believe_that_nobody_listens",
+    "publish_the_older_over_the_newer",
 }
 #: These need a bucket.
 _PLANTED_IN_TIERS = {
