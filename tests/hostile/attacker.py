@@ -23,8 +23,9 @@ from typing import Any, Final, TextIO
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError
 from tests.hostile import attacks
-from tests.hostile.attacks import STREAM, Volley, filling
+from tests.hostile.floods import filling
 from tests.hostile.templates import KVS, LARGE_STREAM, STREAMS, World
+from tests.hostile.volley import STREAM, Volley
 from tests.support.raw_nats import Arrived, RawConnection, RawConnectionError, publication
 from tests.torture.worker import listen, say
 
