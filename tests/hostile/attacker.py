@@ -22,10 +22,10 @@ from typing import Any, Final, TextIO
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError
-from tests.hostile import attacks
+from tests.hostile.attacks import attacks
 from tests.hostile.floods import filling
 from tests.hostile.templates import KVS, LARGE_STREAM, STREAMS, World
-from tests.hostile.volley import STREAM, Volley
+from tests.hostile.volley import KV, STREAM, Volley
 from tests.support.raw_nats import Arrived, RawConnection, RawConnectionError, publication
 from tests.torture.worker import listen, say
 
@@ -166,9 +166,7 @@ class Attacker:
         rng = random.Random(f"{self._task.seed}/{number}")
         inbox = b"_INBOX.%s.%d" % (self._tenant, number)
         only = self._task.only
-        catalogue = {
-            name: attack for name, attack in attacks.attacks().items() if not only or name in only
-        }
+        catalogue = {name: attack for name, attack in attacks().items() if not only or name in only}
         weights = [weight for _, weight in catalogue.values()]
         connection: RawConnection | None = None
         while not self._done.is_set():
@@ -273,7 +271,7 @@ class Attacker:
         """Learn who the servers are, and which of them owns what."""
         world = self._world
         names = [(STREAM, name) for name in (*STREAMS, LARGE_STREAM)]
-        names += [(attacks.KV, name) for name in KVS]
+        names += [(KV, name) for name in KVS]
         names += [(STREAM, f"sync{number}") for number in range(16)]
         asked = frames.encode_control(stores=[list(store) for store in names])
         subject = f"hf.{self._task.tenant}.coord.".encode()
@@ -322,7 +320,7 @@ class Attacker:
         report.nats_errors = dict(self._nats_errors)
         report.unanswered = dict(self._unanswered)
         names = [(STREAM, name) for name in (*STREAMS, LARGE_STREAM)]
-        names += [(attacks.KV, name) for name in KVS]
+        names += [(KV, name) for name in KVS]
         report.stores = [*names, *self._world.stores[-100:]]
 
 

@@ -138,7 +138,9 @@ def standing_floors(aim: Aim) -> None:
         for _ in range(100):
             counter = aim.world.next_counter(writer, STREAM, name)
             # Not a run, so the outcome holds every result.
-            operations = [[frames.DELETE_MESSAGES, []] for _ in range(aim.rng.choice((1, 10)))]
+            operations: list[Any] = [
+                [frames.DELETE_MESSAGES, []] for _ in range(aim.rng.choice((1, 10)))
+            ]
             groups.append([STREAM, name, counter, 1, 0, operations])
         count = sum(len(group[5]) for group in groups)
         aim.send(server, frames.encode_request(writer, groups), count)

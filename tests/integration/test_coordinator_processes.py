@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import signal
@@ -14,10 +13,10 @@ from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import DeposedError
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
-from tests.support.coordinator_peers import DEADLINE_SECONDS, Asker, Cluster
+from tests.support.coordinator_peers import Asker, Cluster
 from tests.support.nats_server import NatsServer
 from tests.support.process import Process
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 
 _numbers = itertools.count(1)
 
@@ -86,27 +85,24 @@ async def successor_of(first: Process, client: Asker) -> None:
     await eventually(answers, "the standby answers")
 
 
-def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
+async def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
     nats: NatsServer, layout: Layout
 ) -> None:
-    async def scenario(first: Process) -> None:
+    with coordinator_and_standby(nats, layout) as (first, standby):
         async with Cluster(nats, layout) as cluster:
             server, client = await cluster.server("a"), await cluster.client()
             assert await client.settled_owner("one") == ["a", "1", 1]
             await successor_of(first, client)
             assert await client.owner("one") == ["a", "1", 1]
             assert server.fence_is_open
-
-    with coordinator_and_standby(nats, layout) as (first, standby):
-        asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
         standby.signal(signal.SIGINT)
         assert standby.wait() == 0
 
 
-def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standby_at_once(
+async def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standby_at_once(
     nats: NatsServer, layout: Layout
 ) -> None:
-    async def scenario(first: Process) -> None:
+    with coordinator_and_standby(nats, layout) as (first, standby):
         async with Cluster(nats, layout) as cluster:
             server, client = await cluster.server("a"), await cluster.client()
             assert await client.settled_owner("one") == ["a", "1", 1]
@@ -123,9 +119,6 @@ def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standb
                 return bool((await client.owner("one"))[0] == "b")
 
             await eventually(moved, "the store is b's")
-
-    with coordinator_and_standby(nats, layout) as (first, standby):
-        asyncio.run(asyncio.wait_for(scenario(first), DEADLINE_SECONDS))
         standby.signal(signal.SIGTERM)
         standby.wait()
         log = standby.log
@@ -133,42 +126,36 @@ def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_standb
         assert "reason=silent" not in log
 
 
-def test_a_deposed_coordinator_ends_and_fences_nobody(nats: NatsServer, layout: Layout) -> None:
-    async def scenario() -> None:
+async def test_a_deposed_coordinator_ends_and_fences_nobody(
+    nats: NatsServer, layout: Layout
+) -> None:
+    with started(nats, layout) as deposed:
+        deposed.wait_for_log("coordinator.started")
         async with Cluster(nats, layout) as cluster:
             server = await cluster.server("a")
             # As when the network file system had given its lock to another, which then died.
             TermFile(Disk(), layout.coordinator / "term").begin()
             server.mute = True
-            while deposed.running:
-                await asyncio.sleep(0.02)
+            await until(lambda: not deposed.running, "it has ended")
             assert server.fence_is_open
-
-    with started(nats, layout) as deposed:
-        deposed.wait_for_log("coordinator.started")
-        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
         assert deposed.wait() == 1
         assert "a coordinator of term 2 has replaced the coordinator of term 1" in deposed.log
         assert "Traceback" not in deposed.log
 
 
-def test_a_coordinator_that_a_server_knows_to_be_deposed_ends(
+async def test_a_coordinator_that_a_server_knows_to_be_deposed_ends(
     nats: NatsServer, layout: Layout
 ) -> None:
-    async def scenario() -> None:
+    with started(nats, layout) as deposed:
+        deposed.wait_for_log("coordinator.started")
         async with Cluster(nats, layout) as cluster:
             server = await cluster.server("a")
             server.refusal = DeposedError(term=1, newer_term=5)
             client = await cluster.client()
             with contextlib.suppress(NoRespondersError, BusTimeoutError):
                 await client.suspect(server)
-            while deposed.running:
-                await asyncio.sleep(0.02)
+            await until(lambda: not deposed.running, "it has ended")
             assert server.fence_is_open
-
-    with started(nats, layout) as deposed:
-        deposed.wait_for_log("coordinator.started")
-        asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
         assert deposed.wait() == 1
         assert "a coordinator of term 5 has replaced" in deposed.log
 

@@ -382,10 +382,10 @@ def test_a_crash_at_any_step_loses_nothing_of_a_large_store() -> None:
         run(crash_at)
 
 
-def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
+async def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def body(world: Cluster) -> None:
+    with cluster() as world:
         zombie = world.start(None)
         await zombie.append(A, b"one")
         await zombie.snapshotter.run_pass()
@@ -408,12 +408,9 @@ def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
         assert world.files() == ["a.stream.2.db"]
         assert await owner.read(A) == [b"one", b"two"]
 
+
+async def test_a_store_that_changed_since_its_snapshot_does_not_leave() -> None:
     with cluster() as world:
-        asyncio.run(body(world))
-
-
-def test_a_store_that_changed_since_its_snapshot_does_not_leave() -> None:
-    async def body(world: Cluster) -> None:
         server = world.start(None)
         await server.append(A, b"one")
         await server.snapshotter.run_pass()
@@ -425,12 +422,9 @@ def test_a_store_that_changed_since_its_snapshot_does_not_leave() -> None:
         assert world.files() == ["a.stream.1.db"]
         assert server.snapshotter.backlog == 1
 
+
+async def test_a_store_that_somebody_uses_does_not_leave() -> None:
     with cluster() as world:
-        asyncio.run(body(world))
-
-
-def test_a_store_that_somebody_uses_does_not_leave() -> None:
-    async def body(world: Cluster) -> None:
         server = world.start(None)
         await server.append(A, b"one")
         await server.snapshotter.run_pass()
@@ -442,15 +436,12 @@ def test_a_store_that_somebody_uses_does_not_leave() -> None:
         await server.cooler.sweep()
         assert world.files() == []
 
-    with cluster() as world:
-        asyncio.run(body(world))
-
 
 @pytest.mark.parametrize("damage", ["a flipped byte", "older", "empty"])
-def test_a_cold_store_s_leftover_that_is_damaged_or_older_gives_way_to_the_snapshot(
+async def test_a_cold_store_s_leftover_that_is_damaged_or_older_gives_way_to_the_snapshot(
     damage: str,
 ) -> None:
-    async def body(world: Cluster) -> None:
+    with cluster() as world:
         server = world.start(None)
         await server.append(A, b"one")
         path = world.layout.store(A)
@@ -466,6 +457,3 @@ def test_a_cold_store_s_leftover_that_is_damaged_or_older_gives_way_to_the_snaps
         await server.append(A, b"three")
         assert await server.read(A) == [b"one", b"two", b"three"]
         assert len(list((world.layout.quarantine / "acme").iterdir())) == 1
-
-    with cluster() as world:
-        asyncio.run(body(world))
