@@ -14,12 +14,6 @@ T = TypeVar("T")
 State = dict[int | str, bytes]
 
 
-def present(row: T | None) -> T:
-    """Return what was asked for, which has to be there."""
-    assert row is not None
-    return row
-
-
 async def take(changes: AsyncIterator[T], count: int) -> list[T]:
     """Return the next `count` of what is followed."""
     async with asyncio.timeout(30):

@@ -34,10 +34,11 @@ from holdfast.client import (
     connect,
 )
 from holdfast.protocol.bus.bus_nats import connect_nats
-from tests.conformance.conforming import State, apply, present, stored
+from tests.conformance.conforming import State, apply, stored
 from tests.conformance.lossy_bus import LossyBus
 from tests.conformance.model import Model, Read, Step
 from tests.support.holdfast_up import RunningUp
+from tests.support.present import present
 
 WRITERS, OPERATIONS = 4, 60
 KEYS = ("a", "b", "c", "ab", "ä")

@@ -23,7 +23,8 @@ from holdfast.client import (
     Stream,
     WrongRevisionError,
 )
-from tests.conformance.conforming import present, state_of, stored, take, take_until
+from tests.conformance.conforming import state_of, stored, take, take_until
+from tests.support.present import present
 
 # JetStream
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from holdfast.client import KV, Client, Entry, InvalidNameError, TooLargeError, WrongRevisionError
-from tests.conformance.conforming import present
+from tests.support.present import present
 
 ODD_KEYS = [
     *("", " ", ".", "a.b", "*", ">", "$x", "Ünï", '["x","y"]', "\t\n", "nul\x00inside", "../x"),

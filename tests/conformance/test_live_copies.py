@@ -23,7 +23,7 @@ from holdfast.client import (
     Rejection,
     Stream,
 )
-from tests.conformance.conforming import present
+from tests.support.present import present
 from tests.support.waiting import until
 
 LARGE = bytes(range(250)) * 4001
@@ -48,8 +48,7 @@ async def test_a_live_kv_is_the_same_dictionary_everywhere(hf: Client, other: Cl
         with pytest.raises(KeyError):
             del bob["theme"]
         await until(lambda: list(ada) == ["size"])
-        entry = present(ada.entry("size"))
-        assert entry.value == b"null"
+        assert present(ada.entry("size")).value == b"null"
         ada["font"] = 13
         shown = []
         for key, value in ada.items():
@@ -164,8 +163,7 @@ async def test_a_large_value_is_never_taken_for_an_empty_one(
 
         (delivery,) = await worker.fetch()
         assert delivery.message.value == b"" and delivery.message.seq == ack.seq
-        reader = present(await other.stream("s").get_reader(delivery.message))
-        assert await reader.read() == LARGE
+        assert await present(await other.stream("s").get_reader(delivery.message)).read() == LARGE
         assert await delivery.ack()
 
         entry = entries.entry("a")

@@ -22,7 +22,8 @@ from holdfast.client import (
     connect,
 )
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
-from tests.conformance.conforming import present, stored, take
+from tests.conformance.conforming import stored, take
+from tests.support.present import present
 
 
 async def seqs(stream: Stream, **bounds: int) -> list[int]:
@@ -176,8 +177,7 @@ async def test_ranges_have_both_ends_and_the_last_are_in_order(stream: Stream) -
     assert await seqs(stream, start_seq=7, end_seq=9, last=3, limit=1) == [7]
     assert await seqs(stream, start_seq=2, limit=3) == [2, 3, 5]
     assert await seqs(stream, start_seq=11) == []
-    fifth = present(await stream.get(5))
-    assert 5 in await seqs(stream, start_time=fifth.time)
+    assert 5 in await seqs(stream, start_time=present(await stream.get(5)).time)
 
 
 async def test_deleting_tells_how_many_went_and_a_trim_moves_the_beginning(

@@ -18,7 +18,8 @@ from holdfast.client import (
     InvalidNameError,
     Stream,
 )
-from tests.conformance.conforming import State, apply, present, state_of, stored, take, take_until
+from tests.conformance.conforming import State, apply, state_of, stored, take, take_until
+from tests.support.present import present
 
 SET, DELETE, TRIM = ChangeKind.SET, ChangeKind.DELETE, ChangeKind.TRIM
 RESET, READY = ChangeKind.RESET, ChangeKind.READY

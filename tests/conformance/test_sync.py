@@ -29,7 +29,8 @@ from holdfast.client import (
 )
 from holdfast.client.sync import KV, Client, Subscription, connect
 from holdfast.protocol.errors import BackgroundThreadError, ForkedError
-from tests.conformance.conforming import apply, present
+from tests.conformance.conforming import apply
+from tests.support.present import present
 
 
 @pytest.fixture

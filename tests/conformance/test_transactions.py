@@ -16,7 +16,8 @@ from holdfast.client import (
     WrongLastSeqError,
     WrongRevisionError,
 )
-from tests.conformance.conforming import present, stored, take
+from tests.conformance.conforming import stored, take
+from tests.support.present import present
 
 
 async def test_a_transaction_of_a_kv_is_read_by_itself_and_then_by_all(

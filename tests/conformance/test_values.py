@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.client import Client, InvalidArgumentError, ValueUnreadableError, sync
-from tests.conformance.conforming import present
+from tests.support.present import present
 
 TEXT = b"a holdfast is what anchors kelp to the rock while the stream moves. " * 100
 
@@ -47,8 +47,7 @@ async def test_messages_above_a_kibibyte_are_stored_compressed_and_read_as_they_
         for value in [*written, TEXT]:
             change_seen = await anext(changes)
             assert present(change_seen.message).value == value
-    reader = present(await seen.get_reader(1))
-    assert await reader.read() == written[0]
+    assert await present(await seen.get_reader(1)).read() == written[0]
     async with seen.consumer("workers", start_seq=9) as workers:
         [delivery] = await workers.fetch()
         assert delivery.message.value == TEXT

@@ -17,7 +17,7 @@ from holdfast.client import (
     NotFoundError,
     Stream,
 )
-from tests.conformance.conforming import present
+from tests.support.present import present
 
 
 async def letters(consumer: Consumer) -> list[tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from holdfast.client import Client, connect
 from holdfast.protocol.messages import ChangeKind
 from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes
 from tests.support.holdfast_up import call_holdfast
+from tests.support.present import present
 from tests.support.waiting import until
 
 TENANT = "acme"
@@ -123,13 +124,9 @@ async def test_a_point_between_two_backups_is_reached_by_the_log_or_refused(
             await config.set("key", f"{number}".encode())
         report = await scene.json("restore", "config", "--to-revision", "5", "--dry-run")
         assert (report["exact"], report["replayed"], report["revision"]) == (True, 2, None)
-        entry = await config.get("key")
-        assert entry is not None
-        assert entry.value == b"5"
+        assert present(await config.get("key")).value == b"5"
         report = await scene.json("restore", "config", "--to-revision", "5", "--yes")
-        entry = await config.get("key")
-        assert entry is not None
-        assert entry.value == b"4"
+        assert present(await config.get("key")).value == b"4"
         refused = await scene.error("restore", "config", "--to-revision", "100", "--yes")
         assert refused["error"] == "point_not_reached"
         assert "--nearest" in refused["try"]

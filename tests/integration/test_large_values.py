@@ -19,6 +19,7 @@ from holdfast.client import Client, Durability, ValueReplacedError, connect
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
 from tests.support.cluster import Process, Processes, running_processes
+from tests.support.present import present
 from tests.support.waiting import until
 
 DEADLINE_SECONDS = 60.0
@@ -165,8 +166,7 @@ def test_a_large_file_goes_there_and_back_in_little_memory(scene: Scene, tmp_pat
         assert ack.seq == 2
         head = await stream.head()
         assert (head.count, head.bytes) > (2, LARGE_BYTES)
-        message = await stream.get_file(2, target)
-        assert message is not None
+        message = present(await stream.get_file(2, target))
         assert (message.size_bytes, message.headers) == (LARGE_BYTES + 12345, {"name": "film"})
         assert sha256_of(target) == sha256
         for pid, taken in before.items():
@@ -202,30 +202,23 @@ def test_large_values_are_whole_or_not_there_at_all(scene: Scene, tmp_path: Path
             await stream.append(b"last")
         large = seen[0]
         assert (large.value, large.size_bytes) == (b"", len(values[0]))
-        reader = await stream.get_reader(large)
-        assert reader is not None
+        reader = present(await stream.get_reader(large))
         assert await reader.read() == values[0]
-        found = await stream.get(1)
-        assert found is not None
+        found = present(await stream.get(1))
         assert (found.value, found.revision) == (values[0], acks[0].revision)
 
         # Replaced while it is read: the reader hears of it, nothing is mixed.
-        old = await kv.get_reader("a")
-        assert old is not None
+        old = present(await kv.get_reader("a"))
         begun = await old.read(1000)
         assert begun == values[1][:1000]
         await kv.set("a", values[2])
         with pytest.raises(ValueReplacedError):
             await old.read()
-        entry = await kv.get("a")
-        assert entry is not None
-        assert entry.value == values[2]
+        assert present(await kv.get("a")).value == values[2]
 
         # Two writers of one key: one of them wins with all of its value.
         await asyncio.gather(kv.set("b", values[2]), kv.set("b", values[3]))
-        entry = await kv.get("b")
-        assert entry is not None
-        assert entry.value in values[2:]
+        assert present(await kv.get("b")).value in values[2:]
 
         # An upload that breaks off is not there, and goes on where it stopped with its id.
         source = _Slow(values[3], stop_at=2 * MIB)
@@ -238,9 +231,7 @@ def test_large_values_are_whole_or_not_there_at_all(scene: Scene, tmp_path: Path
         ack = await kv.put_file("c", path, upload_id=b"0123456789abcdef")
         again = await kv.put_file("c", path, upload_id=b"0123456789abcdef")
         assert (again.revision, again.duplicate) == (ack.revision, True)
-        entry = await kv.get("c")
-        assert entry is not None
-        assert entry.value == values[3]
+        assert present(await kv.get("c")).value == values[3]
 
     run(scene, body)
 
@@ -260,9 +251,7 @@ def test_an_upload_goes_on_when_its_owner_is_killed_in_the_middle(
         scene.kill(owner)
         ack = await uploading
         assert ack.seq == 2
-        found = await stream.get(2)
-        assert found is not None
-        assert found.value == value
+        assert present(await stream.get(2)).value == value
 
         # And by another client, which knows of it only its id.
         upload_id = b"fedcba9876543210"

@@ -16,6 +16,7 @@ import pytest
 from holdfast.client import connect
 from holdfast.protocol.messages import Durability
 from tests.support.cluster import DEADLINE_SECONDS, Processes, running_processes
+from tests.support.present import present
 
 TENANT = "acme"
 
@@ -70,9 +71,7 @@ def test_with_the_bucket_alone_a_cluster_comes_back_with_every_stored_write(
                 assert found == [f"{name}{number}" for number in range(6)]
             ack = await hf.stream("a").append(b"more", durability="stored")
             assert ack.seq == 7
-            entry = await hf.kv("settings").get("theme")
-            assert entry is not None
-            assert entry.value == b"light"
+            assert present(await hf.kv("settings").get("theme")).value == b"light"
             names = [info.name async for info in hf.stores()]
             assert names == ["a", "b", "c", "settings"]
 

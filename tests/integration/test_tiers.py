@@ -29,6 +29,7 @@ from tests.support.cluster import (
     refusal,
     running_processes,
 )
+from tests.support.present import present
 from tests.support.waiting import until
 
 #: Everything as soon as it can be.
@@ -118,8 +119,7 @@ async def test_a_write_to_a_cold_store_brings_its_file_back_and_it_goes_cold_aga
         # What was answered before it was cold is answered alike.
         again = await peer.write("notes", 2, [frames.APPEND, b"two"])
         assert again.results == acks.results
-        entry = world.manifests.find(StoreId(TENANT, StoreKind.STREAM, "notes"))
-        assert entry is not None
+        entry = present(world.manifests.find(StoreId(TENANT, StoreKind.STREAM, "notes")))
         assert entry.versions[-1] == first
         assert len(entry.versions) == 2
 
@@ -301,8 +301,7 @@ async def test_a_damaged_snapshot_keeps_the_file_and_is_made_anew(world: World) 
     async with served(world, *EAGER[:4], "--cold-after-seconds", "4") as (peer, server):
         await append(peer, "notes", 1, b"one")
         await world.snapshotted("notes", 1)
-        version = world.newest("notes")
-        assert version is not None
+        version = present(world.newest("notes"))
         bucket = world.manifests.bucket
         bucket.delete(version.key)
         bucket.put_new(version.key, b"x" * version.length)

@@ -12,6 +12,7 @@ from holdfast.protocol.frames import ChangeBatch
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
 from tests.support.effort import examples
+from tests.support.present import present
 
 LIMIT = 80_000
 
@@ -53,8 +54,7 @@ def test_pages_are_whole_for_a_few_and_shrink_to_a_row_for_many() -> None:
     assert buffers.page_rows(100) is None
     for _ in range(7):
         Holder(buffers).share.add(1)
-    rows = buffers.page_rows(1000)
-    assert rows is not None
+    rows = present(buffers.page_rows(1000))
     assert 1 < rows <= PAGE_ROWS
     assert buffers.page_rows(10 * PAGE_BYTES) == 1
 
@@ -100,8 +100,7 @@ def test_any_number_of_slow_followers_stay_within_the_bound_and_lose_nothing(
             if merge.ready:
                 got[which].append(merge.take().revision)
             elif merge.behind:
-                asked = merge.cursor
-                assert asked is not None
+                asked = present(merge.cursor)
                 end = min(heads[which], asked.revision + 5)
                 rows = [
                     [r, 0, [CHANGE_SET_MESSAGE, r, b"v" * 600]]

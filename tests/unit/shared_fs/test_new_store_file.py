@@ -31,6 +31,7 @@ from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import NewStore, new_store_image
+from tests.support.present import present
 from tests.support.threads import in_threads
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
@@ -64,8 +65,7 @@ def image_of(store: StoreId, changes: list[frames.WireChange]) -> NewStore | Non
 
 
 def written(path: Path, store: StoreId = STREAM) -> StoreFile:
-    new = image_of(store, MESSAGES if store is STREAM else ENTRIES)
-    assert new is not None
+    new = present(image_of(store, MESSAGES if store is STREAM else ENTRIES))
     return StoreFile.new(path, new)
 
 
@@ -205,8 +205,7 @@ def test_one_that_cannot_be_written_whole_is_not_there(path: Path) -> None:
         def sync_directory(self, path: Path) -> None:
             raise StorageFailedError(reason="full")
 
-    new = image_of(STREAM, MESSAGES)
-    assert new is not None
+    new = present(image_of(STREAM, MESSAGES))
     with pytest.raises(StorageFailedError, match="full"):
         StoreFile.new(path, new, disk=FullDisk())
     assert not path.exists()
@@ -241,8 +240,7 @@ def test_any_change_may_be_among_the_first(change: frames.WireChange, tmp_path: 
     path = tmp_path / "whole.db"
     consumer: frames.WireChange = [CHANGE_CONSUMER_CONFIGURE, 1, "jobs", {}, 1]
     changes = [consumer, [CHANGE_SET_MESSAGE, 1, b"one"], change]
-    new = image_of(STREAM, changes)
-    assert new is not None
+    new = present(image_of(STREAM, changes))
     whole = StoreFile.new(path, new)
     whole.hold()
     applied = StoreFile.create(tmp_path / "applied.db", STREAM, time=500)
@@ -260,8 +258,7 @@ def test_whatever_a_power_cut_takes_of_it_is_noticed(store: StoreId, path: Path)
         changes = [[CHANGE_SET_MESSAGE, seq, bytes(seq % 7 * 99)] for seq in range(1, 41)]
     else:
         changes = [[CHANGE_SET_ENTRY, f"k{n}", bytes(n % 7 * 99)] for n in range(40)]
-    new = image_of(store, changes)
-    assert new is not None
+    new = present(image_of(store, changes))
     content = new.image
     lost = [content[:length] for length in range(0, len(content), 512)]
     for size_bytes in (512, schema.PAGE_BYTES):
