@@ -114,10 +114,7 @@ async def test_a_live_stream_follows_what_happens_to_older_messages(
         await stream.set(96, b"set")
         await stream.configure(max_messages=5)
         await until(lambda: len(live) == 5)
-        assert [(message.seq, message.value) for message in live[:2]] == [
-            (96, b"set"),
-            (97, b"97"),
-        ]
+        assert [(message.seq, message.value) for message in live[:2]] == [(96, b"set"), (97, b"97")]
         await late.load(97)
         assert [message.seq for message in late] == [97, 98, 99, 100]
         await late.load()

@@ -227,10 +227,7 @@ async def test_patterns_follow_every_store_that_matches_and_those_born_later(
 ) -> None:
     for name in ("p.1.x", "p.2.y", "q.1.x"):
         await hf.stream(name).append(b"old")
-    async with (
-        other.subscribe("p.*.x") as tokens,
-        other.subscribe("p.>", start_seq=1) as tails,
-    ):
+    async with other.subscribe("p.*.x") as tokens, other.subscribe("p.>", start_seq=1) as tails:
         assert {found.store for found in await take(tails, 2)} == {"p.1.x", "p.2.y"}
         for name in ("p.1.x", "p.2.y", "q.1.x", "p.born.x", "p.1.x.deeper"):
             await hf.stream(name).append(b"new")

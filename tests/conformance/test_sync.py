@@ -134,9 +134,7 @@ def test_kvs(hf: Client) -> None:
     assert any(server.state == "live" for server in hf.servers())
 
 
-def test_an_update_calls_its_function_in_the_calling_thread_where_it_may_block(
-    hf: Client,
-) -> None:
+def test_an_update_calls_its_function_in_the_calling_thread_where_it_may_block(hf: Client) -> None:
     counters = hf.kv("counters")
     callers = set()
 

@@ -39,10 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options,
         "hostile",
         lambda *given: HostileRun(
-            *given,
-            operations=options.operations,
-            only=options.only,
-            planted=options.planted,
+            *given, operations=options.operations, only=options.only, planted=options.planted
         ).run(),
         report,
     )

@@ -193,10 +193,7 @@ OPERATIONS: Final[dict[int, _Make]] = {
         _seq(rng),
         [[rng.randrange(4), _seq(rng), rng.randint(1, 3), 0] for _ in range(rng.choice((1, 100)))],
     ],
-    frames.CONSUMER_DELETE: lambda rng, world: [
-        frames.CONSUMER_DELETE,
-        f"c{rng.randrange(70)}",
-    ],
+    frames.CONSUMER_DELETE: lambda rng, world: [frames.CONSUMER_DELETE, f"c{rng.randrange(70)}"],
     frames.GET_MESSAGE: lambda rng, world: [frames.GET_MESSAGE, _seq(rng)],
     frames.GET_MESSAGES: lambda rng, world: [
         frames.GET_MESSAGES,

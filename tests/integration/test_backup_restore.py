@@ -168,11 +168,7 @@ async def test_a_restore_into_a_new_store_leaves_the_old_one_alone_and_takes_no_
 
 
 async def test_followers_of_a_restored_store_are_given_the_whole_state_anew(tmp_path: Path) -> None:
-    async with (
-        running_scene(tmp_path) as scene,
-        scene.client() as client,
-        scene.client() as other,
-    ):
+    async with running_scene(tmp_path) as scene, scene.client() as client, scene.client() as other:
         notes = client.stream("notes")
         await notes.append(b"one")
         await scene.json("backup", "notes")

@@ -45,10 +45,7 @@ async def test_each_message_is_acknowledged_once_though_the_owner_is_killed(tmp_
             os.kill(pid_of(cluster, (await stream.head()).server), signal.SIGKILL)
 
         # Half of the workers are another process to the servers.
-        async with (
-            connect(cluster.nats.url, tenant="acme") as other,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with connect(cluster.nats.url, tenant="acme") as other, asyncio.TaskGroup() as tasks:
             tasks.create_task(kill_the_owner())
             for number in range(WORKERS):
                 handle = (client, other)[number % 2].stream("jobs")

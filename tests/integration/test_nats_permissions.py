@@ -19,10 +19,7 @@ from tests.support.nats_server import NatsServer, running_nats_server
 
 _OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 #: Users of tenant acme that may do less than they need.
-_LESS = {
-    "no-coordinator": ["hf.acme.srv.*"],
-    "no-server": ["hf.acme.coord.*"],
-}
+_LESS = {"no-coordinator": ["hf.acme.srv.*"], "no-server": ["hf.acme.coord.*"]}
 _EVERYTHING = ["hf.acme.coord.*", "hf.acme.srv.*"]
 #: Far beyond what a refusal takes, and below the client's own timeout.
 _DEADLINE_SECONDS = 25.0

@@ -28,9 +28,7 @@ DEADLINE_SECONDS = 60.0
 NAMES = ("idle", "stopped")
 
 
-def test_an_older_copy_of_a_file_at_rest_is_refused_and_the_doctor_names_it(
-    tmp_path: Path,
-) -> None:
+def test_an_older_copy_of_a_file_at_rest_is_refused_and_the_doctor_names_it(tmp_path: Path) -> None:
     with running_processes(tmp_path) as processes:
         asyncio.run(asyncio.wait_for(put_older_copies_in_place(processes), DEADLINE_SECONDS))
 

@@ -33,14 +33,7 @@ from tests.support.present import present
 from tests.support.waiting import until
 
 #: Everything as soon as it can be.
-EAGER = [
-    "--idle-close-seconds",
-    "0.1",
-    "--snapshot-seconds",
-    "0.1",
-    "--cold-after-seconds",
-    "0.5",
-]
+EAGER = ["--idle-close-seconds", "0.1", "--snapshot-seconds", "0.1", "--cold-after-seconds", "0.5"]
 #: Closed and snapshotted at once; files stay.
 WARM = [*EAGER[:4], "--cold-after-seconds", "86400"]
 

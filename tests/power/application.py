@@ -3,7 +3,7 @@
 One writer, one group after the other for each store, so what a store must hold after each group is
 known beforehand (`Model`). Nothing is ever given up: a group without an answer is sent again with
 the same number until it has one, and an answered one may be sent again to see that the answer
-stays. """
+stays."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ class Application:
 
     # Writing
     async def write(
-        self,
-        *writes: tuple[StoreId, Operations],
-        durability: Durability = Durability.DEFAULT,
+        self, *writes: tuple[StoreId, Operations], durability: Durability = Durability.DEFAULT
     ) -> None:
         """Send one frame with a group for each store; return when all are answered."""
         groups = []
@@ -138,9 +136,7 @@ class Application:
             answered = [group.counter for group in groups if group.answer is not None]
             found = await self.read(store)
             least = max(answered, default=0)
-            if all(
-                found != self.model(store, count) for count in range(least, len(groups) + 1)
-            ):
+            if all(found != self.model(store, count) for count in range(least, len(groups) + 1)):
                 raise Violation(
                     f"{store} holds {found}; {least} of {len(groups)} groups were acknowledged: "
                     f"{self.model(store, least)}"

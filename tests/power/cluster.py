@@ -179,9 +179,7 @@ class Cluster:
 
     def machine(self) -> Machine:
         """Return what a server takes from its machine."""
-        return Machine(
-            clock_ms=self.now_ms, run_in_thread=self.run_in_thread, watch=no_watch
-        )
+        return Machine(clock_ms=self.now_ms, run_in_thread=self.run_in_thread, watch=no_watch)
 
     def start(self, *names: str) -> None:
         """Start what is not running; without names, everything."""
@@ -264,9 +262,7 @@ class Cluster:
         for life in self.lives.values():
             if not hosts or life.name in hosts:
                 life.die()
-        self.files.power_cut(
-            set(hosts or self.names), file_server=not hosts, survival=survival
-        )
+        self.files.power_cut(set(hosts or self.names), file_server=not hosts, survival=survival)
 
     def _observe(self, operation: Operation) -> None:
         if not self._armed or operation.kind in _HARMLESS or operation.host not in self.lives:

@@ -126,9 +126,7 @@ class _Run:
             )
             for cut in (*self._cuts[1:], None):
                 cluster.arm(cut)
-                await self._until_cut(
-                    cluster, _RECOVERY_SECONDS, lambda: _recover(cluster, app)
-                )
+                await self._until_cut(cluster, _RECOVERY_SECONDS, lambda: _recover(cluster, app))
             await _check_files(cluster, app)
             if cluster.errors:
                 raise Violation("errors were reported")

@@ -1,7 +1,7 @@
 """How hard the tests try: `make test`, a quick `make test FAST=1`, or `make test THOROUGH=1`.
 
 What is shown is the same for each. They differ in how many examples, seeds and crash points show
-it. """
+it."""
 
 from __future__ import annotations
 

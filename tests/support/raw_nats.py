@@ -114,11 +114,7 @@ class RawConnection(asyncio.Protocol):
             self._transport.write(data)
 
     async def publish(
-        self,
-        subject: bytes,
-        payload: bytes = b"",
-        reply: bytes = b"",
-        headers: bytes | None = None,
+        self, subject: bytes, payload: bytes = b"", reply: bytes = b"", headers: bytes | None = None
     ) -> None:
         """Publish, and return once nats-server has read it. Raises RawConnectionError."""
         self.send(publication(subject, payload, reply, headers))

@@ -89,19 +89,10 @@ class WritePath:
         )
         self.archive_reads = ArchiveReads(None, self.inbox, at_once)
         durable_reads = DurableReads(
-            life.server,
-            self.inbox,
-            self.progress,
-            self.materialiser,
-            self.archive_reads,
+            life.server, self.inbox, self.progress, self.materialiser, self.archive_reads
         )
         self.releaser = Releaser(
-            life,
-            OutputGate(life.gate),
-            self.inbox,
-            self.progress,
-            durable_reads,
-            self.materialiser,
+            life, OutputGate(life.gate), self.inbox, self.progress, durable_reads, self.materialiser
         )
         builder = TurnBuilder(life.server, self.inbox, self.open_stores, Promises())
         self.pipeline = Pipeline(

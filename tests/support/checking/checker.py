@@ -202,9 +202,7 @@ def _seqs_are_dense(facts: Facts) -> Iterator[str]:
         is_append = change.value in appended
         if is_append and seq in given:
             other = given[seq]
-            yield (
-                f"seq {seq} was given twice: to {other.value[:40]!r}, then to {text_of(change)}"
-            )
+            yield (f"seq {seq} was given twice: to {other.value[:40]!r}, then to {text_of(change)}")
         if is_append and seq <= last_given:
             yield f"seqs go back: {text_of(change)} at revision {revision} after seq {last_given}"
         # Each revision that nobody saw may be that of an append; a set may be one, too.

@@ -27,9 +27,7 @@ def check_following(facts: Facts, following: Following, *, may_reset: bool) -> I
                 yield f"was reset at revision {revision}"
                 return
             start_seq = following.start_seq or 1
-            parts.append(
-                replace(following, start_seq=start_seq, live_after=revision, changes=[])
-            )
+            parts.append(replace(following, start_seq=start_seq, live_after=revision, changes=[]))
         elif len(parts) > 1:
             parts[-1].changes.append(told)
     if len(parts) > 1:

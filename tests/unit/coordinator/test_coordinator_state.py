@@ -192,9 +192,7 @@ def test_a_drain_of_an_unknown_a_dead_or_the_last_server_is_refused(state: State
         assert state.servers.drains() == set()
 
 
-def test_of_two_drains_at_once_the_one_that_would_leave_nobody_is_refused(
-    state: StateFile,
-) -> None:
+def test_of_two_drains_at_once_the_one_that_would_leave_nobody_is_refused(state: StateFile) -> None:
     accepted = {"term": 1, "incarnation": "a1"}
     check(
         state,

@@ -93,9 +93,7 @@ def test_a_field_that_is_missing_does_not_hide_the_error() -> None:
         (ProtocolError, False),
     ],
 )
-def test_each_branch_says_if_a_retry_can_help(
-    parent: type[HoldfastError], retryable: bool
-) -> None:
+def test_each_branch_says_if_a_retry_can_help(parent: type[HoldfastError], retryable: bool) -> None:
     children = [cls for cls in CLASSES if issubclass(cls, parent)]
     assert len(children) > 1
     assert all(cls.retryable is retryable for cls in children)

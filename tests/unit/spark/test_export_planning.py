@@ -60,9 +60,7 @@ def snapshots_of(found: ExportPlan) -> list[SnapshotWork | DropWork]:
 
 
 def ranges_of(found: ExportPlan) -> list[LogRange]:
-    return [
-        one for task in found.tasks for work in task.logs for one in work.ranges.get(STORE, ())
-    ]
+    return [one for task in found.tasks for work in task.logs for one in work.ranges.get(STORE, ())]
 
 
 def test_a_store_that_has_nothing_new_is_not_read() -> None:
@@ -160,11 +158,7 @@ def test_what_is_read_follows_the_watermark_without_gap_or_overlap(
 @given(
     st.dictionaries(
         st.builds(StoreId, st.sampled_from(["a", "b"]), st.sampled_from([1, 2]), st.text()),
-        st.builds(
-            Watermark,
-            *[st.integers(0, 1 << 62)] * 5,
-            st.booleans(),
-        ),
+        st.builds(Watermark, *[st.integers(0, 1 << 62)] * 5, st.booleans()),
         max_size=5,
     )
 )
