@@ -1,7 +1,8 @@
 """How tests that are coroutines run, and which tests have to run in one process.
 
 A test that is a coroutine runs in an event loop of its own, or in that of the fixture `runner` if a
-fixture of it needs the loop too.
+fixture of it needs the loop too. Without `runner`, a fixture may be an async context manager: it is
+entered in the loop of the test, which gets what it yields.
 
 When several processes run the tests (`--dist loadgroup`), some belong together: all of
 `tests/spark` have one Spark session and one cluster, all of `tests/conformance` have one cluster,
@@ -25,6 +26,7 @@ import gc
 import inspect
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,13 +64,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    runner = pyfuncitem.funcargs.get("runner")
 
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            await test(**arguments)
+        async with asyncio.timeout(DEADLINE_SECONDS), AsyncExitStack() as stack:
+            for name, value in given.items():
+                if runner is None and isinstance(value, AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await test(**given)
 
-    runner = pyfuncitem.funcargs.get("runner")
     (asyncio.run if runner is None else runner.run)(main())
     return True
 

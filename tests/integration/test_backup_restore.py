@@ -180,16 +180,15 @@ async def test_followers_of_a_restored_store_are_given_the_whole_state_anew(tmp_
                 seen.append(change)
 
         following = asyncio.create_task(follow())
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while len(seen) < 2:
-                await asyncio.sleep(0.02)
+        await until(lambda: len(seen) == 2, "both are seen")
         await scene.json("restore", "notes", "--to-revision", "1", "--yes")
         await notes.append(b"three")
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not any(
+        await until(
+            lambda: any(
                 change.message is not None and change.message.value == b"three" for change in seen
-            ):
-                await asyncio.sleep(0.02)
+            ),
+            "the third one is seen",
+        )
         following.cancel()
         kinds = [change.kind for change in seen]
         start = kinds.index(ChangeKind.RESET)
@@ -289,9 +288,3 @@ async def test_all_is_one_tenant_and_all_tenants_is_everybody(tmp_path: Path) ->
             assert made["failed"] == []
             found = await scene.json("verify", which, *data)
             assert {(one["tenant"], one["name"]) for one in found["stores"]} == expected
-        assert await scene.json("tenants") == {
-            "tenants": [
-                {"tenant": "acme", "streams": 1, "kvs": 0},
-                {"tenant": "other", "streams": 0, "kvs": 1},
-            ]
-        }

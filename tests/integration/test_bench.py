@@ -12,15 +12,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.compare import compare_jetstream
 from holdfast.bench.compare.compare_jetstream import PLANS, compare
 from holdfast.bench.compare.side_holdfast import HoldfastSide
 from holdfast.bench.harness import FORMAT
-from holdfast.bench.options import BenchOptions
 from holdfast.bench.read_back import ReadBackRow, WrongReadBackError
-from holdfast.cli.cluster.die_with_parent import tethered
-from holdfast.cli.cluster.nats_binary import find_nats_server
-from tests.support.forked_bench import forked_servers
+from tests.support.forked_bench import forked_servers, quick_options
 
 _RUN_SECONDS = 110.0
 
@@ -29,12 +25,6 @@ def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "holdfast.cli", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=_RUN_SECONDS, check=False
-    )
-
-
-def options(directory: Path, *only: str) -> BenchOptions:
-    return BenchOptions(
-        find_nats_server(), directory, rounds=1, quick=True, only=only, tethered=tethered
     )
 
 
@@ -86,7 +76,7 @@ def test_a_message_that_comes_back_changed_ends_the_comparison(
 
     monkeypatch.setattr(HoldfastSide, "read", read)
     with forked_servers(), pytest.raises(WrongReadBackError, match="something else") as raised:
-        asyncio.run(compare(options(tmp_path, "append_64")))
+        asyncio.run(compare(quick_options(tmp_path, "append_64")))
     assert (raised.value.side, raised.value.work) == ("holdfast", "append_64")
     assert list(tmp_path.iterdir()) == []
 
@@ -103,7 +93,7 @@ def test_a_kv_that_forgets_a_key_ends_the_comparison(
 
     monkeypatch.setattr(HoldfastSide, "entries", entries)
     with forked_servers(), pytest.raises(WrongReadBackError, match="the kv holds"):
-        asyncio.run(compare(options(tmp_path, "kv_set_64")))
+        asyncio.run(compare(quick_options(tmp_path, "kv_set_64")))
 
 
 def test_a_profile_is_written_of_each_of_holdfast_s_servers(tmp_path: Path) -> None:
@@ -145,13 +135,3 @@ def children(pid: int) -> list[int]:
     """The processes that a process has started and that still run."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for one in threads for child in (one / "children").read_text().split()]
-
-
-def test_a_work_that_does_not_exist_is_wrong_usage() -> None:
-    done = holdfast("bench", "compare", "--only", "nothing")
-    assert done.returncode == 2
-    assert "append_1000" in done.stderr
-
-
-def test_the_works_have_names_of_their_own() -> None:
-    assert len(set(compare_jetstream.WORK_NAMES)) == len(PLANS)

@@ -11,18 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench.harness import Report
-from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import running_cluster
 from holdfast.bench.store import engine, fairness, idle, large, threads
 from holdfast.bench.users import users
 from holdfast.bench.users.client import TENANT, ClientTask, run_client
 from holdfast.bench.users.plan import document_name
-from holdfast.cli.cluster.die_with_parent import tethered
-from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.client import connect
 from holdfast.protocol.errors import InvalidArgumentError
-from tests.support.forked_bench import forked_servers
+from tests.support.forked_bench import forked_servers, measured, quick_options
 
 _DEADLINE_SECONDS = 60.0
 
@@ -33,41 +29,19 @@ def forked() -> Iterator[None]:
         yield
 
 
-def options(directory: Path, *only: str) -> BenchOptions:
-    return BenchOptions(
-        find_nats_server(), directory, rounds=1, quick=True, only=only, tethered=tethered
-    )
-
-
-def assert_measured(report: Report) -> None:
-    """Every side has figures, all of it is JSON, and every figure with a target was measured."""
-    document = json.loads(json.dumps(report.to_json()))
-    for work in document["works"]:
-        for side in work["sides"].values():
-            assert side["figures"]
-            assert len(side["rounds"]) == 1
-        assert all(target["measured"] is not None for target in work["targets"])
-
-
 def test_the_store_layer_is_measured_beside_its_yardsticks(tmp_path: Path) -> None:
-    report = engine.run(options(tmp_path))
-    assert [work.name for work in report.works] == list(engine.WORK_NAMES)
-    assert_measured(report)
-    assert {"store file", "store", "sqlite"} == set(report.works[0].sides)
-    table = engine.table(report)
-    assert {row[0] for row in table.rows} == {work.title for work in report.works}
-    assert list(tmp_path.iterdir()) == []
+    works = measured(engine, tmp_path)
+    assert [work.name for work in works] == list(engine.WORK_NAMES)
+    assert {"store file", "store", "sqlite"} == set(works[0].sides)
 
 
 def test_one_work_can_be_measured_alone(tmp_path: Path) -> None:
-    report = engine.run(options(tmp_path, "log_small"))
+    report = engine.run(quick_options(tmp_path, "log_small"))
     assert [work.name for work in report.works] == ["log_small"]
 
 
 def test_users_are_measured_with_each_number_of_servers(tmp_path: Path) -> None:
-    report = users.run(options(tmp_path))
-    assert_measured(report)
-    [work] = report.works
+    [work] = measured(users, tmp_path)
     assert list(work.sides) == ["1 server", "2 servers"]
     figures = work.sides["2 servers"].rounds[0]
     # What was due in the last moment of a busy machine is answered after the end.
@@ -76,8 +50,6 @@ def test_users_are_measured_with_each_number_of_servers(tmp_path: Path) -> None:
     for process in ("nats_server", "coordinator", "s1", "s2", "client1", "client2"):
         assert figures[f"{process}_rss_bytes"] > 0
         assert f"{process}_cpu_ratio" in figures
-    assert users.table(report).rows
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("meddle", [False, True])
@@ -114,60 +86,38 @@ def test_a_message_that_no_user_wrote_is_found_when_streams_are_read_back(
             await run_client(task)
         return others.result()
 
-    with running_cluster(options(tmp_path), tmp_path / "cluster") as cluster:
+    with running_cluster(quick_options(tmp_path), tmp_path / "cluster") as cluster:
         problems = asyncio.run(scenario())
     assert bool(problems) is meddle
     assert all("user 3" in problem for problem in problems)
 
 
 def test_idle_stores_are_measured_beside_jetstream(tmp_path: Path) -> None:
-    report = idle.run(options(tmp_path))
-    assert_measured(report)
-    [work] = report.works
+    [work] = measured(idle, tmp_path)
     assert len(work.sides) == 3
     for side in work.sides.values():
         assert side.median("first_ack_ms") > 0
         assert side.median("open_p50_ms") > 0
         assert side.median("server_rss_bytes") > 0
-    assert idle.table(report).rows
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_fewer_idle_stores_than_have_a_file_or_too_many_rounds_are_refused(tmp_path: Path) -> None:
     few = dataclasses.replace(idle.QUICK, stores=(idle.QUICK.files,))
     with pytest.raises(InvalidArgumentError, match="stores"):
-        idle.run(options(tmp_path), few)
+        idle.run(quick_options(tmp_path), few)
     with pytest.raises(InvalidArgumentError, match="rounds"):
-        idle.run(dataclasses.replace(options(tmp_path), rounds=1000))
+        idle.run(dataclasses.replace(quick_options(tmp_path), rounds=1000))
 
 
 def test_what_neighbours_feel_is_measured(tmp_path: Path) -> None:
-    report = fairness.run(options(tmp_path))
-    assert_measured(report)
-    [work] = report.works
+    [work] = measured(fairness, tmp_path)
     assert set(work.sides) == {"alone", "writer", "reader"}
-    assert all(target.measured(work.sides) is not None for target in work.targets)
-    assert fairness.table(report).rows
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_threads_are_measured_beside_tasks(tmp_path: Path) -> None:
-    report = threads.run(options(tmp_path))
-    assert_measured(report)
-    assert [work.name for work in report.works] == [
-        "append_1",
-        "append_16",
-        "append_64",
-        "append_async",
-    ]
-    assert threads.table(report).rows
-    assert list(tmp_path.iterdir()) == []
+    names = [work.name for work in measured(threads, tmp_path)]
+    assert names == ["append_1", "append_16", "append_64", "append_async"]
 
 
 def test_a_large_value_is_measured(tmp_path: Path) -> None:
-    report = large.run(options(tmp_path))
-    assert_measured(report)
-    [work] = report.works
-    assert all(target.measured(work.sides) is not None for target in work.targets)
-    assert large.table(report).rows
-    assert list(tmp_path.iterdir()) == []
+    assert len(measured(large, tmp_path)) == 1

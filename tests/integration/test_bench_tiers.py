@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,19 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench.options import BenchOptions
 from holdfast.bench.read_back import WrongReadBackError
 from holdfast.bench.tiers import cold as tiers_cold
 from holdfast.bench.tiers import tiers
 from holdfast.bench.tiers.buckets import running_moto, slowed
 from holdfast.bench.tiers.prices import Requests
-from holdfast.cli.cluster.die_with_parent import tethered
-from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectExistsError
-from holdfast.shared_fs.bucket.bucket_probe import probe
-from tests.support.forked_bench import forked_servers
+from tests.support.forked_bench import forked_servers, measured, quick_options
 
 
 @pytest.fixture(autouse=True)
@@ -32,27 +27,13 @@ def forked() -> Iterator[None]:
         yield
 
 
-def options(directory: Path, *only: str) -> BenchOptions:
-    return BenchOptions(
-        find_nats_server(), directory, rounds=1, quick=True, only=only, tethered=tethered
-    )
-
-
 def test_every_work_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    report = tiers.run(options(tmp_path))
-    document = json.loads(json.dumps(report.to_json()))
-    assert [work["name"] for work in document["works"]] == list(tiers.WORK_NAMES)
-    for work in document["works"]:
-        for side in work["sides"].values():
-            assert side["figures"] and len(side["rounds"]) == 1
-        assert all(target["measured"] is not None for target in work["targets"])
-    works = {work.name: work for work in report.works}
+    works = {work.name: work for work in measured(tiers, tmp_path)}
+    assert list(works) == list(tiers.WORK_NAMES)
     assert set(works["open_cold"].sides) == {"directory", "moto S3"}
     [stored] = works["stored"].sides.values()
     assert stored.median("per_second") > 0
     assert stored.median("puts_per_second") > 0
-    assert tiers.table(report).rows
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_moto_what_needs_no_s3_is_measured_and_the_reason_is_told(
@@ -60,7 +41,7 @@ def test_without_moto_what_needs_no_s3_is_measured_and_the_reason_is_told(
 ) -> None:
     monkeypatch.setattr(tiers, "moto_is_missing", lambda: "it is not there")
     said: list[str] = []
-    given = dataclasses.replace(options(tmp_path, "snapshot", "stored"), say=said.append)
+    given = dataclasses.replace(quick_options(tmp_path, "snapshot", "stored"), say=said.append)
     report = tiers.run(given)
     assert [work.name for work in report.works] == ["snapshot"]
     assert all("moto" not in side for side in report.works[0].sides)
@@ -72,26 +53,26 @@ def test_a_cold_store_that_comes_back_as_another_ends_the_benchmark(
 ) -> None:
     monkeypatch.setattr(tiers_cold, "noise", lambda number: b"%d" % number)
     with pytest.raises(WrongReadBackError):
-        tiers.run(options(tmp_path, "many_cold"))
+        tiers.run(quick_options(tmp_path, "many_cold"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_too_many_rounds_or_no_cold_stores_beyond_the_sample_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="rounds"):
-        tiers.run(dataclasses.replace(options(tmp_path), rounds=1000))
+        tiers.run(dataclasses.replace(quick_options(tmp_path), rounds=1000))
     few = dataclasses.replace(tiers.QUICK, cold_stores=tiers.QUICK.cold_sample)
     with pytest.raises(InvalidArgumentError, match="cold_stores"):
-        tiers.run(options(tmp_path), few)
+        tiers.run(quick_options(tmp_path), few)
 
 
 def test_a_slowed_bucket_is_a_bucket_and_counts_what_is_asked_of_it(tmp_path: Path) -> None:
     with (
-        running_moto(options(tmp_path), tmp_path) as moto,
-        slowed(options(tmp_path), moto, 1.0, tmp_path / "proxy") as slow,
+        running_moto(quick_options(tmp_path), tmp_path) as moto,
+        slowed(quick_options(tmp_path), moto, 1.0, tmp_path / "proxy") as slow,
     ):
         bucket = open_bucket(slow.make_bucket("counted"))
         try:
-            probe(bucket)
+            bucket.try_out()
             before = slow.counted()
             body = bytes(100_000)
             bucket.put_new("log/s1/1", body)

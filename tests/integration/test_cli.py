@@ -231,13 +231,6 @@ def test_info_tells_where_a_stream_stands(cluster: RunningUp) -> None:
     assert "messages   2" in cluster.output("stream", "info", "told")
 
 
-def test_tenants_do_not_see_each_other(cluster: RunningUp) -> None:
-    cluster.output("--tenant", "one", "kv", "set", "shared", "k", "of one")
-    cluster.output("--tenant", "two", "kv", "set", "shared", "k", "of two")
-    assert cluster.output("kv", "get", "shared", "k", "--tenant", "one") == "of one"
-    assert cluster.holdfast("kv", "get", "shared", "k").returncode == 1
-
-
 def test_tenants_are_listed_with_how_many_stores_they_have(cluster: RunningUp) -> None:
     for tenant in ("t-one", "t-two"):
         cluster.output("--tenant", tenant, "stream", "append", "notes", "x")
@@ -346,16 +339,6 @@ def test_a_health_check_of_one_server_fails_unless_it_is_live(cluster: RunningUp
     error = json.loads(unknown.stderr)
     assert error["error"] == "not_live"
     assert error["message"] == "server 's9' is not live, but unknown to the coordinator"
-
-
-def test_standalone_parts_say_what_is_wrong_in_one_line(cluster: RunningUp, tmp_path: Path) -> None:
-    shared = str(cluster.data / "shared")
-    coordinator = ("coordinator", "--data", shared, "--nats", cluster.nats)
-    second = run_holdfast(*coordinator)
-    assert second.returncode == 1
-    assert b"already running" in second.stderr
-    bad_name = ("persist", "--name", "no.dots", "--data", str(tmp_path))
-    assert run_holdfast(*bad_name).returncode == 2
 
 
 def test_limits_are_shown_and_changed(cluster: RunningUp) -> None:

@@ -15,7 +15,6 @@ from holdfast.client import (
     NoCoordinatorError,
     NoServerError,
     OperationTimeoutError,
-    StorageFailedError,
     TooLargeError,
     connect,
 )
@@ -30,26 +29,6 @@ from tests.support.stalling_proxy import stalling_proxy
 from tests.support.waiting import until
 
 # Writes
-
-
-async def test_a_thousand_concurrent_appends_each_get_their_own_seq(
-    client: Client, cluster: FakeCluster
-) -> None:
-    stream = client.stream("s")
-    acks = await asyncio.gather(*[stream.append(b"%d" % i) for i in range(1000)])
-    assert [ack.seq for ack in acks] == list(range(1, 1001))
-    assert [m.value for m in await all_of(stream.get_all())] == [b"%d" % i for i in range(1000)]
-    assert len(cluster.servers[0].frames) < 50
-    assert cluster.resolve_requests == [[[1, "s"]]]
-
-
-@pytest.mark.parametrize("servers", ["ab"])
-async def test_stores_wanted_in_one_turn_are_resolved_in_one_request(
-    client: Client, cluster: FakeCluster
-) -> None:
-    await asyncio.gather(*[client.kv(f"k{i}").set("a", b"") for i in range(50)])
-    assert len(cluster.resolve_requests) == 1
-    assert {server.name for server in cluster.owner.values()} == {"a", "b"}
 
 
 async def test_a_lost_reply_is_not_a_lost_and_not_a_second_write(
@@ -78,54 +57,9 @@ async def test_a_lost_request_does_not_reorder_the_ones_behind_it(
     assert [ack.seq for ack in acks] == [2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("servers", ["ab"])
-async def test_a_killed_server_is_suspected_and_its_stores_go_on_elsewhere(
-    client: Client, cluster: FakeCluster
-) -> None:
-    streams = [client.stream(f"s{i}") for i in range(10)]
-    await asyncio.gather(*[s.append(b"") for s in streams])
-    await cluster.servers[0].stop()
-    acks = await asyncio.gather(*[s.append(b"") for s in streams])
-    assert {ack.seq for ack in acks} == {2}
-    assert set(cluster.suspected) == {"a"}
-    assert {server.name for server in cluster.owner.values()} == {"b"}
-
-
-@pytest.mark.parametrize("servers", ["ab"])
-async def test_a_silent_server_whose_stores_were_moved_is_left(
-    client: Client, cluster: FakeCluster
-) -> None:
-    stream = client.stream("s")
-    cluster.move(STREAM, cluster.servers[0])
-    await stream.append(b"1")
-    cluster.servers[0].silent = True
-    write = asyncio.create_task(stream.append(b"2"))
-    await asyncio.sleep(0)
-    cluster.move(STREAM, cluster.servers[1])
-    assert (await write).seq == 2
-
-
-@pytest.mark.parametrize("servers", ["ab"])
-async def test_a_moved_store_is_followed_to_its_owner(client: Client, cluster: FakeCluster) -> None:
-    stream = client.stream("s")
-    for number in range(1, 7):
-        cluster.move(STREAM, cluster.servers[number % 2])
-        assert (await stream.append(b"")).seq == number
-
-
 async def test_busy_is_retried_until_it_is_not(client: Client, cluster: FakeCluster) -> None:
     cluster.servers[0].refuse = [BusyError(what="inbox") for _ in range(5)]
     assert (await client.stream("s").append(b"")).seq == 1
-
-
-async def test_a_storage_error_reaches_the_caller_and_later_writes_go_on(
-    client: Client, cluster: FakeCluster
-) -> None:
-    stream = client.stream("s")
-    cluster.servers[0].refuse = [StorageFailedError(reason="full")]
-    with pytest.raises(StorageFailedError, match="full"):
-        await stream.append(b"")
-    assert (await stream.append(b"")).seq == 1
 
 
 async def test_wrong_arguments_are_refused_before_anything_is_sent(
@@ -206,23 +140,6 @@ async def test_a_bug_in_a_callback_fails_the_client_and_leaves_nobody_waiting(
     assert record.exc_info is not None
     assert str(record.exc_info[1]) == "planted"
     assert {task for task in asyncio.all_tasks() if "holdfast" in task.get_name()} == set()
-
-
-async def test_a_cancelled_caller_leaves_the_others_alone(
-    client: Client, cluster: FakeCluster
-) -> None:
-    stream = client.stream("s")
-    await stream.append(b"")
-    cluster.servers[0].hold = []
-    writes = [asyncio.create_task(stream.append(b"%d" % i)) for i in range(10)]
-    await until(lambda: bool(cluster.servers[0].hold))
-    for write in writes[::2]:
-        write.cancel()
-    answers = asyncio.gather(*writes, return_exceptions=True)
-    cluster.servers[0].release()
-    kept = (await answers)[1::2]
-    assert [ack.seq for ack in kept if not isinstance(ack, BaseException)] == [3, 5, 7, 9, 11]
-    assert (await stream.append(b"")).seq == 12
 
 
 async def test_a_write_given_up_is_not_applied_when_it_arrives_late(
@@ -317,16 +234,6 @@ async def test_without_a_server_the_error_says_so_and_a_new_server_is_found(
     await asyncio.sleep(0)
     await cluster.add_server("b")
     assert (await write).seq == 1
-
-
-async def test_known_owners_serve_on_while_the_coordinator_is_away(
-    client: Client, cluster: FakeCluster
-) -> None:
-    await client.stream("s").append(b"")
-    await cluster.stop_coordinator()
-    assert (await client.stream("s").append(b"")).seq == 2
-    with pytest.raises(NoCoordinatorError):
-        await client.stream("other").append(b"", timeout_seconds=0.2)
 
 
 async def test_a_question_that_died_with_its_coordinator_is_asked_again(

@@ -22,16 +22,6 @@ from tests.support.waiting import until
 # Reading
 
 
-async def test_reads_that_a_server_answers_in_part_are_completed(
-    client: Client, cluster: FakeCluster
-) -> None:
-    stream = client.stream("s")
-    await stream.append_many([b"%d" % i for i in range(1, 51)])
-    cluster.servers[0].reads_at_once = 3
-    found = await asyncio.gather(*[stream.get(seq) for seq in range(1, 51)])
-    assert [m.value for m in found if m is not None] == [b"%d" % i for i in range(1, 51)]
-
-
 # Following
 
 
@@ -67,21 +57,6 @@ async def test_followed_stores_are_checked_in_one_frame(
     assert sum(len(groups) for groups in cluster.servers[0].frames[before:]) == 20
     for each in subscriptions:
         await each.aclose()
-
-
-@pytest.mark.parametrize("servers", ["ab"])
-async def test_a_follower_survives_the_move_of_its_store(
-    client: Client, cluster: FakeCluster
-) -> None:
-    stream = client.stream("s")
-    async with stream.subscribe() as changes:
-        await stream.append(b"1")
-        cluster.lose_broadcasts = 1
-        await stream.append(b"2")
-        cluster.move(STREAM, cluster.servers[1])
-        await cluster.servers[0].stop()
-        await stream.append(b"3")
-        assert values(await take(changes, 3)) == [b"1", b"2", b"3"]
 
 
 async def test_a_follower_that_was_away_too_long_is_told_reset_and_given_all(

@@ -137,12 +137,6 @@ def _damage_is_critical_and_says_what_to_do(data: Path) -> None:
     assert text.count("\n  Try: ") >= 2
 
 
-def test_a_folder_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
-    ended = call_holdfast("doctor", "--data", str(tmp_path / "nowhere"))
-    assert ended.returncode == 2
-    assert b"does not exist" in ended.stderr
-
-
 def test_on_a_terminal_there_is_a_bar_on_stderr_and_none_on_stdout(tmp_path: Path) -> None:
     (tmp_path / "FORMAT").write_text("holdfast shared file system, format 1\n")
     main, terminal = pty.openpty()

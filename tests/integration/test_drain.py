@@ -202,18 +202,6 @@ async def test_a_planned_restart_hands_the_stores_over_without_an_error(tmp_path
         await load.check()
 
 
-async def test_the_only_server_stops_without_waiting_for_another(tmp_path: Path) -> None:
-    async with running_scene(tmp_path, ("s1",)) as scene:
-        streams = [scene.client.stream(f"s.{number}") for number in range(100)]
-        await asyncio.gather(*(stream.append(b"1") for stream in streams))
-        assert await asyncio.to_thread(scene.servers["s1"].stop) == 0
-        assert "server.stopped" in scene.servers["s1"].log
-        assert scene.processes.incarnations("s1") == []
-        scene.processes.start_persist("s1")
-        for stream in streams:
-            assert [message.value async for message in stream.get_all()] == [b"1"]
-
-
 async def test_a_server_stops_while_the_coordinator_is_away_and_loses_nothing(
     tmp_path: Path,
 ) -> None:

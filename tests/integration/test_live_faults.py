@@ -12,10 +12,8 @@ from holdfast.client import (
     Client,
     ConnectionFailedError,
     LimitExceededError,
-    MessageChangeKind,
     OperationTimeoutError,
     StorageFailedError,
-    ValueUnreadableError,
     connect,
 )
 from holdfast.protocol.own_headers import LIVE_HEADER
@@ -225,49 +223,6 @@ async def test_a_refusal_drops_one_write_and_an_outage_none(
         notes.append(b"4")
         await notes.save()
         assert stored(cluster) == [b"2", b"3", b"4"]
-
-
-async def test_a_reset_brings_what_was_loaded_too(
-    ada: Client, bob: Client, cluster: FakeCluster
-) -> None:
-    stream = bob.stream("s")
-    for number in range(1, 8):
-        await stream.append(b"%d" % number)
-    async with ada.live_stream("s", last=2) as notes:
-        assert [note.value for note in notes] == [b"6", b"7"]
-        await notes.load(start_seq=3)
-        assert notes.start_seq == 3
-        changes: list[tuple[MessageChangeKind, int | None]] = []
-        notes.on_change(lambda change: changes.append((change.kind, change.message.seq)))
-        cluster.lose_broadcasts = 2
-        await stream.delete([4, 6])
-        await stream.set(5, b"FIVE")
-        store = cluster.store(*STREAM)
-        store.changes_from = store.revision + 1
-        await stream.append(b"8")
-        await until(lambda: len(changes) == 4)
-        assert [note.value for note in notes] == [b"3", b"FIVE", b"7", b"8"]
-        assert sorted(changes) == [
-            (MessageChangeKind.ADDED, 8),
-            (MessageChangeKind.REMOVED, 4),
-            (MessageChangeKind.REMOVED, 6),
-            (MessageChangeKind.REPLACED, 5),
-        ]
-
-
-async def test_values_of_another_codec_are_refused_where_they_are_read(
-    ada: Client, bob: Client
-) -> None:
-    async with ada.live_kv("k", codec="json") as settings:
-        settings["ok"] = {"a": [1, None]}
-        await bob.kv("k").set("bad", b"\xff")
-        await until(lambda: "bad" in settings)
-        with pytest.raises(ValueUnreadableError):
-            settings["bad"]
-        assert settings["ok"] == {"a": [1, None]}
-        with pytest.raises(TypeError, match="read-only"):
-            settings["ok"]["a"] = "a copy"
-        assert settings["ok"] == {"a": [1, None]}
 
 
 async def test_the_header_of_a_live_stream_is_seen_by_others_only(ada: Client, bob: Client) -> None:

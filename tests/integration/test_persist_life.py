@@ -171,13 +171,6 @@ async def test_a_server_that_finds_its_fence_answers_nothing_more_and_ends(
             assert (await peer.write("a", 1, [frames.APPEND, b"v"])).results == [[1, 1]]
 
 
-async def test_a_server_that_nobody_asks_anything_finds_its_fence_too(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (processes, server, _):
-        (incarnation,) = processes.incarnations("s1")
-        fence(Disk(), processes.layout.fence("s1", incarnation))
-        assert await asyncio.to_thread(server.wait) == 1
-
-
 async def test_writes_wait_for_a_coordinator_that_is_away_and_open_stores_do_not(
     tmp_path: Path,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from tests.support.cluster import (
     running_processes,
 )
 from tests.support.present import present
-from tests.support.waiting import until
+from tests.support.waiting import eventually, until
 
 #: Everything as soon as it can be.
 EAGER = ["--idle-close-seconds", "0.1", "--snapshot-seconds", "0.1", "--cold-after-seconds", "0.5"]
@@ -195,14 +195,15 @@ async def test_hot_service_goes_on_while_the_bucket_is_away_and_nothing_is_evict
         # A cold store is refused for now, and is no empty one.
         with pytest.raises(HoldfastError):
             await peer.group((StoreKind.STREAM, "cold", 0, 0, 0, [[frames.HEAD]]))
-        await until_async(lambda: backlog(peer), lambda count: count > 0, "the backlog is told")
+        await eventually(lambda: backlog(peer), "the backlog is told")
         world.folder.unlink()
         away.rename(world.folder)
         for number in range(20):
             await world.cold(f"hot.{number}")
             assert await messages(peer, f"hot.{number}") == [b"one"]
         assert await messages(peer, "cold") == [b"one"]
-        await until_async(lambda: backlog(peer), lambda count: count == 0, "the backlog is done")
+        while await backlog(peer):
+            await asyncio.sleep(0.05)
 
 
 async def backlog(peer: Peer) -> int:
@@ -212,27 +213,6 @@ async def backlog(peer: Peer) -> int:
     )
     rows = decode_control(answer)["servers"]
     return ServerInfo(*rows[0]).snapshot_backlog
-
-
-async def until_async(
-    look: Callable[[], Awaitable[int]], condition: Callable[[int], bool], what: str
-) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition(await look()):
-            await asyncio.sleep(0.05)
-
-
-async def test_an_operator_may_ask_for_a_snapshot_of_an_open_store(world: World) -> None:
-    async with served(world, "--snapshot-seconds", "3600", "--idle-close-seconds", "3600") as (
-        peer,
-        _,
-    ):
-        await append(peer, "notes", 1, b"one", b"two")
-        command = encode_control(command="snapshot", stores=[[TENANT, StoreKind.STREAM, "notes"]])
-        answer = decode_control(await peer.bus.request(SUBJECTS.control("s1"), command, 2.0))
-        assert answer["snapshots"] == 1
-        await world.snapshotted("notes", 2)
-        assert all_files(world.processes, "notes")
 
 
 async def test_an_open_store_that_changes_much_is_snapshotted_as_it_grows(world: World) -> None:

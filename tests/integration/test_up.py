@@ -18,7 +18,6 @@ from tests.support.holdfast_up import (
     DEADLINE_SECONDS,
     RunningUp,
     is_running,
-    read_line,
     run_holdfast,
     running_up,
     started_holdfast,
@@ -54,20 +53,6 @@ def test_up_stops_cleanly_and_goes_on_later_with_all_data(tmp_path: Path) -> Non
         assert cluster.output("kv", "get", "settings", "theme") == "dark"
         assert cluster.json("stream", "append", "notes", "more")["seq"] == 4
         assert cluster.stop(signal.SIGTERM) == 0
-
-
-def test_up_tells_people_where_to_connect_and_what_to_try(tmp_path: Path) -> None:
-    with started_holdfast(
-        *("up", "--data", str(tmp_path / "data"), "--port", "0", "--servers", "1"),
-        stdout=subprocess.PIPE,
-    ) as process:
-        welcome = [read_line(process) for _ in range(7)]
-        process.terminate()
-        assert process.wait(DEADLINE_SECONDS) == 0
-    assert welcome[0] == "holdfast is up: a coordinator and 1 persist server\n"
-    text = "".join(welcome)
-    assert "nats://127.0.0.1:" in text
-    assert "holdfast persist --name s2 --data" in text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads command lines in /proc")
@@ -159,16 +144,6 @@ def test_a_second_up_on_the_same_folder_or_nats_and_prefix_is_refused(tmp_path: 
         with running_up(tmp_path / "other", *joining, own_nats=False) as second:
             assert second.nats == cluster.nats
             assert set(second.pids()) == {"coordinator", "s1"}
-
-
-def test_a_folder_of_a_newer_holdfast_is_refused_at_once(tmp_path: Path) -> None:
-    shared = tmp_path / "data" / "shared"
-    shared.mkdir(parents=True)
-    (shared / "FORMAT").write_text("holdfast shared file system, format 99\n")
-    result = run_holdfast("up", "--data", str(tmp_path / "data"), "--port", "0")
-    assert result.returncode == 1
-    [line] = result.stderr.decode().splitlines()
-    assert "has format 99" in line
 
 
 def test_a_part_that_cannot_start_ends_up_with_its_own_words(tmp_path: Path) -> None:

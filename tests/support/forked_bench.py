@@ -1,11 +1,12 @@
 """Benchmarks of this process whose servers are forked and not started, since no number is judged.
 
 with forked_servers():
-    idle.run(options)
+    works = measured(idle, tmp_path)
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,10 @@ from typing import Any
 from unittest.mock import patch
 
 from holdfast.bench import processes
+from holdfast.bench.harness import Work
+from holdfast.bench.options import BenchOptions
+from holdfast.cli.cluster.die_with_parent import tethered
+from holdfast.cli.cluster.nats_binary import find_nats_server
 from tests.support.process import Process
 
 _FORKED = ("holdfast.coordinator", "holdfast.persist")
@@ -29,7 +34,6 @@ class _Forked:
         self.poll = process.poll
         self.terminate = process.terminate
         self.kill = process.kill
-
         self._process = process
 
     @property
@@ -54,3 +58,25 @@ def forked_servers() -> Iterator[None]:
     forking = SimpleNamespace(**{**vars(subprocess), "Popen": _popen})
     with patch.object(processes, "subprocess", forking):
         yield
+
+
+def quick_options(directory: Path, *only: str) -> BenchOptions:
+    """The options of a benchmark as small as can be, or of some of its works."""
+    return BenchOptions(
+        find_nats_server(), directory, rounds=1, quick=True, only=only, tethered=tethered
+    )
+
+
+def measured(benchmark: Any, directory: Path) -> tuple[Work, ...]:
+    """Run a benchmark and return its works: every side has figures, all of it is JSON, every figure
+    with a target was measured, it can be shown, and nothing is left behind."""
+    report = benchmark.run(quick_options(directory))
+    for work in json.loads(json.dumps(report.to_json()))["works"]:
+        for side in work["sides"].values():
+            assert side["figures"]
+            assert len(side["rounds"]) == 1
+        assert all(target["measured"] is not None for target in work["targets"])
+    assert benchmark.table(report).rows
+    assert list(directory.iterdir()) == []
+    works: tuple[Work, ...] = report.works
+    return works

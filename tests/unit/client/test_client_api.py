@@ -48,12 +48,6 @@ def public() -> Iterator[tuple[str, Any]]:
 PUBLIC = dict(public())
 
 
-def test_what_is_exported_is_sorted_and_there() -> None:
-    for module in MODULES:
-        assert module.__all__ == sorted(module.__all__, key=lambda name: (not name.isupper(), name))
-        assert all(hasattr(module, name) for name in module.__all__)
-
-
 def test_every_public_function_and_class_says_what_it_does() -> None:
     silent = [
         name
