@@ -74,14 +74,14 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
 #: The first seed that finds it, where that is not seed 1. It is tried before the others.
 _FOUND_BY = {
     "skip_the_fence_check": 4,
-    "replay_old_epochs": 4,
-    "forget_outcomes_in_a_takeover": 2,
+    "believe_the_mount": 3,
+    "replay_old_epochs": 6,
+    "forget_outcomes_in_a_takeover": 4,
     "retire_the_log_without_a_sync": 2,
     "evict_what_was_not_published": 2,
     "publish_the_older_over_the_newer": 2,
     "keep_uploads_that_were_given_up": 8,
     "believe_an_older_state": 8,
-    "judge_without_hearing": 2,
     "answer_where_anybody_says": 2,
     "wait_for_a_clock_that_was_ahead": 2,
     "keep_damaged_stores_in_service": 2,
