@@ -49,7 +49,7 @@ test: $(STAMP) ## Run all tests; FAST=1 runs what takes two minutes: unit, a few
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
 	@$(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-hosts: $(STAMP) ## Torture a cluster on several hosts, as root on Linux, for MINUTES: FS=local or glusterfs; FENCE_READ, DELAY, FAULTS.
+hosts: $(STAMP) ## Torture a cluster on several hosts, as root on Linux, for MINUTES: FS=local, glusterfs, moosefs, cephfs; FENCE_READ, DELAY, FAULTS.
 	@$(BIN)/python -m tests.hosts --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(FS),--fs $(FS)) $(if $(FENCE_READ),--fence-read $(FENCE_READ)) \
 		$(if $(DELAY),--delay $(DELAY)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(DATA),--data $(DATA))

@@ -10,15 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.client import Client
+from holdfast.client import KV, Client, Stream
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import StorageFailedError, UnavailableError
 from tests.hosts import network
 from tests.hosts.cluster import HOSTS, HostsParts
 from tests.hosts.faults import NEAR_COORDINATOR_RATIO, HostFault, PlannedHostFault, plan
-from tests.hosts.file_systems import LocalFileSystem
+from tests.hosts.file_system import LocalFileSystem
 from tests.hosts.network import NATS, STORAGE, Host
 from tests.torture.faults import Fault
+from tests.torture.workload import KVS, STREAMS, is_stream
 
 #: How long a fault waits until all servers are well; then it comes all the same.
 _WELL_SECONDS: Final = 30.0
@@ -89,8 +90,21 @@ class HostsTormentor:
         while time.monotonic() < give_up_at:
             well = await self.well_servers()
             if len(well) == len(HOSTS) and self._parts.active_coordinator is not None:
+                # A pause is to be that of one fault.
+                await self._read_every_store(give_up_at - time.monotonic())
                 return
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _read_every_store(self, timeout_seconds: float) -> None:
+        """Return once every store has answered, or it takes too long."""
+        client = self._client
+        try:
+            async with asyncio.timeout(timeout_seconds), asyncio.TaskGroup() as tasks:
+                for kind, name in STREAMS + KVS:
+                    is_one = is_stream((kind, name))
+                    tasks.create_task(_head(client.stream(name) if is_one else client.kv(name)))
+        except* (UnavailableError, StorageFailedError, TimeoutError) as error:
+            self._say(f"not every store answers yet: {error!r}")
 
     async def _strike(self, fault: PlannedHostFault) -> None:
         server = await self._choose(fault)
@@ -193,3 +207,7 @@ class HostsTormentor:
     def _tell(self, fault: PlannedHostFault, target: str) -> None:
         lasts = f" {fault.seconds:.1f} s" if fault.seconds else ""
         self._say(f"{fault.kind}: {target}{lasts}")
+
+
+async def _head(store: Stream | KV) -> None:
+    await store.head()

@@ -1,0 +1,90 @@
+"""A file system that the hosts share, each with a mount of its own where it has mounts.
+
+One that is not local runs on a host of its own, `STORAGE_HOST`, and has a client process on each
+host. Its files lie in the folder of the run; its sockets, pids and mounts in /run, which the run
+has for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+from tests.hosts.network import Host, run
+
+STORAGE_HOST: Final = Host("h0", 10)
+_MOUNTS: Final = Path("/run/holdfast")
+_READY_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.1
+
+
+class LocalFileSystem:
+    """One directory, seen by all hosts: what a network file system without faults would be."""
+
+    name = "local"
+    #: Programs that it needs, and the Debian packages that have them.
+    programs: ClassVar[dict[str, str]] = {}
+    #: True if it has a server and mounts, which can fail.
+    has_server = False
+
+    def __init__(self, data: Path, hosts: Sequence[Host]) -> None:
+        self._shared = data / "shared"
+
+    async def start(self) -> None:
+        """Start what serves it, and mount it on all hosts."""
+        self._shared.mkdir()
+
+    def folder(self, host: Host) -> Path:
+        """Return the folder of the cluster, as seen on a host."""
+        return self._shared
+
+    def stop_mount(self, host: Host) -> None:
+        """Let the mount of a host hang."""
+        raise NotImplementedError
+
+    def continue_mount(self, host: Host) -> None:
+        raise NotImplementedError
+
+    def stop_server(self) -> None:
+        """Let all mounts hang."""
+        raise NotImplementedError
+
+    def continue_server(self) -> None:
+        raise NotImplementedError
+
+    async def restart_server(self) -> None:
+        """End what serves it, and start that again."""
+        raise NotImplementedError
+
+
+def mount_of(host: Host) -> Path:
+    """Return where a host has its mount, which nobody else uses."""
+    return _MOUNTS / host.name
+
+
+def pid_of(host: Host, program: str) -> int:
+    """Return the process of a host that runs a program; the oldest, if it has forked."""
+    pids = [int(pid) for pid in run("ip", "netns", "pids", host.name).split()]
+    found = [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == program[:15]]
+    return min(found)
+
+
+async def run_on(host: Host, *command: str) -> None:
+    """Run a command on a host. Raises RuntimeError if it fails."""
+    await asyncio.to_thread(run, *host.command(*command))
+
+
+async def until_it_works(host: Host, *command: str) -> None:
+    """Run it again and again. Raises RuntimeError if it has not worked for long."""
+    give_up_at = time.monotonic() + _READY_SECONDS
+    while True:
+        try:
+            await run_on(host, *command)
+            return
+        except RuntimeError:
+            if time.monotonic() > give_up_at:
+                raise
+        await asyncio.sleep(_LOOK_SECONDS)
