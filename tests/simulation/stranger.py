@@ -12,8 +12,9 @@ from typing import Final
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.errors import InvalidArgumentError, UnavailableError
-from tests.hostile import attacks
+from tests.hostile import attacks, floods
 from tests.hostile.templates import KVS, STREAMS, World
+from tests.hostile.volley import KV, STREAM, Aim
 from tests.simulation.simulated_cluster import SERVERS, TENANT, Simulation
 from tests.support.raw_nats import published
 
@@ -27,7 +28,7 @@ _ATTACKS: Final = (
     attacks.mutated_control,
     attacks.forged_control,
     attacks.foreign_replies,
-    attacks.odd_counters,
+    floods.odd_counters,
     attacks.destroyed_stores,
     attacks.garbage,
 )
@@ -49,8 +50,10 @@ class Stranger:
         """Send a few messages."""
         chance = self._chance
         await self._learn()
-        volley = chance.choice(_ATTACKS)(chance, self._world, b"_INBOX.evil.x")
-        messages = list(published(volley.data))
+        attack = chance.choice(_ATTACKS)
+        aim = Aim(chance, self._world, b"_INBOX.evil.x")
+        attack(aim)
+        messages = list(published(aim.volley(apart=False, deaf=False).data))
         for message in chance.sample(messages, min(_MESSAGES, len(messages))):
             subject = message.subject.decode("latin-1")
             if not subject.startswith(f"hf.{STRANGER}.") or len(message.payload) > _MAX_BYTES:
@@ -65,7 +68,7 @@ class Stranger:
         """Ask who owns what, now and then."""
         if self._world.owners and self._chance.random() < 0.8:
             return
-        names = [(attacks.STREAM, name) for name in STREAMS] + [(attacks.KV, name) for name in KVS]
+        names = [(STREAM, name) for name in STREAMS] + [(KV, name) for name in KVS]
         asked = frames.encode_control(stores=[list(name) for name in names])
         try:
             answer = await self._bus.request(
