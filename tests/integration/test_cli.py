@@ -78,12 +78,6 @@ def test_values_of_any_size_come_from_files_and_go_to_files(
     assert whole == source.read_bytes() + b"small"
 
 
-def test_append_says_the_seq_and_how_durable_it_is(cluster: RunningUp) -> None:
-    assert cluster.output("stream", "append", "said", "one") == "1  synced\n"
-    ack = cluster.json("stream", "append", "said", "two")
-    assert (ack["seq"], ack["durability"], ack["duplicate"]) == (2, "synced", False)
-
-
 def test_headers_travel(cluster: RunningUp) -> None:
     cluster.output("stream", "append", "headers", "x", "--header", "a=1", "--header", "b=2=3")
     found = cluster.json("stream", "get", "headers", "1")

@@ -245,11 +245,6 @@ async def test_a_question_that_died_with_its_coordinator_is_asked_again(
     assert cluster.resolve_requests == [[[1, "s"]]]
 
 
-async def test_without_nats_connect_fails_with_the_url() -> None:
-    with pytest.raises(ConnectionFailedError, match=r"127\.0\.0\.1:1"):
-        await connect("nats://127.0.0.1:1")
-
-
 async def test_close_fails_what_waits_and_ends_subscriptions(shared_nats: NatsServer) -> None:
     async with fake_cluster(shared_nats.url, "a") as cluster:
         client = await connect(shared_nats.url)

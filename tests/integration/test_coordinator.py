@@ -176,15 +176,6 @@ async def test_a_restarted_coordinator_keeps_the_owners_and_takes_a_higher_term(
         assert a.registered_count == 1
 
 
-async def test_servers_that_were_started_before_the_first_coordinator_are_let_in(
-    world: Cluster,
-) -> None:
-    early = await world.server("a", register=False)
-    async with world.coordinator():
-        await early.register()
-        assert early.fence_is_open
-
-
 async def test_a_server_the_coordinator_does_not_know_is_asked_to_register(
     cluster: Cluster, client: Asker
 ) -> None:

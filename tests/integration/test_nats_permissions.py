@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -50,21 +51,16 @@ def _url(nats: NatsServer, user: str, password: str = "x") -> str:
     return nats.url.replace("//", f"//{user}:{password}@")
 
 
-def _run(
-    nats: NatsServer, url: str, test: Callable[[Client], Awaitable[None]], **options: str
-) -> None:
-    async def main() -> None:
-        servers = _url(nats, "holdfast", "change-me")
-        options.setdefault("tenant", "acme")
-        async with (
-            asyncio.timeout(2 * _DEADLINE_SECONDS),
-            fake_cluster(servers, "a"),
-            connect(url, timeout_seconds=2 * _DEADLINE_SECONDS, **options) as client,
-            asyncio.timeout(_DEADLINE_SECONDS),
-        ):
-            await test(client)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def _client(nats: NatsServer, url: str, **options: str) -> AsyncIterator[Client]:
+    """A client of a fake server, whose own user may do everything."""
+    options.setdefault("tenant", "acme")
+    async with (
+        fake_cluster(_url(nats, "holdfast", "change-me"), "a"),
+        connect(url, timeout_seconds=2 * _DEADLINE_SECONDS, **options) as client,
+        asyncio.timeout(_DEADLINE_SECONDS),
+    ):
+        yield client
 
 
 async def _use(client: Client) -> None:
@@ -75,16 +71,19 @@ async def _use(client: Client) -> None:
         assert change.message.value == b"v"
 
 
-def test_the_permissions_of_the_document_let_a_tenant_do_its_work(nats: NatsServer) -> None:
-    _run(nats, _url(nats, "acme", "change-me-too"), _use)
+async def test_the_permissions_of_the_document_let_a_tenant_do_its_work(nats: NatsServer) -> None:
+    async with _client(nats, _url(nats, "acme", "change-me-too")) as client:
+        await _use(client)
 
 
-def test_user_and_password_may_be_options(nats: NatsServer) -> None:
-    _run(nats, nats.url, _use, user="acme", password="change-me-too")
+async def test_user_and_password_may_be_options(nats: NatsServer) -> None:
+    async with _client(nats, nats.url, user="acme", password="change-me-too") as client:
+        await _use(client)
 
 
-def test_a_user_may_be_given_inboxes_of_its_own(nats: NatsServer) -> None:
-    _run(nats, _url(nats, "ada"), _use, inbox_prefix="_INBOX.acme.ada")
+async def test_a_user_may_be_given_inboxes_of_its_own(nats: NatsServer) -> None:
+    async with _client(nats, _url(nats, "ada"), inbox_prefix="_INBOX.acme.ada") as client:
+        await _use(client)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +93,10 @@ def test_a_user_may_be_given_inboxes_of_its_own(nats: NatsServer) -> None:
         ("no-server", "publish to", "hf.acme.srv.a"),
     ],
 )
-def test_what_may_not_be_published_is_refused_at_once(
+async def test_what_may_not_be_published_is_refused_at_once(
     nats: NatsServer, user: str, action: str, subject: str
 ) -> None:
-    async def test(client: Client) -> None:
+    async with _client(nats, _url(nats, user)) as client:
         for _ in range(2):
             with pytest.raises(NotAllowedError) as caught:
                 await client.stream("s").append(b"v")
@@ -106,11 +105,9 @@ def test_what_may_not_be_published_is_refused_at_once(
             with pytest.raises(NotAllowedError):
                 await client.kv("k").get("key")
 
-    _run(nats, _url(nats, user), test)
 
-
-def test_what_may_not_be_followed_is_refused_at_once(nats: NatsServer) -> None:
-    async def test(client: Client) -> None:
+async def test_what_may_not_be_followed_is_refused_at_once(nats: NatsServer) -> None:
+    async with _client(nats, _url(nats, "no-changes")) as client:
         await client.stream("s").append(b"v")
         for _ in range(2):
             with pytest.raises(NotAllowedError) as caught:
@@ -120,52 +117,39 @@ def test_what_may_not_be_followed_is_refused_at_once(nats: NatsServer) -> None:
             await anext(client.subscribe("s.*"))
         await client.stream("s").append(b"what is permitted goes on")
 
-    _run(nats, _url(nats, "no-changes"), test)
 
-
-def test_a_user_of_another_tenant_is_refused_at_once(nats: NatsServer) -> None:
-    async def test(client: Client) -> None:
+async def test_a_user_of_another_tenant_is_refused_at_once(nats: NatsServer) -> None:
+    async with _client(nats, _url(nats, "acme", "change-me-too"), tenant="other") as client:
         with pytest.raises(NotAllowedError) as caught:
             await client.stream("s").append(b"v")
         assert "other" in str(caught.value)
         with pytest.raises(NotAllowedError):
             await client.servers()
 
-    _run(nats, _url(nats, "acme", "change-me-too"), test, tenant="other")
-
 
 @pytest.mark.parametrize("over", ["nats", "memory"])
-def test_every_bus_tells_what_it_refuses(nats: NatsServer, over: str) -> None:
-    async def main() -> None:
-        if over == "nats":
-            bus = await connect_nats(
-                _url(nats, "acme", "change-me-too"), name="test", inbox_prefix="_INBOX.acme"
-            )
-        else:
-            allowed = ("hf.acme.", "_INBOX.acme.")
-            bus = MemoryNetwork().connect(
-                "test", lambda action, subject: subject.startswith(allowed)
-            )
-        refused: list[NotAllowedError] = []
-        bus.on_refused(refused.append)
-        try:
-            await bus.subscribe("hf.acme.chg.>", lambda message: None)
-            await bus.subscribe("hf.other.chg.>", lambda message: None)
-            await bus.publish("hf.Other.srv.a", b"")
-            await bus.flush()
-            assert [error.fields for error in refused] == [
-                {"action": "subscribe to", "subject": "hf.other.chg.>"},
-                {"action": "publish to", "subject": "hf.Other.srv.a"},
-            ]
-            with pytest.raises(NotAllowedError):
-                await bus.request("hf.other.coord.resolve", b"", 60.0, "acme")
-            with pytest.raises(NoRespondersError):
-                await bus.request("hf.acme.coord.resolve", b"", 60.0, "acme")
-        finally:
-            await bus.close()
-
-    async def within_the_deadline() -> None:
-        async with asyncio.timeout(_DEADLINE_SECONDS):
-            await main()
-
-    asyncio.run(within_the_deadline())
+async def test_every_bus_tells_what_it_refuses(nats: NatsServer, over: str) -> None:
+    if over == "nats":
+        bus = await connect_nats(
+            _url(nats, "acme", "change-me-too"), name="test", inbox_prefix="_INBOX.acme"
+        )
+    else:
+        allowed = ("hf.acme.", "_INBOX.acme.")
+        bus = MemoryNetwork().connect("test", lambda action, subject: subject.startswith(allowed))
+    refused: list[NotAllowedError] = []
+    bus.on_refused(refused.append)
+    try:
+        await bus.subscribe("hf.acme.chg.>", lambda message: None)
+        await bus.subscribe("hf.other.chg.>", lambda message: None)
+        await bus.publish("hf.Other.srv.a", b"")
+        await bus.flush()
+        assert [error.fields for error in refused] == [
+            {"action": "subscribe to", "subject": "hf.other.chg.>"},
+            {"action": "publish to", "subject": "hf.Other.srv.a"},
+        ]
+        with pytest.raises(NotAllowedError):
+            await bus.request("hf.other.coord.resolve", b"", 60.0, "acme")
+        with pytest.raises(NoRespondersError):
+            await bus.request("hf.acme.coord.resolve", b"", 60.0, "acme")
+    finally:
+        await bus.close()

@@ -54,7 +54,7 @@ def test_every_option_that_is_taken_is_one_of_nats_py() -> None:
 async def test_what_an_option_says_wrong_is_a_typed_error() -> None:
     for options in ({"tls": "yes"}, {"token": lambda: 1 / 0}, {"connect_timeout": 0.5}):
         async with asyncio.timeout(20):
-            with pytest.raises(ConnectionFailedError):
+            with pytest.raises(ConnectionFailedError, match=r"127\.0\.0\.1:1"):
                 await connect("nats://127.0.0.1:1", **options)
 
 

@@ -24,10 +24,8 @@ from holdfast.coordinator.decisions.events import (
     Registered,
     Released,
     Started,
-    StorageTested,
     Suspected,
     TellToDrain,
-    TestStorage,
     TimePassed,
     WriteFence,
 )
@@ -37,10 +35,8 @@ from holdfast.coordinator.decisions.membership import (
     FENCE_RETRY_MAX_SECONDS,
     FENCE_RETRY_SECONDS,
     NEWCOMER_SECONDS,
-    Membership,
 )
 from holdfast.coordinator.decisions.roster import MAX_ENDED_REMEMBERED
-from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
 from holdfast.protocol.limits import (
     HEARTBEAT_SECONDS,
@@ -49,77 +45,9 @@ from holdfast.protocol.limits import (
     SILENCE_SECONDS,
 )
 from tests.support.effort import examples
+from tests.support.membership_world import World, begin_fence, orders_a_fence
 
 LONG_SECONDS = SILENCE_SECONDS + 0.1
-
-
-class World:
-    """A membership, its clock, and the invariants checked at each step."""
-
-    def __init__(self) -> None:
-        self.membership = Membership()
-        self.now = 100.0
-        #: Its own messages come back, and how many have.
-        self.hears = True
-        self.sent = 0
-        #: Since when its own storage hangs, for a test of it that is under way.
-        self.storage_hangs = False
-        self.testing_since: float | None = None
-
-    def __call__(self, event: Event, after_seconds: float = 0.0) -> list[Effect]:
-        self.now += after_seconds
-        self.sent += 1
-        if self.hears:
-            assert self.membership.handle(OwnMessageArrived(self.sent, self.now), self.now) == []
-        effects = self.membership.handle(event, self.now)
-        self.membership.validate()
-        if TestStorage() in effects:
-            effects.remove(TestStorage())
-            assert self.testing_since is None
-            self.testing_since = self.now
-            if not self.storage_hangs:
-                self.end_test()
-        return effects
-
-    def end_test(self, after_seconds: float = 0.0) -> None:
-        """The test of the storage ends, and nobody is fenced by that alone."""
-        self.now += after_seconds
-        began_at, self.testing_since = self.testing_since, None
-        assert began_at is not None
-        assert self.membership.handle(StorageTested(began_at), self.now) == []
-        self.membership.validate()
-
-    def unanswered(
-        self, after_seconds: float = 0.0, *, no_responders: bool = False, server: str = "a"
-    ) -> list[Effect]:
-        """A probe of the first incarnation fails."""
-        return self(ProbeFailed(server, "1", no_responders), after_seconds)
-
-    def passes(self, seconds: float) -> list[Effect]:
-        return self(TimePassed(), seconds)
-
-    def beat(self, incarnation: str, state: str = "running") -> list[Effect]:
-        return self(HeartbeatArrived(Heartbeat("a", incarnation, state)))
-
-    @property
-    def state(self) -> ServerState:
-        (member,) = self.membership.members(self.now)
-        return member.state
-
-    @property
-    def takes_new_stores(self) -> bool:
-        return any(member.takes_new_stores for member in self.membership.members(self.now))
-
-
-def orders_a_fence(effects: list[Effect]) -> bool:
-    [order] = effects
-    return isinstance(order, WriteFence)
-
-
-def begin_fence(world: World) -> None:
-    """A client suspects the server, and there is nobody who could answer the probe."""
-    world(Suspected("a", "1"))
-    assert orders_a_fence(world.unanswered(no_responders=True))
 
 
 @pytest.fixture
@@ -381,99 +309,6 @@ def test_a_draining_server_keeps_its_state_through_a_suspicion(world: World, dra
     assert world.state is (ServerState.DRAINING if drained else ServerState.LIVE)
 
 
-def heard(heartbeat: Heartbeat, now: float) -> StandbyHeartbeats:
-    """What a standby has heard since 100.0."""
-    hearing = StandbyHeartbeats(100.0)
-    hearing.heartbeat(heartbeat, now)
-    return hearing
-
-
-def taken_over(hearing: StandbyHeartbeats, *, after_seconds: float = 0.0) -> World:
-    """A world that a new coordinator takes over, with the server `a` on record."""
-    world = World()
-    world.now = hearing.since + after_seconds
-    world.membership.restore([("a", "1")], [("a", "0")], hearing, world.now)
-    world.membership.validate()
-    assert world(Started()) == [Probe("a", "1")]
-    return world
-
-
-def test_after_a_restart_known_servers_are_live_but_get_new_work_only_once_heard() -> None:
-    world = taken_over(StandbyHeartbeats(100.0))
-    assert world.state is ServerState.LIVE
-    assert not world.takes_new_stores
-    assert world.passes(DOUBT_SECONDS - 0.1) == []
-    world.beat("1")
-    assert world.takes_new_stores
-    assert world.membership.standing("a", "0") is ServerStanding.ENDED
-
-
-def test_after_a_restart_the_dead_are_dead_and_are_not_probed() -> None:
-    world = World()
-    world.membership.restore([], [("a", "1"), ("a", "2")], StandbyHeartbeats(world.now), world.now)
-    world.membership.validate()
-    assert world(Started()) == []
-    assert world.state is ServerState.DEAD
-    assert world.membership.standing("a", "1") is ServerStanding.ENDED
-
-
-def test_a_restarted_coordinator_gives_a_silent_server_the_whole_silence() -> None:
-    world = taken_over(StandbyHeartbeats(100.0), after_seconds=0.1)
-    assert world.unanswered(no_responders=True) == []
-    assert world.passes(DOUBT_SECONDS - 0.2) == []
-    assert world.passes(0.2) == [Probe("a", "1")]
-    assert orders_a_fence(world.unanswered(0.5))
-
-
-def test_a_server_that_the_standby_heard_gets_new_work_as_soon_as_it_takes_over() -> None:
-    hearing = heard(Heartbeat("a", "1", open_stores=7), 109.8)
-    world = taken_over(hearing, after_seconds=10.0)
-    assert world.takes_new_stores
-    (member,) = world.membership.members(world.now)
-    assert member.open_stores == 7
-    assert member.heartbeat_age_seconds == pytest.approx(0.2)
-
-
-def test_a_server_that_was_heard_stopping_takes_no_new_stores_at_the_takeover() -> None:
-    hearing = heard(Heartbeat("a", "1", ServerPhase.STOPPING), 100.0)
-    assert taken_over(hearing).state is ServerState.DRAINING
-
-
-def test_a_server_that_died_with_the_coordinator_is_fenced_at_the_first_probe() -> None:
-    hearing = heard(Heartbeat("a", "1"), 109.0)
-    world = taken_over(hearing, after_seconds=10.0)
-    assert orders_a_fence(world.unanswered(no_responders=True))
-
-
-def test_a_silence_goes_on_through_the_deaths_of_coordinators() -> None:
-    hearing = heard(Heartbeat("a", "1"), 109.0)
-    world = taken_over(hearing, after_seconds=9.0 + SILENCE_SECONDS)
-    assert world.state is ServerState.LIVE
-    assert orders_a_fence(world.unanswered(PROBE_TIMEOUT_SECONDS))
-
-
-def test_one_heartbeat_in_answer_to_the_takeover_ends_the_silence() -> None:
-    world = taken_over(StandbyHeartbeats(100.0), after_seconds=60.0)
-    world.beat("1")
-    assert world.unanswered(PROBE_TIMEOUT_SECONDS) == []
-    assert world.state is ServerState.LIVE
-    assert world.takes_new_stores
-
-
-def test_a_server_that_the_standby_never_heard_has_the_time_of_a_newcomer() -> None:
-    world = taken_over(StandbyHeartbeats(100.0), after_seconds=60.0)
-    assert world.unanswered(PROBE_TIMEOUT_SECONDS, no_responders=True) == []
-    assert world.passes(0.1) == [Probe("a", "1")]
-    assert orders_a_fence(world.unanswered(NEWCOMER_SECONDS - 0.6 + 0.01))
-
-
-def test_a_heartbeat_of_another_incarnation_says_nothing_of_the_one_on_record() -> None:
-    hearing = heard(Heartbeat("a", "2"), 109.9)
-    world = taken_over(hearing, after_seconds=10.0)
-    assert not world.takes_new_stores
-    assert world.unanswered() == []
-
-
 def test_no_responders_proves_nothing_of_a_server_not_heard_since_the_reconnect(
     world: World,
 ) -> None:
@@ -581,16 +416,6 @@ def test_a_drain_outlives_a_death_and_ends_with_a_release(world: World) -> None:
     assert world.beat("3") == []
 
 
-def test_after_a_restart_a_drained_server_is_draining_at_once() -> None:
-    world = World()
-    world.membership.restore(
-        [("a", "1")], [], StandbyHeartbeats(world.now), world.now, drains=["a"]
-    )
-    world.membership.validate()
-    assert world.state is ServerState.DRAINING
-    assert world.beat("1") == [TellToDrain("a", "1", True)]
-
-
 def test_draining_a_server_that_is_not_there_does_nothing(world: World) -> None:
     assert world(DrainChanged("b", True)) == []
     world(Released("a", "1"))
@@ -620,9 +445,7 @@ _EVENTS = st.one_of(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(
-    st.lists(
-        st.tuples(_EVENTS, st.sampled_from([0.0, 0.1, 0.5, 3.0]), st.booleans()), max_size=60
-    )
+    st.lists(st.tuples(_EVENTS, st.sampled_from([0.0, 0.1, 0.5, 3.0]), st.booleans()), max_size=60)
 )
 def test_in_any_history_a_death_is_final_and_follows_a_fence_or_a_release(
     history: list[tuple[Event, float, bool]],
