@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.shared_fs.disk.reading import FenceRead
 from tests.hosts.believing import BELIEVING
-from tests.hosts.file_system import LocalFileSystem
+from tests.hosts.file_systems.file_system import LocalFileSystem
 from tests.hosts.network import NATS, ROUTE_PORT, Host
 from tests.support.supervised_cluster import PROGRAM, SERVERS, SupervisedParts
 

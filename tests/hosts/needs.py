@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.cluster.nats_binary import MissingNatsServerError, find_nats_server
-from tests.hosts.file_system import LocalFileSystem
+from tests.hosts.file_systems.file_system import LocalFileSystem
 
 #: Programs, and the Debian packages that have them.
 _PROGRAMS: Final = {

@@ -11,8 +11,8 @@ from holdfast.client import Client
 from tests.hosts import network
 from tests.hosts.cluster import HOSTS, Fencing, HostsParts, url_of
 from tests.hosts.faults import HostFault
-from tests.hosts.file_system import STORAGE_HOST
 from tests.hosts.file_systems import FILE_SYSTEMS
+from tests.hosts.file_systems.file_system import STORAGE_HOST
 from tests.hosts.measure import zombie_answers
 from tests.hosts.tormentor import HostsTormentor
 from tests.support.supervised_cluster import ClientProcess, SupervisedParts

@@ -16,7 +16,7 @@ from holdfast.protocol.errors import StorageFailedError, UnavailableError
 from tests.hosts import network
 from tests.hosts.cluster import HOSTS, HostsParts
 from tests.hosts.faults import NEAR_COORDINATOR_RATIO, HostFault, PlannedHostFault, plan
-from tests.hosts.file_system import LocalFileSystem
+from tests.hosts.file_systems.file_system import LocalFileSystem
 from tests.hosts.network import NATS, STORAGE, Host
 from tests.torture.faults import Fault
 from tests.torture.workload import KVS, STREAMS, is_stream

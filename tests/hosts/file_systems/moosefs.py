@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
-from tests.hosts.file_system import (
+from tests.hosts.file_systems.file_system import (
     STORAGE_HOST,
     LocalFileSystem,
     mount_of,
