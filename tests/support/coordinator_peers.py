@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from holdfast.coordinator.service import Coordinator
@@ -45,6 +45,8 @@ class FakeServer:
         self.incarnation = incarnation
         self.state = "running"
         self.mute = False
+        #: Until it is killed.
+        self.runs = True
         self.refusal: HoldfastError | None = None
         self.registered_count = 0
         self._subscription: BusSubscription | None = None
@@ -93,6 +95,7 @@ class FakeServer:
 
     async def kill(self) -> None:
         """End as a process that is killed: its subjects go with its connection."""
+        self.runs = False
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -178,6 +181,18 @@ class Asker:
         return {row[0]: ServerInfo(*row) for row in rows}
 
 
+class StorageOfFakes(Storage):
+    """Storage in which a fake server holds its lock as long as it runs. A lock of this process
+    would be invisible to the coordinator in it, and lost when that looks."""
+
+    def __init__(self, layout: Layout, disk: Disk, servers: Sequence[FakeServer]) -> None:
+        super().__init__(layout, disk)
+        self._servers = servers
+
+    def may_run(self, server: str) -> bool:
+        return any(each.runs for each in self._servers if each.name == server)
+
+
 class Cluster:
     """What a test starts, ended in reverse order."""
 
@@ -185,6 +200,7 @@ class Cluster:
         self.nats = nats
         self.layout = layout
         self.disk = Disk()
+        self._servers: list[FakeServer] = []
         self._exits = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -205,13 +221,16 @@ class Cluster:
             self.nats.url, self.layout, name, incarnation, register=register, mute=mute
         )
         self._exits.push_async_callback(server.kill)
+        self._servers.append(server)
         return server
 
     @contextlib.asynccontextmanager
     async def coordinator(self, disk: Disk | None = None) -> AsyncIterator[Coordinator]:
         bus = await connect_nats(self.nats.url, name="test-coordinator")
         try:
-            coordinator = Coordinator(bus, Storage(self.layout, disk or self.disk))
+            coordinator = Coordinator(
+                bus, StorageOfFakes(self.layout, disk or self.disk, self._servers)
+            )
             ready = asyncio.Event()
             running = asyncio.create_task(coordinator.run(ready))
             waiting = asyncio.create_task(ready.wait())
