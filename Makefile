@@ -25,6 +25,8 @@ UPGRADE ?=
 # new one and print it.
 MINUTES ?= 1
 SEED ?=
+# Of `make hosts S3=radosgw`: the contract of buckets, and a gateway that is killed under writers.
+BUCKET_TESTS := tests/integration/test_bucket_contract.py tests/integration/test_bucket_s3.py tests/integration/test_radosgw.py
 # Of `make bench`: what to measure.
 BENCH ?= compare
 
@@ -49,10 +51,10 @@ test: $(STAMP) ## Run all tests; FAST=1 runs what takes two minutes: unit, a few
 torture: $(STAMP) ## Kill and stop the parts of a real cluster under load for MINUTES; check all.
 	@$(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-hosts: $(STAMP) ## Torture a cluster on several hosts, as root on Linux, for MINUTES: FS=local, glusterfs, moosefs, cephfs; FENCE_READ, DELAY, FAULTS.
-	@$(BIN)/python -m tests.hosts --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+hosts: $(STAMP) ## Torture a cluster on several hosts, as root on Linux, for MINUTES: FS=local, glusterfs, moosefs, cephfs; FENCE_READ, DELAY, FAULTS. S3=radosgw tries the bucket's contract instead.
+	@$(if $(S3),HOLDFAST_TEST_S3=$(S3) $(BIN)/pytest $(BUCKET_TESTS),$(BIN)/python -m tests.hosts --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(FS),--fs $(FS)) $(if $(FENCE_READ),--fence-read $(FENCE_READ)) \
-		$(if $(DELAY),--delay $(DELAY)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(DATA),--data $(DATA))
+		$(if $(DELAY),--delay $(DELAY)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(DATA),--data $(DATA)))
 
 hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or with so many OPERATIONS; check another tenant.
 	@$(BIN)/python -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \

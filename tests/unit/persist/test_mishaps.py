@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.persist.operations import operations, reads
 from holdfast.persist.store.store import Store
+from holdfast.persist.write_path import releasing
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_ARCHIVE
 from holdfast.protocol.names import StoreKind
@@ -105,6 +106,8 @@ async def test_a_read_that_raises_is_answered_and_the_server_reads_on(
     one = world.stores[0]
     await world.ask(world.arrival(one, APPEND))
     with monkeypatch.context() as patched:
+        # Both in one slice, however long it takes to log the first.
+        patched.setattr(releasing, "READ_SLICE_SECONDS", 60.0)
         patched.setattr(reads, "_head", lambda store, server: 1 / 0)
         [[[code, _], row]] = await world.ask(world.arrival(one, HEAD, [frames.GET_MESSAGE, 1]))
         assert (code, row[0]) == ("internal_error", 1)
