@@ -326,6 +326,7 @@ VERBS: Final[dict[str, _Verb]] = {
 #: Those of servers and operators, which no tenant has any business with.
 FORGED_VERBS: Final[dict[str, _Verb]] = {
     "register": _of_server(),
+    "prove": _of_server(),
     "open": _of_server(True, None),
     "adopt": _of_server(),
     "created": _of_server(1),
