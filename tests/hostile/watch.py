@@ -20,6 +20,8 @@ _LOOK_SECONDS: Final = 0.25
 _BEAT_SECONDS: Final = 0.05
 _ASK_SECONDS: Final = 5.0
 _KEPT: Final = 20
+#: By how much an answer may overtake its question, on its way to this process.
+_OVERTAKE_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Watch:
         self._parts = parts
         self._client = client
         self._asked: set[bytes] = set()
+        #: What came to the victim's inboxes and had not been asked for when it came; and when.
+        self._early: dict[bytes, tuple[Arrived, float]] = {}
         self._bus: RawConnection | None = None
 
     async def listen(self) -> None:
@@ -89,6 +93,8 @@ class Watch:
             # What was sent until now has arrived after this.
             await self._bus.round_trip()
             self._bus.close()
+            for message, _ in self._early.values():
+                self._misdirected(message)
 
     async def _look_at_servers(self) -> None:
         while True:
@@ -114,13 +120,17 @@ class Watch:
     def _on_message(self, message: Arrived) -> None:
         subject = message.subject
         if subject.startswith(f"hf.{VICTIM}.".encode()):
-            # Only the victim can publish there; and so, what it asks for comes before the answer.
+            # Only the victim can publish there. NATS keeps the order of one publisher alone, so an
+            # answer may arrive here a little before what it answers.
             self._asked.add(message.reply)
+            early, at = self._early.pop(message.reply, (None, 0.0))
+            if early is not None and time.monotonic() - at > _OVERTAKE_SECONDS:
+                self._misdirected(early)
             if not message.reply:
                 self._misdirected(message)
         elif subject.startswith(f"_INBOX.{VICTIM}.".encode()):
             if subject not in self._asked:
-                self._misdirected(message)
+                self._early[subject] = message, time.monotonic()
         elif subject.startswith(b"hf._."):
             if not is_of_the_cluster(message):
                 self._misdirected(message)
