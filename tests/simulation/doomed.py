@@ -19,7 +19,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from tests.simulation.simulated_cluster import TENANT, ClientNode, ServerNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import TENANT, ClientNode, ServerNode
 
 _MESSAGES: Final = 12
 _MESSAGE_BYTES: Final = 700

@@ -16,7 +16,8 @@ from typing import Final
 
 from holdfast.client.handles.kv import KV
 from holdfast.protocol.errors import HoldfastError
-from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import ClientNode
 
 _HOUR_MS: Final = 3_600_000
 _LEAPS_MS: Final = (_HOUR_MS, 30 * 365 * 24 * _HOUR_MS)

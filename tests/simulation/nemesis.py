@@ -15,7 +15,8 @@ from typing import Final
 from holdfast.protocol.limits import SILENCE_SECONDS
 from tests.simulation.doomed import DoomedStream
 from tests.simulation.expiring import ExpiringKeys
-from tests.simulation.simulated_cluster import Node, ServerNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import Node, ServerNode
 from tests.simulation.stranger import Stranger
 
 Fault = Callable[[], Awaitable[None]]

@@ -13,8 +13,9 @@ from holdfast.protocol.names import StoreKind
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.planted import PLANTED
 from tests.simulation.simulated_bucket import SimulatedBucket
-from tests.simulation.simulated_cluster import ROOT, ClientNode, Simulation, small_limits
+from tests.simulation.simulated_cluster import Simulation, small_limits
 from tests.simulation.simulated_disk import HostDisk
+from tests.simulation.simulated_nodes import ROOT, ClientNode
 from tests.simulation.simulated_tiers import in_the_simulation, rebuild
 from tests.simulation.simulated_vfs import errors_may_go_unheard
 from tests.simulation.virtual_loop import VirtualLoop

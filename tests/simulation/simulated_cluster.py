@@ -1,44 +1,29 @@
 """A whole cluster in one event loop: coordinators, persist servers and clients that can be harmed.
 
-Every node lives in a `Process` of its own, sees the shared files through a `HostDisk` and the bus
-through a connection, and dies with both: what a dead process still tries has no effect, and its
-tasks are cancelled so that nothing is left behind. A supervisor starts the next life. All chance
-comes from the seed, in one stream for each use, so that a change in one place does not move
-everything. """
+All chance comes from the seed, in one stream for each use, so that a change in one place does not
+move everything. The processes are in `simulated_nodes.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import errno
 import logging
 import random
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Self
 from unittest.mock import patch
 
-from holdfast.client.connection import Client
-from holdfast.client.following.follower import Follower
-from holdfast.client.wire.link import Link
-from holdfast.coordinator.service import Coordinator
-from holdfast.coordinator.storage import Storage
 from holdfast.persist import service
-from holdfast.persist.lifecycle.steady_clock import SteadyClock
-from holdfast.persist.options import Machine, ServerOptions
-from holdfast.persist.service import PersistServer
 from holdfast.persist.shared_disk import freshness
-from holdfast.persist.shared_disk.fence_watch import no_watch
 from holdfast.persist.threads.loop_watch import Turns
 from holdfast.persist.write_path import checkpointing, materialising
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
-from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.limits import (
     LOG_SEGMENT_BYTES,
     MAX_PENDING_CHANGES,
@@ -47,25 +32,28 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.subjects import Subjects, inboxes_of
 from holdfast.shared_fs.bucket import cluster_id
-from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk import commit_log
-from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.disk.layout import Layout
 from tests.simulation.simulated_bucket import SimulatedBucket
-from tests.simulation.simulated_disk import HostDisk
 from tests.simulation.simulated_files import Inode, Operation, SimulatedFileSystem
-from tests.simulation.simulated_threads import Outcome, SimulatedThread, current_thread
+from tests.simulation.simulated_nodes import (
+    EPOCH_MS,
+    ROOT,
+    TENANT,
+    ClientNode,
+    CoordinatorNode,
+    Node,
+    ServerNode,
+)
+from tests.simulation.simulated_threads import current_thread
 from tests.simulation.simulated_tiers import short_policy
-from tests.simulation.virtual_loop import Process, current_process
+from tests.simulation.virtual_loop import current_process
 from tests.support.checking.history import Broadcast, History, change_of_wire
 
-ROOT: Final = Path("/data")
-TENANT: Final = "acme"
 SERVERS: Final = ("s1", "s2", "s3")
 COORDINATORS: Final = ("c1", "c2")
-#: Some time in 2025: what the simulated wall clocks start from.
 #: Clients' names on the bus start with k.
 _CLIENTS_INBOXES: Final = f"{inboxes_of(TENANT)}.k"
-_EPOCH_MS: Final = 1_750_000_000_000
 #: A coordinator that has heard nothing for longer fences nobody.
 HEARING_SECONDS: Final = 2.0
 #: A fence that was begun in a silence is not called off by what is heard later, and it may take so
@@ -131,11 +119,11 @@ class Simulation:
         self.layout = Layout(ROOT)
         self.network = MemoryNetwork(self._deliveries)
         self.files = SimulatedFileSystem(
-            self.chance("power"), self._observe, lambda: _EPOCH_MS + int(self.loop.time() * 1000)
+            self.chance("power"), self._observe, lambda: EPOCH_MS + int(self.loop.time() * 1000)
         )
         self.bucket = (
             SimulatedBucket(
-                self.chance("bucket"), lambda: _EPOCH_MS / 1000 + self.loop.time()
+                self.chance("bucket"), lambda: EPOCH_MS / 1000 + self.loop.time()
             )
             if tiers
             else None
@@ -402,320 +390,6 @@ class Simulation:
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         self.fail(f"in the loop: {context.get('message')}: {error!r}")
-
-
-class Node(ABC):
-    """A supervised process on a host of its own."""
-
-    def __init__(self, simulation: Simulation, name: str) -> None:
-        self.simulation = simulation
-        self.name = name
-        self.life = 0
-        self.running = False
-        self.tasks: list[asyncio.Task[Any]] = []
-        self.process: Process | None = None
-        self._skew_ms = simulation.skew_ms()
-        #: How far the wall clock is ahead besides, for a while.
-        self.leap_ms = 0
-        #: Its mount goes on showing a fence as it was first read.
-        self.mount_lies = False
-        self._restart: asyncio.TimerHandle | None = None
-        self._ended = False
-        #: Calls in threads that have not ended.
-        self.thread_count = 0
-
-    def start(self) -> None:
-        """Begin the next life, unless this one runs."""
-        if self.running or self._ended:
-            return
-        if self._restart is not None:
-            self._restart.cancel()
-        simulation = self.simulation
-        self.life += 1
-        self.process = Process(f"{self.name}-{self.life}")
-        self.disk = HostDisk(simulation.files, self.name, self.process.name)
-        self.disk.cached = {} if self.mount_lies else None
-        self.bus = simulation.network.connect(self.process.name)
-        self.running = True
-        simulation.trace.add(f"start {self.process.name}")
-        self.task = self.process.start(self._live())
-        self.tasks.append(self.task)
-        self.task.add_done_callback(self._on_end, context=contextvars.Context())
-
-    def kill(self, *, power: bool = False) -> None:
-        """Die at once. Without `power` on the host, the bus learns of it only later."""
-        if not self.running:
-            return
-        assert self.process is not None
-        self.simulation.trace.add(f"kill {self.process.name} power={power}")
-        self.running = False
-        self.disk.kill()
-        if power:
-            self.simulation.cut_off.add(self.bus.name)
-            asyncio.get_running_loop().call_later(3.0, self.bus.drop)
-        else:
-            self.bus.drop()
-        self.task.cancel()
-        self.process.resume()
-
-    def crash(self) -> None:
-        """Die in the middle of a call in a thread. Raises OSError, by which the thread is
-        unwound."""
-        self.simulation.trace.add(f"crash {self.disk.process}")
-        self.disk.kill()
-        life, chance = self.life, self.simulation.crash_chance
-        power, everybody = chance.random() < 0.3, chance.random() < 0.15
-        power |= everybody
-        pause_seconds = chance.choice((0.05, 0.5, 3.0))
-
-        def die() -> None:
-            nodes = self.simulation.nodes if everybody else [self]
-            if self.life != life:
-                return
-            is_power = power and self.simulation.may_cut_power()
-            for node in nodes:
-                node.kill(power=is_power)
-            if is_power:
-                self.simulation.files.power_cut(
-                    {node.name for node in nodes}, file_server=everybody
-                )
-            for node in nodes:
-                node.start_later(pause_seconds)
-
-        # The loop stands still as long as a thread runs.
-        self.simulation.loop.call_soon(die, context=contextvars.Context())
-        raise OSError(errno.EIO, f"process {self.disk.process} has just died")
-
-    def start_later(self, seconds: float) -> None:
-        """Begin the next life after a while."""
-        loop = asyncio.get_running_loop()
-        self._restart = loop.call_later(seconds, self.start, context=contextvars.Context())
-
-    def end(self) -> None:
-        """Die and stay dead."""
-        self._ended = True
-        self.kill()
-
-    @abstractmethod
-    async def live(self) -> None:
-        """Live one life. Raises what ended it."""
-
-    def now_ms(self) -> int:
-        """The wall clock of this host."""
-        now_ms = int(self.simulation.loop.time() * 1000)
-        return _EPOCH_MS + self._skew_ms + self.leap_ms + now_ms
-
-    def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Call `function` as if in a thread: it takes a while, during which the loop goes on."""
-        loop = asyncio.get_running_loop()
-        finished: asyncio.Future[Any] = loop.create_future()
-        seconds = self.simulation.thread_seconds(self.name)
-        if self.simulation.bucket is not None:
-            self._run_in_simulated_thread(lambda: function(*arguments), seconds, finished)
-        elif self.simulation.runs_early():
-            outcome = _outcome(function, arguments)
-            loop.call_later(seconds, _settle, finished, outcome)
-        else:
-            loop.call_later(
-                seconds, lambda: _settle(finished, _outcome(function, arguments))
-            )
-        return finished
-
-    def _run_in_simulated_thread(
-        self, function: Callable[[], Any], seconds: float, finished: asyncio.Future[Any]
-    ) -> None:
-        loop, disk = asyncio.get_running_loop(), self.disk
-        ends_at = loop.time() + seconds
-
-        def ended(outcome: Outcome) -> None:
-            self.thread_count -= 1
-            if disk.dead:
-                # Nobody may be left to hear of it.
-                finished.cancel()
-            elif loop.time() >= ends_at:
-                _settle(finished, outcome)
-            else:
-                loop.call_at(ends_at, _settle, finished, outcome)
-
-        self.thread_count += 1
-        thread = SimulatedThread(function, ended, lambda: disk.dead)
-        if self.simulation.runs_early():
-            thread.advance()
-        else:
-            loop.call_later(seconds, thread.advance)
-
-    def own_bucket(self) -> Bucket | None:
-        """Return the bucket as this life sees it."""
-        shared = self.simulation.bucket
-        return shared.of(_Caller(self)) if shared is not None else None
-
-    async def _live(self) -> None:
-        bus, disk = self.bus, self.disk
-        try:
-            await self.live()
-            self.simulation.trace.add("ended")
-        except HoldfastError as error:
-            self.simulation.trace.add(f"ended by {type(error).__name__}: {error}")
-            if isinstance(error, RequestError) and not disk.dead:
-                self.simulation.fail(f"{bus.name} ended by {error!r}")
-        except Exception as error:
-            if not disk.dead:
-                self.simulation.fail(f"{bus.name} ended by {error!r}")
-                raise
-            self.simulation.trace.add(f"unwound by {error!r}")
-        finally:
-            disk.kill()
-            disk.close()
-            await bus.close()
-
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        self.tasks.remove(task)
-        if not task.cancelled():
-            task.exception()
-        if task is self.task and self.running:
-            self.running = False
-            self.start_later(self.simulation.weather.sync_seconds + 0.2)
-
-
-class ServerNode(Node):
-    """A persist server and its supervisor."""
-
-    server: PersistServer | None = None
-
-    async def live(self) -> None:
-        simulation = self.simulation
-        layout = open_layout(ROOT, self.disk)
-        incarnation = simulation.next_incarnation(self)
-        simulation.started(self, incarnation)
-        self.server = PersistServer(
-            self.bus,
-            layout,
-            self.disk,
-            self.name,
-            ServerOptions(
-                idle_close_seconds=simulation.idle_close_seconds,
-                max_open_stores=simulation.max_open_stores,
-                tier_policy=simulation.tier_policy,
-            ),
-            incarnation=incarnation,
-            bucket=self.own_bucket(),
-            machine=Machine(
-                clock_ms=SteadyClock(lambda: self.now_ms() / 1000, simulation.loop.time),
-                run_in_thread=self.run_in_thread,
-                watch=no_watch,
-            ),
-        )
-        await self.server.run()
-
-    def stop(self) -> None:
-        """Ask for a clean end."""
-        if self.running and self.server is not None:
-            self.server.stop()
-
-
-class CoordinatorNode(Node):
-    """A coordinator, active or standing by, and its supervisor."""
-
-    async def live(self) -> None:
-        layout = open_layout(ROOT, self.disk)
-        coordinator = Coordinator(
-            self.bus,
-            Storage(layout, self.disk, bucket=self.own_bucket()),
-            clock_ms=self.now_ms,
-            standby=True,
-            run_blocking=self.run_in_thread,
-            new_id=lambda: self.bus.name,
-        )
-        await coordinator.run()
-
-
-class ClientNode:
-    """An application's process with one client."""
-
-    def __init__(self, simulation: Simulation, name: str) -> None:
-        self.name = name
-        self.process = Process(name)
-        self.tasks: list[asyncio.Task[Any]] = []
-        self._simulation = simulation
-        self.bus = simulation.network.connect(name)
-        self._client: Client | None = None
-
-    async def start(self, timeout_seconds: float) -> Client:
-        """Connect; return the client. Call it, and use the client, within the process."""
-        entropy = self._simulation.chance(f"client {self.name}")
-        link = Link(self.bus, Subjects(), TENANT, timeout_seconds, entropy)
-        follower = Follower(link)
-        await link.open(follower)
-        self._client = Client(link, follower, owns_bus=True)
-        return self._client
-
-    def run(self, work: Any) -> asyncio.Task[Any]:
-        """Run `work` in this process."""
-        task = self.process.start(work)
-        self.tasks.append(task)
-        return task
-
-    async def stop(self) -> None:
-        """Close the client and cancel what still runs."""
-        self.process.resume()
-        for task in self.tasks:
-            task.cancel()
-        if self._client is not None:
-            await self.run(self._client.close())
-
-
-class _Caller:
-    """One life of a node, to the bucket."""
-
-    def __init__(self, node: Node) -> None:
-        self.name = node.name
-        self._node = node
-        self._disk = node.disk
-        self._simulation = node.simulation
-
-    def trace(self, text: str) -> None:
-        self._simulation.trace.add(text)
-
-    def may_crash(self) -> None:
-        if self._disk.dead:
-            raise OSError(errno.EIO, f"process {self._disk.process} is dead")
-        if self._simulation.crash_in_bucket:
-            self._simulation.crash_in_bucket -= 1
-            if self._simulation.crash_in_bucket == 0:
-                self._node.crash()
-
-    def may_stop(self, kind: str, key: str) -> None:
-        seconds, process = self._simulation.stop_in_bucket_seconds, self._node.process
-        if not seconds or kind != "put" or not key.startswith("manifests/"):
-            return
-        assert process is not None
-        self._simulation.stop_in_bucket_seconds = 0.0
-        self.trace(f"stop {process.name}")
-        process.pause()
-        self.later(seconds, process.resume)
-
-    def later(self, seconds: float, function: Callable[[], object]) -> None:
-        self._simulation.loop.call_later(seconds, function, context=contextvars.Context())
-
-    def fail(self, what: str) -> None:
-        self._simulation.fail(f"{self._disk.process}: {what}")
-
-
-def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    try:
-        return function(*arguments), None
-    except Exception as error:  # noqa: BLE001 (whoever awaits it gets it)
-        return None, error
-
-
-def _settle(finished: asyncio.Future[Any], outcome: tuple[Any, Any]) -> None:
-    if finished.cancelled():
-        return
-    result, error = outcome
-    if error is not None:
-        finished.set_exception(error)
-    else:
-        finished.set_result(result)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from holdfast.protocol.errors import InvalidArgumentError, UnavailableError
 from tests.hostile import attacks, floods
 from tests.hostile.templates import KVS, STREAMS, World
 from tests.hostile.volley import KV, STREAM, Aim
-from tests.simulation.simulated_cluster import SERVERS, TENANT, Simulation
+from tests.simulation.simulated_cluster import SERVERS, Simulation
+from tests.simulation.simulated_nodes import TENANT
 from tests.support.raw_nats import published
 
 STRANGER: Final = "evil"

@@ -10,7 +10,8 @@ import pytest
 from holdfast.client.connection import Client
 from holdfast.client.handles.consumer import Consumer
 from holdfast.protocol.control import Owner
-from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import ClientNode
 from tests.simulation.simulated_vfs import errors_may_go_unheard
 from tests.simulation.virtual_loop import VirtualLoop
 

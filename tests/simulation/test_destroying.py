@@ -13,7 +13,8 @@ from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import UnavailableError
 from holdfast.protocol.frames import decode_control, encode_control
 from tests.simulation.run import tiers_of
-from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import ClientNode
 from tests.simulation.simulated_vfs import errors_may_go_unheard
 from tests.simulation.virtual_loop import VirtualLoop
 

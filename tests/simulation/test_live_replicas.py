@@ -12,7 +12,8 @@ import pytest
 from holdfast.client import LiveKV, LiveStream
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.run import HEAL_SECONDS, RUN_SECONDS
-from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import ClientNode
 from tests.simulation.simulated_vfs import errors_may_go_unheard
 from tests.simulation.virtual_loop import VirtualLoop
 

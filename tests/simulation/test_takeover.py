@@ -15,7 +15,8 @@ import pytest
 
 from holdfast.client.connection import Client
 from holdfast.protocol.limits import SILENCE_SECONDS
-from tests.simulation.simulated_cluster import ClientNode, CoordinatorNode, ServerNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import ClientNode, CoordinatorNode, ServerNode
 from tests.simulation.simulated_vfs import errors_may_go_unheard
 from tests.simulation.virtual_loop import VirtualLoop
 

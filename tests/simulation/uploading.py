@@ -35,7 +35,8 @@ from tests.simulation.workload import Application
 from tests.support.checking.history import Store, value_of
 
 if TYPE_CHECKING:
-    from tests.simulation.simulated_cluster import ClientNode, Simulation
+    from tests.simulation.simulated_cluster import Simulation
+    from tests.simulation.simulated_nodes import ClientNode
 
 FILES: Final[Store] = (int(StoreKind.KV), "files")
 _KEYS: Final = ("f.1", "f.2")

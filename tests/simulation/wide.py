@@ -16,7 +16,8 @@ from holdfast.protocol.errors import HoldfastError
 from tests.simulation import queueing
 from tests.simulation.pattern_following import OTHERS, PROJECTS, FollowPattern, ProjectWriter
 from tests.simulation.queueing import QUEUE, QueueWorker
-from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import ClientNode
 from tests.simulation.transacting import Transactor
 from tests.simulation.uploading import FILES, Uploader, Uploads
 from tests.support.checking.history import Store

@@ -23,7 +23,8 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.messages import Change, Durability, Head
 from holdfast.protocol.names import StoreKind
-from tests.simulation.simulated_cluster import ClientNode, Simulation
+from tests.simulation.simulated_cluster import Simulation
+from tests.simulation.simulated_nodes import ClientNode
 from tests.support.checking.calls import Answer, note_answer
 from tests.support.checking.history import (
     Following,
