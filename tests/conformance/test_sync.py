@@ -221,6 +221,8 @@ def test_a_subscription_is_ended_by_another_thread(hf: Client) -> None:
     changes = hf.kv("settings").watch()
     with ThreadPoolExecutor(1) as threads:
         following = threads.submit(follow, changes.__enter__())
+        # What is set before the state is read is a part of the state.
+        wait_until(lambda: kinds == [ChangeKind.READY])
         hf.kv("settings").set("a", b"1")
         wait_until(lambda: len(kinds) == 2)
         changes.close()
