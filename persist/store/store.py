@@ -118,11 +118,13 @@ class Store(Accepted):
     @property
     def file_revision(self) -> int:
         """The last revision in the file."""
-        return self.file.meta.revision if self.file is not None else 0
+        # Twice for each store and tick: `self.file` would look it up through a property each time.
+        file = self.contents.file
+        return file.meta.revision if file is not None else 0
 
     def writer(self, writer: bytes) -> WriterState:
         """Return a writer's outcomes, loading them from the file the first time."""
-        return self.writers.load(writer, self.file, self.pending.outcomes() + self.outcomes)
+        return self.writers.load(writer, self.contents.file, self.pending.outcomes() + self.outcomes)
 
     def finish_tick(self, tick: int, segment: int) -> None:
         """Queue what was accepted since `begin` for the file: the log has it now, in `segment`."""
