@@ -124,7 +124,8 @@ class Store(Accepted):
 
     def writer(self, writer: bytes) -> WriterState:
         """Return a writer's outcomes, loading them from the file the first time."""
-        return self.writers.load(writer, self.contents.file, self.pending.outcomes() + self.outcomes)
+        later = self.pending.outcomes() + self.outcomes
+        return self.writers.load(writer, self.contents.file, later)
 
     def finish_tick(self, tick: int, segment: int) -> None:
         """Queue what was accepted since `begin` for the file: the log has it now, in `segment`."""
