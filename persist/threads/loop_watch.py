@@ -40,16 +40,20 @@ Words = Callable[[float], bytes | None]
 
 
 class Turns:
-    """When a loop last turned. `run` it in a task of that loop; read it in any thread."""
+    """When a loop last turned, from the first `turned` on. `run` it in a task of that loop; read it
+    in any thread."""
 
     def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = server
         self._clock = clock
-        self._turned_at = clock()
+        #: None before anybody watches: a server that waits for the coordinator is not stuck.
+        self._turned_at: float | None = None
 
     @property
     def late_seconds(self) -> float:
         """How long the loop has been stuck; 0 if that is too short to report."""
+        if self._turned_at is None:
+            return 0.0
         seconds = self._clock() - self._turned_at
         return seconds if seconds > LATE_SECONDS else 0.0
 

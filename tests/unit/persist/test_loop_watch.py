@@ -30,12 +30,28 @@ class Clock:
 def test_a_loop_is_spoken_for_only_while_it_does_not_turn() -> None:
     clock = Clock()
     turns = Turns("s1", clock)
+    turns.turned()
     clock.now += LATE_SECONDS
     assert turns.late_seconds == 0
     clock.now += 0.1
     assert turns.late_seconds == pytest.approx(LATE_SECONDS + 0.1)
     turns.turned()
     assert turns.late_seconds == 0
+
+
+def test_a_loop_that_nobody_watches_yet_does_not_count_as_stuck(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    turns = Turns("s1", clock)
+    # The server waits for a coordinator before it serves.
+    clock.now += 3600.0
+    assert turns.late_seconds == 0
+    turns.turned()
+    assert caplog.messages == []
+    clock.now += 3.0
+    turns.turned()
+    assert caplog.messages == ["server.loop_hung server=s1 seconds=3.0"]
 
 
 def test_it_is_spoken_for_before_anybody_doubts_it() -> None:
@@ -50,6 +66,7 @@ async def test_the_words_are_sent_while_the_loop_is_late() -> None:
     await coordinator.subscribe("hf._.hb", heard.append)
     clock = Clock()
     turns = Turns("s1", clock)
+    turns.turned()
 
     def words(seconds: float) -> bytes | None:
         return b"late by %.1f" % seconds if seconds < 3 else None
