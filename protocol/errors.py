@@ -9,7 +9,8 @@
     │   ├── WrongRevisionError      expected_revision did not hold; carries the actual one
     │   ├── TooLargeError           a value, key, header, batch or frame over its limit
     │   ├── LimitExceededError      a limit of the store does not let it in
-    │   ├── NotAllowedError         NATS does not let this user publish or subscribe a subject
+    │   ├── NotAllowedError         neither NATS nor a token lets this user do that
+    │   ├── InvalidTokenError       a token that is none, or that its issuer did not sign
     │   ├── NotFoundError           a server or store that an operator named does not exist
     │   ├── PointNotReachedError    no snapshot and log lead to that revision or time
     │   ├── UploadMismatchError     the uploaded bytes are not the announced value
@@ -161,10 +162,21 @@ class LimitExceededError(RequestError):
 
 
 class NotAllowedError(RequestError):
-    """NATS does not permit this user the `action`, "publish to" or "subscribe to", on `subject`."""
+    """This user or token may not do that: the `action` on `subject`, a NATS subject or a store.
+
+    If a token is what does not allow it, `missing` says what it lacks: a right such as `write`, or
+    `a token`, if there is none, or if it is expired or revoked.
+    """
 
     code = "not_allowed"
-    template = "NATS does not permit this user to {action} {subject!r}"
+    template = "not allowed to {action} {subject!r}: {reason}"
+
+
+class InvalidTokenError(RequestError):
+    """What was given as a token is none, or its issuer did not sign it."""
+
+    code = "invalid_token"
+    template = "the token is not valid: {reason}"
 
 
 class NotFoundError(RequestError):

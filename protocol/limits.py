@@ -15,6 +15,10 @@ MIB: Final = 1024 * KIB
 MAX_NAME_BYTES: Final = 200
 #: NATS has no limit on tokens; 16 keeps subject matching in its server cheap.
 MAX_NAME_TOKENS: Final = 16
+#: A token travels in NATS's CONNECT, whose line nats-server limits to 4,096 bytes by default.
+MAX_TOKEN_BYTES: Final = 2048
+#: Patterns of stores in a token. A server compares a name with each of them, once per store.
+MAX_TOKEN_PATTERNS: Final = 32
 #: 1,000 characters of four UTF-8 bytes each, rounded up.
 MAX_KEY_BYTES: Final = 4 * KIB
 
@@ -348,3 +352,6 @@ assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES
 assert LOG_OBJECT_IDLE_SECONDS < LOG_OBJECT_SECONDS < FRAME_TIMEOUT_SECONDS
 assert LOG_OBJECT_BYTES <= MAX_UNSYNCED_BYTES // 2
 assert MAX_UNSYNCED_BYTES < LOG_CAP_BYTES
+
+#: The object with the ids of all revoked tokens: a hundred thousand of them.
+MAX_REVOKED_BYTES: Final = 8 * MIB

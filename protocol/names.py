@@ -90,6 +90,11 @@ def check_store(name: str) -> StoreName:
     return StoreName(name)
 
 
+def check_issuer(name: str) -> str:
+    """Return `name` as the name of an issuer of tokens. Raises InvalidNameError."""
+    return _check_plain("issuer", name)
+
+
 def check_consumer(name: str) -> str:
     """Return `name` as a consumer name. Raises InvalidNameError."""
     return _check_plain("consumer", name)

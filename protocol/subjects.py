@@ -27,25 +27,34 @@ _KIND_OF_LETTER: Final = {kind.letter: kind for kind in StoreKind}
 _LETTERS: Final = {int(kind): kind.letter for kind in StoreKind}
 
 
+#: The second tokens of subjects that may end in the id of a token.
+_GRANTED: Final = frozenset(["coord", "destroy", "srv"])
+
 #: What can be published to: no wildcards, no spaces, only ASCII.
 _CONCRETE: Final = re.compile(r"[!-)+-=?-~]+")
 
 
-def inboxes_of(tenant: str) -> str:
-    """The start of the subjects of all inboxes of a tenant; a dot and the rest follow."""
-    return f"_INBOX.{tenant}"
+def inboxes_of(tenant: str, grant: str = "") -> str:
+    """The start of the subjects of all inboxes of a tenant, or of those of the holder of a token;
+    a dot and the rest follow."""
+    return f"_INBOX.{tenant}.{grant}" if grant else f"_INBOX.{tenant}"
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Builds and parses the subjects under one prefix."""
+    """Builds and parses the subjects under one prefix.
+
+    The requests of a client that has a token end in `grant`, the token's id: NATS lets only the
+    holder publish there, and servers know from it what to check. Without a token nothing follows.
+    """
 
     prefix: str = DEFAULT_PREFIX
+    grant: str = ""
 
     # Clients to the coordinator
     def coordinator(self, tenant: str, verb: str) -> str:
         """`resolve`, `suspect`, `servers` or `stores`, asked by a client of `tenant`."""
-        return f"{self.prefix}.{tenant}.coord.{verb}"
+        return self._granted(f"{self.prefix}.{tenant}.coord.{verb}")
 
     def coordinator_pattern(self) -> str:
         return f"{self.prefix}.*.coord.*"
@@ -53,7 +62,7 @@ class Subjects:
     # Clients to persist servers
     def server(self, tenant: str, server: str) -> str:
         """The subject of operation frames for `server`."""
-        return f"{self.prefix}.{tenant}.srv.{server}"
+        return self._granted(f"{self.prefix}.{tenant}.srv.{server}")
 
     def server_pattern(self, server: str) -> str:
         return f"{self.prefix}.*.srv.{server}"
@@ -63,7 +72,7 @@ class Subjects:
 
         It is separate, so that permissions can distinguish it from reads and writes.
         """
-        return f"{self.prefix}.{tenant}.destroy.{server}"
+        return self._granted(f"{self.prefix}.{tenant}.destroy.{server}")
 
     def destroy_pattern(self, server: str) -> str:
         return f"{self.prefix}.*.destroy.{server}"
@@ -97,12 +106,13 @@ class Subjects:
     def may_answer(self, subject: str, reply: str) -> bool:
         """Tell whether a request on `subject` may be answered on `reply`.
 
-        It may, if `reply` is an inbox of the tenant whose subject it is. A request names
+        It may, if `reply` is an inbox of the tenant whose subject it is, and of the holder of
+        the token that it names. A request names
         its reply subject freely, and servers may publish where a tenant may not. So a
         reply on another tenant's inbox would pass for an answer to that tenant, and one
         on a change subject for a change.
         """
-        inboxes = inboxes_of(self.tenant_of(subject))
+        inboxes = inboxes_of(self.tenant_of(subject), self.grant_of(subject))
         return (
             reply.startswith(f"{inboxes}.")
             and len(reply) <= MAX_SUBJECT_BYTES
@@ -110,9 +120,17 @@ class Subjects:
             and not reply.startswith(f"{self.prefix}.")
         )
 
+    def _granted(self, subject: str) -> str:
+        return f"{subject}.{self.grant}" if self.grant else subject
+
     def tenant_of(self, subject: str) -> str:
         """The tenant token of any subject under this prefix."""
         return subject[len(self.prefix) + 1 :].split(".", 1)[0]
+
+    def grant_of(self, subject: str) -> str:
+        """The id of the token that a client's request on `subject` names, or nothing."""
+        tokens = subject[len(self.prefix) + 1 :].split(".")
+        return tokens[3] if len(tokens) == 4 and tokens[1] in _GRANTED else ""
 
     def store_of(self, subject: str) -> StoreId:
         """The store whose change subject this is. Raises InvalidNameError or KeyError."""

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.protocol.errors import InvalidArgumentError, NotAllowedError, UnavailableError
 from holdfast.protocol.limits import MAX_SUBJECT_BYTES
 from holdfast.protocol.subjects import CLUSTER_TENANT
+
+#: Why an action is not allowed that NATS refused.
+NOT_PERMITTED: Final = "NATS does not permit it to this user"
 
 
 class BusMessage(NamedTuple):

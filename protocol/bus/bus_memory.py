@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from holdfast.protocol.bus.bus import (
+    NOT_PERMITTED,
     Bus,
     BusCallback,
     BusMessage,
@@ -261,7 +262,7 @@ class MemoryBus(Bus):
     def _permitted(self, action: str, subject: str) -> bool:
         if self._permits is None or self._permits(action, subject):
             return True
-        error = NotAllowedError(action=action, subject=subject)
+        error = NotAllowedError(action=action, subject=subject, reason=NOT_PERMITTED)
         for callback in self._refused_callbacks:
             asyncio.get_running_loop().call_soon(callback, error)
         return False

@@ -41,7 +41,13 @@ from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
-from holdfast.protocol.bus.bus import BusCallback, BusMessage, BusSubscription, is_subject
+from holdfast.protocol.bus.bus import (
+    NOT_PERMITTED,
+    BusCallback,
+    BusMessage,
+    BusSubscription,
+    is_subject,
+)
 from holdfast.protocol.bus.nats_parser import (
     ErrorEvent,
     Event,
@@ -94,7 +100,7 @@ def refusal(text: str) -> NotAllowedError | None:
     if found is None:
         return None
     action = "publish to" if found[1].lower() == "publish" else "subscribe to"
-    return NotAllowedError(action=action, subject=found[2])
+    return NotAllowedError(action=action, subject=found[2], reason=NOT_PERMITTED)
 
 
 class Step(Enum):

@@ -100,7 +100,7 @@ async def test_what_may_not_be_published_is_refused_at_once(
         for _ in range(2):
             with pytest.raises(NotAllowedError) as caught:
                 await client.stream("s").append(b"v")
-            assert caught.value.fields == {"action": action, "subject": subject}
+            assert (caught.value.action, caught.value.subject) == (action, subject)
             assert not caught.value.retryable
             with pytest.raises(NotAllowedError):
                 await client.kv("k").get("key")
@@ -112,7 +112,8 @@ async def test_what_may_not_be_followed_is_refused_at_once(nats: NatsServer) -> 
         for _ in range(2):
             with pytest.raises(NotAllowedError) as caught:
                 await anext(client.stream("s").subscribe())
-            assert caught.value.fields == {"action": "subscribe to", "subject": "hf.acme.chg.s.s"}
+            found = (caught.value.action, caught.value.subject)
+            assert found == ("subscribe to", "hf.acme.chg.s.s")
         with pytest.raises(NotAllowedError):
             await anext(client.subscribe("s.*"))
         await client.stream("s").append(b"what is permitted goes on")
@@ -143,9 +144,9 @@ async def test_every_bus_tells_what_it_refuses(nats: NatsServer, over: str) -> N
         await bus.subscribe("hf.other.chg.>", lambda message: None)
         await bus.publish("hf.Other.srv.a", b"")
         await bus.flush()
-        assert [error.fields for error in refused] == [
-            {"action": "subscribe to", "subject": "hf.other.chg.>"},
-            {"action": "publish to", "subject": "hf.Other.srv.a"},
+        assert [(error.action, error.subject) for error in refused] == [
+            ("subscribe to", "hf.other.chg.>"),
+            ("publish to", "hf.Other.srv.a"),
         ]
         with pytest.raises(NotAllowedError):
             await bus.request("hf.other.coord.resolve", b"", 60.0, "acme")

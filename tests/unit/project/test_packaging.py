@@ -41,6 +41,8 @@ TYPES_ONLY = "typing_extensions"
 EXTRAS_OF_MODULE = {
     "protocol/serving/process.py": ["server"],
     "protocol/compression.py": ["compression"],
+    "protocol/access/tokens.py": ["auth"],
+    "shared_fs/access/registry.py": ["auth"],
     "cli/commands/tables.py": ["spark"],
     "bench/spark/spark_export.py": ["spark"],
     "shared_fs/archive/archive_table.py": ["archive"],

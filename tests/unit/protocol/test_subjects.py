@@ -106,3 +106,18 @@ def test_the_clusters_requests_are_answered_on_the_clusters_inboxes() -> None:
 def test_no_prefix_lets_a_reply_pass_for_something_of_the_clusters() -> None:
     subjects = Subjects("_INBOX.acme")
     assert not subjects.may_answer(subjects.server("acme", "p1"), "_INBOX.acme.acme.chg.s.x")
+
+
+def test_the_requests_of_a_token_name_it_and_are_answered_on_its_inboxes_alone() -> None:
+    subjects, plain = Subjects("my.hf", "f" * 32), Subjects("my.hf")
+    for subject in (
+        subjects.server("acme", "p1"),
+        subjects.destroy("acme", "p1"),
+        subjects.coordinator("acme", "resolve"),
+    ):
+        assert plain.grant_of(subject) == "f" * 32
+        assert plain.grant_of(subject.rpartition(".")[0]) == ""
+        assert plain.may_answer(subject, f"_INBOX.acme.{'f' * 32}.1")
+        for other in ("_INBOX.acme.1", f"_INBOX.acme.{'e' * 32}.1", f"_INBOX.b.{'f' * 32}.1"):
+            assert not plain.may_answer(subject, other)
+    assert plain.grant_of(plain.changes(StoreId("acme", StoreKind.STREAM, "srv.a"))) == ""

@@ -1,0 +1,56 @@
+"""The NATS permissions that follow from a token: the first of the layers that hold alone.
+
+A token's holder may publish only to subjects that end in the token's id, so servers know from the
+subject whose rights to check; it may subscribe to the changes of the stores that it may read, and
+to inboxes of its own. Pure: the callout gives these permissions to a connection, and
+`holdfast nats-config` writes them down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.protocol.access.rights import Right
+from holdfast.protocol.access.tokens import Token, split_pattern
+from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects, inboxes_of
+
+
+@dataclass(frozen=True, slots=True)
+class NatsPermissions:
+    """Subjects that a connection may publish and subscribe to, and nothing else."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def permissions_of(token: Token, prefix: str) -> NatsPermissions:
+    """Return what the holder of `token` may do in a cluster on `prefix`."""
+    subjects = Subjects(prefix, token.id)
+    tenant = token.tenant  # `*`, which is also NATS's wildcard, for an operator
+    publish = [subjects.server(tenant, "*"), subjects.coordinator(tenant, "*")]
+    if Right.DESTROY in token.rights:
+        publish.append(subjects.destroy(tenant, "*"))
+    subscribe = [f"{inboxes_of(tenant, token.id)}.>"]
+    if Right.READ in token.rights:
+        for pattern in token.stores:
+            kinds, plain = split_pattern(pattern)
+            subscribe += [f"{subjects.changes_start(tenant, kind)}{plain}" for kind in kinds]
+    if token.is_operator:
+        publish += [subjects.cluster("*"), subjects.operator("*")]
+        # Replies to an operator's requests go to the cluster's inboxes.
+        subscribe.append(f"{inboxes_of(CLUSTER_TENANT, token.id)}.>")
+    return NatsPermissions(tuple(publish), tuple(subscribe))
+
+
+def servers_permissions(prefix: str) -> NatsPermissions:
+    """Return what persist servers and coordinators need. They may answer every inbox."""
+    return NatsPermissions(
+        (f"{prefix}.>", "_INBOX.>"),
+        (
+            f"{prefix}._.>",
+            f"{prefix}.*.coord.>",
+            f"{prefix}.*.srv.>",
+            f"{prefix}.*.destroy.>",
+            "_INBOX.>",
+        ),
+    )

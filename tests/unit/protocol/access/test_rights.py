@@ -1,0 +1,74 @@
+"""Which right each operation needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.protocol import frames
+from holdfast.protocol.access.rights import (
+    ALL_RIGHTS,
+    RIGHT_OF_OPERATION,
+    Right,
+    rights_needed,
+    rights_of,
+)
+from holdfast.protocol.errors import InvalidArgumentError
+
+
+def test_every_operation_needs_one_right_and_a_batch_those_of_its_members() -> None:
+    assert RIGHT_OF_OPERATION.keys() == frames.OPERATION_NAMES.keys() - {frames.BATCH}
+    assert all(len(right.words) == 1 for right in RIGHT_OF_OPERATION.values())
+
+
+def test_no_operation_that_writes_needs_only_the_right_to_read() -> None:
+    for number, right in RIGHT_OF_OPERATION.items():
+        assert (number < frames.FIRST_READ) <= (right is not Right.READ), number
+
+
+@pytest.mark.parametrize(
+    ("operations", "needed"),
+    [
+        ([[frames.APPEND, b"x"]], Right.WRITE),
+        ([[frames.HEAD], [frames.GET_MESSAGE, 1]], Right.READ),
+        ([[frames.APPEND, b"x"], [frames.CONFIGURE, {}]], Right.WRITE | Right.CONFIGURE),
+        ([[frames.BATCH, [[frames.APPEND, b"x"]]]], Right.WRITE),
+        (
+            [[frames.BATCH, [[frames.APPEND, b"x"], [frames.CONSUMER_FETCH, 1, 1]]]],
+            Right.WRITE | Right.CONSUME,
+        ),
+        ([[frames.BATCH, []]], Right(0)),
+    ],
+)
+def test_a_group_needs_what_its_operations_need(
+    operations: list[list[Any]], needed: Right
+) -> None:
+    assert rights_needed(operations) == needed
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        [255],
+        [True],
+        [None],
+        ["append"],
+        [frames.BATCH],
+        [frames.BATCH, b"\x01"],
+        [frames.BATCH, [[]]],
+        [frames.BATCH, [frames.APPEND]],
+        [frames.BATCH, [[frames.BATCH, [[frames.CLEAR]]]]],
+        [frames.BATCH, [[frames.APPEND, b"x"], ["append"]]],
+    ],
+)
+def test_what_is_no_operation_needs_all_rights(operation: list[Any]) -> None:
+    assert rights_needed([operation]) == ALL_RIGHTS
+
+
+def test_rights_are_named_by_their_words() -> None:
+    assert rights_of(["write", "read", "read"]).words == ("read", "write")
+    assert rights_of(["all"]) == ALL_RIGHTS
+    for words in ([], ["reed"], ["READ"], [""]):
+        with pytest.raises(InvalidArgumentError):
+            rights_of(words)
