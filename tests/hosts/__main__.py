@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from holdfast.shared_fs.disk.reading import FenceRead
-from tests.hosts import network
 from tests.hosts.faults import HostFault
 from tests.hosts.file_systems import FILE_SYSTEMS
 from tests.hosts.isolation import run_isolated
-from tests.hosts.needs import missing
+from tests.hosts.needs import impossible, missing
 from tests.hosts.report import print_hosts_report
 from tests.hosts.run import HostsResult, HostsTorture, Options
 from tests.support.command import parser_of, run_command
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--fence-read", choices=list(FenceRead), default=FenceRead.AUTO, help="default: %(default)s"
     )
     parser.add_argument(
-        "--delay", type=float, default=0.0, metavar="MS", help="of each packet of NATS's"
+        "--delay", type=float, default=0.0, metavar="MS", help="of each packet on a link to NATS"
     )
     parser.add_argument(
         "--faults",
@@ -44,16 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if lacking:
         print(f"skipped: {'; '.join(lacking)}")
         return 0
+    reasons = impossible([*kinds, *([HostFault.DELAY] if options.delay else [])])
+    for kind, reason in reasons.items():
+        print(f"skipped: {kind}: {reason}")
+    kinds = [kind for kind in kinds if kind not in reasons]
+    if not kinds or (options.delay and HostFault.DELAY in reasons):
+        return 0
     return run_isolated(lambda: _run(options, kinds))
 
 
 def _run(options: argparse.Namespace, kinds: Sequence[HostFault]) -> int:
-    if options.delay:
-        try:
-            network.delay("lo", options.delay)
-        except RuntimeError as error:
-            print(f"skipped: this kernel cannot delay packets: {error}")
-            return 0
     tried = Options(
         file_system=options.fs,
         fence_read=options.fence_read,
@@ -77,14 +76,21 @@ def _run(options: argparse.Namespace, kinds: Sequence[HostFault]) -> int:
 
 def _kinds(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[HostFault]:
     has_server = FILE_SYSTEMS[options.fs].has_server
-    possible = [kind for kind in HostFault if has_server or not kind.needs_server]
+    possible = [
+        kind
+        for kind in HostFault
+        if (has_server or not kind.needs_server)
+        # A link has one detour at a time.
+        and not (options.delay and kind in (HostFault.DELAY, HostFault.LOSS))
+    ]
     if options.faults is None:
         return possible
     by_name = {kind.name.lower().replace("_", "-"): kind for kind in HostFault}
     wanted = options.faults.split(",")
     for name in wanted:
         if by_name.get(name) not in possible:
-            parser.error(f"with --fs {options.fs} there is no fault {name!r}")
+            given = f"--fs {options.fs}" + (" and --delay" if options.delay else "")
+            parser.error(f"with {given} there is no fault {name!r}")
     return [by_name[name] for name in wanted]
 
 

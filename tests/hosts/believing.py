@@ -6,13 +6,12 @@ mount, and `make hosts FENCE_READ=plain` must find what that costs.
 
 from __future__ import annotations
 
-import sys
 from typing import Final
 
 from holdfast.cli.main import run
 from tests.simulation.planted import believe_the_mount
 
-BELIEVING: Final = (sys.executable, "-m", "tests.hosts.believing")
+MODULE: Final = "tests.hosts.believing"
 
 if __name__ == "__main__":
     with believe_the_mount():

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.shared_fs.disk.reading import FenceRead
-from tests.hosts.believing import BELIEVING
+from tests.hosts import believing
+from tests.hosts.clock import HostClock, program_on
 from tests.hosts.file_systems.file_system import LocalFileSystem
 from tests.hosts.network import NATS, ROUTE_PORT, Host
-from tests.support.supervised_cluster import PROGRAM, SERVERS, SupervisedParts
+from tests.support.supervised_cluster import SERVERS, SupervisedParts
 
 HOSTS: Final = tuple(Host(f"h{number}", 10 + number) for number in (1, 2, 3))
+_HOLDFAST: Final = "holdfast.cli"
 _COORDINATORS: Final = {"c1": HOSTS[0], "c2": HOSTS[1]}
 _PORT: Final = 4222
 _NATS_SECONDS: Final = 30.0
@@ -38,11 +41,20 @@ class Fencing(NamedTuple):
 class HostsParts(SupervisedParts):
     """The running parts."""
 
-    def __init__(self, data: Path, file_system: LocalFileSystem, fence_read: str) -> None:
+    def __init__(
+        self, data: Path, file_system: LocalFileSystem, fence_read: str, with_clocks: bool = False
+    ) -> None:
+        """`with_clocks` gives every host a clock that can be set."""
         super().__init__(data)
         self.fencings: list[Fencing] = []
         #: By the server that it has.
         self.hosts = dict(zip(SERVERS, HOSTS, strict=True))
+        #: By the name of the host, if clocks can be set.
+        self.clocks = (
+            {host.name: HostClock(data / f"clock-{host.name}") for host in HOSTS}
+            if with_clocks
+            else {}
+        )
         self.nats_url = ",".join(url_of(host) for host in HOSTS)
         routes = ",".join(f"nats://{host.address(NATS)}:{ROUTE_PORT}" for host in HOSTS)
         for host in HOSTS:
@@ -56,17 +68,26 @@ class HostsParts(SupervisedParts):
                 ),
             )
 
-        def options(host: Host) -> list[str]:
+        def command(host: Host, module: str, *arguments: str) -> list[str]:
             folder = str(file_system.folder(host))
-            return ["--data", folder, "--nats", url_of(host), "--fence-read", fence_read]
+            options = ("--data", folder, "--nats", url_of(host), "--fence-read", fence_read)
+            if with_clocks:
+                program = (*self.clocks[host.name].prefix, *program_on(module))
+            else:
+                program = (sys.executable, "-m", module)
+            return host.command(*program, *arguments, *options)
 
         for name, host in _COORDINATORS.items():
-            command = host.command(*PROGRAM, "coordinator", "--standby", *options(host))
-            self.coordinators[name] = self.part(name, command)
+            starting = command(host, _HOLDFAST, "coordinator", "--standby")
+            self.coordinators[name] = self.part(name, starting)
+        server_module = believing.MODULE if fence_read == FenceRead.PLAIN else _HOLDFAST
         for name, host in self.hosts.items():
-            program = BELIEVING if fence_read == FenceRead.PLAIN else PROGRAM
-            command = host.command(*program, "persist", "--name", name, *options(host))
-            self.servers[name] = self.part(name, command)
+            starting = command(host, server_module, "persist", "--name", name)
+            self.servers[name] = self.part(name, starting)
+
+    def prefix_of(self, host: Host) -> list[str]:
+        """Return what a command begins with that runs on a host, by its clock."""
+        return host.command(*self.clocks[host.name].prefix if self.clocks else ())
 
     async def wait_for_nats(self) -> None:
         async with asyncio.timeout(_NATS_SECONDS):

@@ -22,6 +22,9 @@ class HostFault(StrEnum):
     ROUTE = "a route closed once"
     HOST_WITHOUT_NATS = "a host cut from NATS"
     SPLIT = "the NATS cluster split in two"
+    LOSS = "packets of a host lost"
+    DELAY = "a host's link to NATS delayed"
+    CLOCK = "a host's clock set by an hour"
     HOST_WITHOUT_STORAGE = "a host cut from the storage"
     MOUNT_STOPPED = "a mount stopped"
     MOUNT_STOPPED_LONG = "a mount stopped for long"
@@ -43,17 +46,23 @@ _OF_STORAGE: Final = frozenset(
         HostFault.STORAGE_RESTARTED,
     }
 )
-#: From the shortest to the longest. Those of NATS outlast the 2.5 s after which the coordinator
+#: From the shortest to the longest. Cuts and splits outlast the 2.5 s after which the coordinator
 #: fences whom it cannot hear.
 _SECONDS: Final[dict[HostFault, tuple[float, float]]] = {
     HostFault.HOST_WITHOUT_NATS: (4.0, 8.0),
     HostFault.SPLIT: (4.0, 8.0),
+    HostFault.LOSS: (6.0, 10.0),
+    HostFault.DELAY: (4.0, 8.0),
     HostFault.HOST_WITHOUT_STORAGE: (10.0, 10.0),
     HostFault.MOUNT_STOPPED: (10.0, 10.0),
     HostFault.MOUNT_STOPPED_LONG: (60.0, 60.0),
     HostFault.STORAGE_STOPPED: (10.0, 10.0),
 }
 REST_SECONDS: Final = (1.0, 2.0)
+#: Of each link of a host, in each direction.
+LOSS_RATIO: Final = 0.01
+#: Of each packet, in each direction.
+_DELAY_SECONDS: Final = (0.02, 0.05)
 #: How often the host of the active coordinator is hit.
 NEAR_COORDINATOR_RATIO: Final = 0.25
 
@@ -68,6 +77,17 @@ class PlannedHostFault:
     rest_seconds: float
     #: Of a split: connections are closed. Otherwise their packets are lost.
     closes: bool = False
+
+    @property
+    def delay_seconds(self) -> float:
+        """How long packets take that are delayed."""
+        shortest, longest = _DELAY_SECONDS
+        return shortest + self.pick * (longest - shortest)
+
+    @property
+    def seed(self) -> int:
+        """Of which packets are lost."""
+        return int(self.pick * 2**32)
 
 
 def plan(seed: int, kinds: Sequence[HostFault]) -> Iterator[PlannedHostFault]:

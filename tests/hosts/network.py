@@ -44,8 +44,8 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def build(hosts: Sequence[Host], delay_ms: float = 0.0) -> None:
-    """Make the networks, with this process on both; each packet of NATS's takes `delay_ms`."""
+def build(hosts: Sequence[Host]) -> None:
+    """Make the networks, with this process on both."""
     for network, numbers in _NETWORKS.items():
         run("ip", "link", "add", network, "type", "bridge")
         run("ip", "address", "add", f"{numbers}.1/24", "dev", network)
@@ -62,13 +62,6 @@ def build(hosts: Sequence[Host], delay_ms: float = 0.0) -> None:
             address = f"{host.address(network)}/24"
             run("ip", "-n", host.name, "address", "add", address, "dev", network)
             run("ip", "-n", host.name, "link", "set", network, "up")
-        if delay_ms:
-            delay(_port(host, NATS), delay_ms)
-
-
-def delay(link: str, delay_ms: float) -> None:
-    """Let what leaves by a link take longer. Raises RuntimeError if this kernel cannot."""
-    run("tc", "qdisc", "add", "dev", link, "root", "netem", "delay", f"{delay_ms:g}ms")
 
 
 def pull(host: Host, network: str) -> None:
@@ -79,6 +72,29 @@ def pull(host: Host, network: str) -> None:
 def plug(host: Host, network: str) -> None:
     """Connect it again."""
     run("ip", "link", "set", _port(host, network), "up")
+
+
+def tap_names(host: Host, network: str) -> tuple[str, str]:
+    """Return the names of the TAP devices of a detour: at the host's end, and at the network's."""
+    port = _port(host, network)
+    return f"{port}-in", f"{port}-out"
+
+
+def detour(host: Host, network: str) -> None:
+    """Let the packets of a link pass through two TAP devices, which exist."""
+    near, far = tap_names(host, network)
+    bridge = _detour_bridge(host, network)
+    run("ip", "link", "add", "name", bridge, "type", "bridge")
+    run("ip", "link", "set", bridge, "up")
+    run("ip", "link", "set", near, "master", bridge)
+    run("ip", "link", "set", far, "master", network)
+    run("ip", "link", "set", _port(host, network), "master", bridge)
+
+
+def end_detour(host: Host, network: str) -> None:
+    """Undo `detour`."""
+    run("ip", "link", "set", _port(host, network), "master", network)
+    run("ip", "link", "delete", _detour_bridge(host, network))
 
 
 def part(one: Host, other: Host) -> None:
@@ -108,3 +124,7 @@ def close_route(one: Host, other: Host) -> int:
 
 def _port(host: Host, network: str) -> str:
     return f"{network}-{host.name}"
+
+
+def _detour_bridge(host: Host, network: str) -> str:
+    return f"{_port(host, network)}-by"

@@ -30,7 +30,6 @@ def print_hosts_report(result: HostsResult, kinds: Sequence[HostFault], console:
     for cost in costs(torture.history, torture.faults, fencings, HOSTS):
         _add(table, cost)
     console.print(table)
-    console.print("not run: a clock set back on one host: namespaces share the clock of the day")
     print_report(torture, console, kinds, (*RULES, _ZOMBIE))
 
 

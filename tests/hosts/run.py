@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from tests.hosts.faults import HostFault
 from tests.hosts.file_systems import FILE_SYSTEMS
 from tests.hosts.file_systems.file_system import STORAGE_HOST
 from tests.hosts.measure import zombie_answers
+from tests.hosts.slow_link import slowed
 from tests.hosts.tormentor import HostsTormentor
 from tests.support.supervised_cluster import ClientProcess, SupervisedParts
 from tests.torture.recording import EXPECTED_ERRORS
@@ -52,7 +54,12 @@ class HostsTorture(Torture):
         super().__init__(data, seed, seconds, say)
         self._options = options
         self._file_system = FILE_SYSTEMS[options.file_system](data, HOSTS)
-        self._hosts_parts = HostsParts(data, self._file_system, options.fence_read)
+        self._hosts_parts = HostsParts(
+            data,
+            self._file_system,
+            options.fence_read,
+            with_clocks=HostFault.CLOCK in options.kinds,
+        )
         self._hosts_tormentor: HostsTormentor | None = None
         if self._file_system.has_server:
             # A file system that is away refuses. That nothing was stored is not said.
@@ -60,10 +67,17 @@ class HostsTorture(Torture):
 
     async def run_on_hosts(self) -> HostsResult:
         """Build the hosts, run, and return what was found."""
-        network.build((STORAGE_HOST, *HOSTS), self._options.delay_ms)
+        network.build((STORAGE_HOST, *HOSTS))
         await self._file_system.start()
         self._say(f"{self._options.file_system} is mounted on {len(HOSTS)} hosts")
-        result = await self.run()
+        async with AsyncExitStack() as links:
+            if self._options.delay_ms:
+                delay_seconds = self._options.delay_ms / 1000
+                for host in HOSTS:
+                    await links.enter_async_context(
+                        slowed(host, network.NATS, delay_seconds=delay_seconds)
+                    )
+            result = await self.run()
         fencings = self._hosts_parts.fencings
         assert self._hosts_tormentor is not None
         cuts = self._hosts_tormentor.cuts
@@ -93,7 +107,7 @@ class HostsTorture(Torture):
                 role,
                 f"{role}.{host.name}",
                 nats=url_of(host),
-                prefix=host.command(),
+                prefix=self._hosts_parts.prefix_of(host),
                 operations_per_second=per_second,
             )
             for host in HOSTS

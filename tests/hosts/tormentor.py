@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +14,18 @@ from holdfast.client import KV, Client, Stream
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import StorageFailedError, UnavailableError
 from tests.hosts import network
+from tests.hosts.clock import HOUR_SECONDS
 from tests.hosts.cluster import HOSTS, HostsParts
-from tests.hosts.faults import NEAR_COORDINATOR_RATIO, HostFault, PlannedHostFault, plan
+from tests.hosts.faults import (
+    LOSS_RATIO,
+    NEAR_COORDINATOR_RATIO,
+    HostFault,
+    PlannedHostFault,
+    plan,
+)
 from tests.hosts.file_systems.file_system import LocalFileSystem
 from tests.hosts.network import NATS, STORAGE, Host
+from tests.hosts.slow_link import slowed
 from tests.torture.faults import Fault
 from tests.torture.workload import KVS, STREAMS, is_stream
 
@@ -129,6 +137,8 @@ class HostsTormentor:
                 self._tell(fault, target)
                 if network.close_route(host, other) == 0:
                     raise RuntimeError(f"no route of {target} was closed: this kernel cannot")
+            case HostFault.CLOCK:
+                target = self._set_clock(fault)
             case HostFault.STORAGE_RESTARTED:
                 target = "storage"
                 self._tell(fault, target)
@@ -167,42 +177,54 @@ class HostsTormentor:
         self._parts.coordinators[name].signal(signal.SIGKILL)
         return name
 
+    def _set_clock(self, fault: PlannedHostFault) -> str:
+        """Set a host's clock back an hour, or right again if it is. Faults in between find hosts
+        whose clocks differ."""
+        host = HOSTS[int(fault.pick * len(HOSTS))]
+        clock = self._parts.clocks[host.name]
+        clock.set(-HOUR_SECONDS if clock.ahead_seconds == 0 else 0)
+        target = f"{host.name}, {'back' if clock.ahead_seconds else 'right again'}"
+        self._tell(fault, target)
+        return target
+
     @asynccontextmanager
     async def _lasting(self, fault: PlannedHostFault, host: Host) -> AsyncIterator[None]:
         """Have what lasts around the body."""
         files, at = self._file_system, time.monotonic()
         others = [each for each in HOSTS if each is not host]
-        match fault.kind:
-            case HostFault.HOST_WITHOUT_NATS:
-                network.pull(host, NATS)
-            case HostFault.SPLIT:
-                for other in others:
-                    network.part(host, other)
-                    if fault.closes:
-                        network.close_route(host, other)
-            case HostFault.HOST_WITHOUT_STORAGE:
-                network.pull(host, STORAGE)
-            case HostFault.STORAGE_STOPPED:
-                files.stop_server()
-            case _:
-                files.stop_mount(host)
-        try:
-            yield
-        finally:
+        async with AsyncExitStack() as undoing:
             match fault.kind:
                 case HostFault.HOST_WITHOUT_NATS:
-                    self.cuts.append(Cut(host, at, time.monotonic()))
-                    network.plug(host, NATS)
+                    network.pull(host, NATS)
+                    undoing.callback(network.plug, host, NATS)
+                    undoing.callback(self._remember_cut, host, at)
                 case HostFault.SPLIT:
-                    self.cuts.append(Cut(host, at, time.monotonic()))
                     for other in others:
-                        network.join(host, other)
+                        network.part(host, other)
+                        undoing.callback(network.join, host, other)
+                        if fault.closes:
+                            network.close_route(host, other)
+                    undoing.callback(self._remember_cut, host, at)
+                case HostFault.DELAY:
+                    delayed = slowed(host, NATS, delay_seconds=fault.delay_seconds)
+                    await undoing.enter_async_context(delayed)
+                case HostFault.LOSS:
+                    for name in (NATS, STORAGE) if files.has_server else (NATS,):
+                        losing = slowed(host, name, loss_ratio=LOSS_RATIO, seed=fault.seed)
+                        await undoing.enter_async_context(losing)
                 case HostFault.HOST_WITHOUT_STORAGE:
-                    network.plug(host, STORAGE)
+                    network.pull(host, STORAGE)
+                    undoing.callback(network.plug, host, STORAGE)
                 case HostFault.STORAGE_STOPPED:
-                    files.continue_server()
+                    files.stop_server()
+                    undoing.callback(files.continue_server)
                 case _:
-                    files.continue_mount(host)
+                    files.stop_mount(host)
+                    undoing.callback(files.continue_mount, host)
+            yield
+
+    def _remember_cut(self, host: Host, at: float) -> None:
+        self.cuts.append(Cut(host, at, time.monotonic()))
 
     def _tell(self, fault: PlannedHostFault, target: str) -> None:
         lasts = f" {fault.seconds:.1f} s" if fault.seconds else ""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from holdfast.protocol.names import StoreKind
+from tests.hosts import needs
 from tests.hosts.__main__ import main
 from tests.hosts.cluster import HOSTS, Fencing
 from tests.hosts.faults import HostFault, plan
@@ -106,3 +108,17 @@ def test_it_is_skipped_with_a_word_where_something_is_missing(
     said = capsys.readouterr().out
     assert said.startswith("skipped: ")
     assert "no program glusterd (Debian: apt install glusterfs-server)" in said
+
+
+def test_faults_that_the_machine_cannot_have_are_told_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(needs, "TUN", Path("/nonexistent"))
+    monkeypatch.setattr(needs, "find_library", lambda: None)
+    kinds = [HostFault.KILL, HostFault.LOSS, HostFault.DELAY, HostFault.CLOCK]
+    assert needs.impossible(kinds) == {
+        HostFault.LOSS: "there is no /nonexistent, so no packets can be delayed or lost",
+        HostFault.DELAY: "there is no /nonexistent, so no packets can be delayed or lost",
+        HostFault.CLOCK: "there is no libfaketime (Debian: apt install faketime)",
+    }
+    assert needs.impossible([HostFault.KILL]) == {}
