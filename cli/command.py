@@ -36,29 +36,30 @@ from holdfast.protocol.errors import HoldfastError
 
 #: Each command, with the module under `holdfast.cli` and the name there.
 _COMMANDS: Final = {
-    "backup": ("backup", "backup"),
-    "backups": ("backup", "backups"),
-    "bench": ("bench", "bench"),
-    "collect": ("collect", "collect"),
-    "coordinator": ("parts", "coordinator"),
-    "delete": ("backup", "delete"),
-    "demo": ("demo", "demo"),
-    "doctor": ("doctor", "doctor"),
-    "drain": ("drain", "drain"),
-    "export": ("tables", "export_command"),
-    "import": ("tables", "import_command"),
-    "kv": ("kv", "kv"),
-    "persist": ("parts", "persist"),
-    "probe": ("probe", "probe"),
-    "rebuild": ("rebuild", "rebuild"),
-    "restore": ("backup", "restore"),
-    "servers": ("servers", "servers"),
-    "stores": ("servers", "stores"),
-    "stream": ("stream", "stream"),
-    "tenants": ("servers", "tenants"),
-    "undrain": ("drain", "undrain"),
-    "up": ("up", "up"),
-    "verify": ("verify", "verify"),
+    "backup": ("commands.backup", "backup"),
+    "backups": ("commands.backup", "backups"),
+    "bench": ("commands.bench", "bench"),
+    "collect": ("commands.collect", "collect"),
+    "coordinator": ("commands.parts", "coordinator"),
+    "delete": ("commands.backup", "delete"),
+    "demo": ("commands.demo", "demo"),
+    "doctor": ("commands.doctor", "doctor"),
+    "drain": ("commands.drain", "drain"),
+    "export": ("commands.tables", "export_command"),
+    "import": ("commands.tables", "import_command"),
+    "kv": ("commands.kv", "kv"),
+    "persist": ("commands.parts", "persist"),
+    "probe": ("commands.probe", "probe"),
+    "rebuild": ("commands.rebuild", "rebuild"),
+    "restore": ("commands.backup", "restore"),
+    "servers": ("commands.servers", "servers"),
+    "stores": ("commands.servers", "stores"),
+    "stream": ("commands.stream", "stream"),
+    "tenant": ("tenants.tenant", "tenant"),
+    "tenants": ("commands.servers", "tenants"),
+    "undrain": ("commands.drain", "undrain"),
+    "up": ("commands.up", "up"),
+    "verify": ("commands.verify", "verify"),
 }
 
 
@@ -107,7 +108,7 @@ class _RootGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
             module, name = _COMMANDS[cmd_name]
-            self.add_command(getattr(import_module(f"holdfast.cli.commands.{module}"), name))
+            self.add_command(getattr(import_module(f"holdfast.cli.{module}"), name))
         return super().get_command(ctx, cmd_name)
 
     def make_context(

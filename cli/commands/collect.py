@@ -25,9 +25,16 @@ from holdfast.cli.settings import Settings, pass_settings, shared_options
     show_default=True,
     help="Remove garbage this long after it was marked.",
 )
+@click.option(
+    "--thorough",
+    is_flag=True,
+    help="Rewrite packs that have anything of a deleted store; reads the index of each pack.",
+)
 @shared_options("json")
 @pass_settings
-def collect(settings: Settings, bucket: str, dry_run: bool, min_age_hours: float) -> None:
+def collect(
+    settings: Settings, bucket: str, dry_run: bool, min_age_hours: float, thorough: bool
+) -> None:
     """Remove unneeded snapshots and log objects from the bucket.
 
     The coordinator does this periodically. A run marks the garbage that it finds; a later run
@@ -41,6 +48,7 @@ def collect(settings: Settings, bucket: str, dry_run: bool, min_age_hours: float
         existing_bucket(bucket),
         clock_ms=lambda: int(time.time() * 1000),
         min_age_seconds=min_age_hours * 3600,
+        thorough=thorough,
     )
     done = collector.run_pass(dry_run=dry_run)
     report = collect_report(asdict(done), dry_run=dry_run)

@@ -108,12 +108,15 @@ class Collector:
         clock_ms: Callable[[], int],
         min_age_seconds: float = MIN_AGE_SECONDS,
         give_up: Callable[[], bool] = lambda: False,
+        thorough: bool = False,
     ) -> None:
-        """`give_up` is called between requests."""
+        """`give_up` is called between requests. A `thorough` collector reads the index of each
+        pack, and rewrites those in which a deleted store has anything left."""
         self._bucket = bucket
         self._clock_ms = clock_ms
         self._min_age_ms = int(min_age_seconds * 1000)
         self._give_up = give_up
+        self._thorough = thorough
         self._manifests = open_manifests(bucket)
 
     def run_pass(self, *, dry_run: bool = False) -> Collected:
@@ -330,13 +333,27 @@ class Collector:
 
     def _repack(self, named: _Named, now: int, done: Collected) -> None:
         """Rewrite packs that are mostly garbage; the next passes remove the old ones."""
-        for key in named.sparse_packs()[:MAX_REPACKED]:
+        sparse = named.sparse_packs()[:MAX_REPACKED]
+        for key in named.live_packs() if self._thorough else sparse:
             if self._give_up():
                 return
             try:
-                done.repacked += repack(self._manifests, key, now)
+                if key in sparse or self._has_deleted(key):
+                    done.repacked += repack(self._manifests, key, now)
             except (ObjectDamagedError, ObjectMissingError, NewerFormatError):
                 done.strangers += 1
+
+    def _has_deleted(self, key: str) -> bool:
+        """Tell whether a pack has an old snapshot of a store that was deleted since."""
+        for store, version in read_index(self._bucket, key):
+            entry = self._manifests.find(store)
+            if (
+                entry is not None
+                and entry.deleted is not None
+                and version.epoch <= entry.deleted.epoch
+            ):
+                return True
+        return False
 
 
 class _Named:
@@ -375,6 +392,10 @@ class _Named:
 
     def saw_pack(self, listed: ListedObject) -> None:
         self._pack_bytes[listed.key] = listed.size_bytes
+
+    def live_packs(self) -> list[str]:
+        """Return the packs in which something is named."""
+        return list(self._live_bytes)
 
     def sparse_packs(self) -> list[str]:
         """Return the packs that are worth rewriting."""

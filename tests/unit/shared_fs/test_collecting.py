@@ -83,9 +83,12 @@ class World:
             return False
         return True
 
-    def collect(self, *, after_ms: int = 0, dry_run: bool = False) -> Collected:
+    def collect(
+        self, *, after_ms: int = 0, dry_run: bool = False, thorough: bool = False
+    ) -> Collected:
         self.now_ms += after_ms
-        return Collector(self.bucket, clock_ms=lambda: self.now_ms).run_pass(dry_run=dry_run)
+        collector = Collector(self.bucket, clock_ms=lambda: self.now_ms, thorough=thorough)
+        return collector.run_pass(dry_run=dry_run)
 
     def collect_for_a_day(self) -> Collected:
         """Let a pass mark what is not needed, and return what one a day later does."""
@@ -288,6 +291,29 @@ def test_what_counts_of_a_sparse_pack_moves_to_a_new_one_and_can_be_read(world: 
     assert not world.has(packed[0][1].key)
     fetched = fetch(world.bucket, store("n0"), entry.newest, world.root / "d")
     assert fetched.version.revision == 3
+
+
+def test_what_a_deleted_store_left_in_a_full_pack_goes_with_a_thorough_pass(world: World) -> None:
+    names = [f"n{number}" for number in range(6)]
+    packed = put_pack(world.bucket, [world.snapshot(name, 3) for name in names], world.now_ms, "x")
+    key = packed[0][1].key
+    for each, version in packed:
+        world.publish(each.name, version)
+    # Its snapshot in the pack is replaced first, so its deletion finds nothing there.
+    world.publish("n0", world.put("n0", 4))
+    world.manifests.update_entry(
+        store("n0"), lambda entry: deleted(entry, Tombstone(1, world.now_ms, 4))
+    )
+    world.collect_for_a_day()
+    assert world.has(key)
+    world.collect(after_ms=1, thorough=True)
+    world.collect_for_a_day()
+    assert not world.has(key)
+    for name in names[1:]:
+        newest = world.entry(name).newest
+        assert newest is not None
+        assert fetch(world.bucket, store(name), newest, world.root / name).version.revision == 3
+    assert world.collect(after_ms=1, thorough=True).repacked == 0
 
 
 def test_what_is_not_ours_is_left_alone(world: World) -> None:

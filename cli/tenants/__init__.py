@@ -1,0 +1,1 @@
+"""The commands that concern tenants: who may do what, how much, and their end."""

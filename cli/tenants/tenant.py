@@ -1,0 +1,173 @@
+"""`holdfast tenant`: what concerns a whole tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from holdfast.cli.commands.doctor import progress_bar, shared_folder
+from holdfast.cli.commands.parts import needed_server_packages
+from holdfast.cli.owner_jobs import ConnectedOwners, connected_owners
+from holdfast.cli.render import JsonObject, print_json, print_table, size
+from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
+from holdfast.protocol.errors import HoldfastError, NotFoundError
+from holdfast.protocol.names import StoreId, TenantName, check_tenant
+
+if TYPE_CHECKING:
+    from holdfast.shared_fs.inspection.tenant_remains import Place, Remain
+
+#: Deletions at a time. A server does as many for applications of one tenant.
+_AT_ONCE: Final = 4
+#: How often to look for stores that were made meanwhile.
+_ROUNDS: Final = 5
+
+
+class TenantInUseError(HoldfastError):
+    """Somebody goes on making stores of a tenant that is being destroyed."""
+
+    code = "tenant_in_use"
+    template = "tenant {tenant!r} gets new stores again and again; {left} are there now"
+
+
+@click.group()
+def tenant() -> None:
+    """Destroy a tenant, and see what is left of it."""
+
+
+@tenant.command()
+@click.argument("name", metavar="TENANT")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@client_command
+def destroy(settings: Settings, name: str, yes: bool) -> None:
+    """Remove all stores of TENANT, with their snapshots and quarantined files.
+
+    You cannot undo this. First take away the tenant's permissions, so that nobody makes new
+    stores. `holdfast tenant remains` shows what is left and when it goes. Needs an operator's
+    permissions.
+    """
+    check_tenant(name)
+    if not yes:
+        typed = click.prompt(f"Type {name} to permanently remove all of its stores", err=True)
+        if typed != name:
+            raise click.Abort
+    report = asyncio.run(_destroy(settings, name))
+    if settings.json:
+        print_json(report)
+    else:
+        click.echo(
+            f"tenant {name!r} is destroyed: {report['stores']:,} stores, "
+            f"{report['files']:,} files, {report['snapshots']:,} snapshots"
+        )
+
+
+async def _destroy(settings: Settings, name: str) -> JsonObject:
+    done: JsonObject = {"tenant": name, "stores": 0, "files": 0, "snapshots": 0}
+    # As for JSON: one bar shows the progress, and not one spinner for each store.
+    async with connected_owners(replace(settings, tenant=name, json=True)) as owners:
+        stores = await owners.all(None)
+        for _ in range(_ROUNDS):
+            if not stores:
+                return done
+            await _delete_all(owners, stores, done)
+            stores = await owners.all(None)
+    raise TenantInUseError(tenant=name, left=f"{len(stores):,}")
+
+
+async def _delete_all(owners: ConnectedOwners, stores: list[StoreId], done: JsonObject) -> None:
+    waiting = iter(stores)
+    before = done["stores"]
+
+    async def work() -> None:
+        for store in waiting:
+            with contextlib.suppress(NotFoundError):  # Its application destroyed it meanwhile.
+                report = await owners.ask(store, "delete")
+                done["files"] += report["files"]
+                done["snapshots"] += report["snapshots"]
+            done["stores"] += 1
+            progress((done["stores"] - before) / len(stores))
+
+    with progress_bar() as progress:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_AT_ONCE):
+                tasks.create_task(work())
+
+
+@tenant.command()
+@click.argument("name", metavar="TENANT")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The shared file system, or the folder that `holdfast up` was given.",
+)
+@click.option("--bucket", metavar="URL", help="The bucket of the servers.")
+@shared_options("json")
+@pass_settings
+def remains(settings: Settings, name: str, data: Path | None, bucket: str | None) -> None:
+    """Show what is left of TENANT on the file system and in the bucket.
+
+    The command looks at all files, logs and objects, and changes nothing. The exit code is 1 if
+    something is left that the tenant wrote.
+    """
+    checked = check_tenant(name)
+    if data is None and bucket is None:
+        raise click.UsageError("give --data, --bucket or both")
+    with needed_server_packages():
+        from holdfast.shared_fs.inspection.tenant_remains import WHAT_REMOVES
+    found: dict[Place, list[Remain]] = defaultdict(list)
+    for remain in _remains(checked, data, bucket):
+        found[remain.place].append(remain)
+    rows = [
+        {
+            "place": place.value,
+            "count": len(each),
+            "bytes": sum(one.size_bytes for one in each),
+            "holds_values": place.holds_values,
+            "example": each[0].where,
+            "removed_by": WHAT_REMOVES[place],
+        }
+        for place, each in sorted(found.items())
+    ]
+    is_gone = not any(place.holds_values for place in found)
+    if settings.json:
+        print_json({"tenant": name, "gone": is_gone, "remains": rows})
+    else:
+        if rows:
+            print_table(
+                ("place", "count", "bytes", "example", "removed by"),
+                [
+                    (
+                        row["place"],
+                        row["count"],
+                        size(int(str(row["bytes"]))),
+                        row["example"],
+                        row["removed_by"],
+                    )
+                    for row in rows
+                ],
+                right=("count", "bytes"),
+                optional=("example",),
+            )
+        left = "nothing that it wrote is left" if is_gone else "data of it is left"
+        click.echo(f"tenant {name!r}: {left}")
+    if not is_gone:
+        click.get_current_context().exit(1)
+
+
+def _remains(name: TenantName, data: Path | None, bucket: str | None) -> Iterator[Remain]:
+    from holdfast.shared_fs.disk.disk import Disk
+    from holdfast.shared_fs.disk.layout import existing_layout
+    from holdfast.shared_fs.inspection.tenant_remains import remains_in_bucket, remains_on_disk
+    from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+
+    if data is not None:
+        disk = Disk()
+        yield from remains_on_disk(existing_layout(shared_folder(data.resolve()), disk), disk, name)
+    if bucket is not None:
+        yield from remains_in_bucket(existing_bucket(bucket), name)
