@@ -114,6 +114,7 @@ class MembershipDriver:
     # What is heard: see `heartbeat_feed.HeartbeatListener`.
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+        self._orders.heard(heartbeat.server)
         self._hear(HeartbeatArrived(heartbeat))
 
     def own_message(self, number: int, sent_at: float) -> None:
@@ -174,6 +175,7 @@ class MembershipDriver:
                     incarnation,
                     reason,
                 )
+                self._orders.forget(server)
                 self._records.add(effect)
 
     async def _probe(self, order: Probe) -> None:

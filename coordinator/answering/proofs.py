@@ -20,6 +20,7 @@ from holdfast.protocol.errors import (
     StorageError,
     UnavailableError,
 )
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.proof import ProofNumber
 
 logger = logging.getLogger("holdfast.coordinator")
@@ -40,6 +41,7 @@ class Proofs:
         self._fences = life.storage.fences
         self._state = state
         self._replies = replies
+        self._failing = Trouble(logger, "coordinator.proof_failed")
         #: The requests that wait, by incarnation, as long as a task writes for it.
         self._waiting: dict[_Key, list[tuple[int, str]]] = {}
 
@@ -76,13 +78,11 @@ class Proofs:
             reason = f"the coordinator does not see incarnation {incarnation} of server {server!r}"
             return UnavailableError(reason=reason)
         except StorageError as error:
-            logger.warning(
-                "coordinator.proof_failed server=%s incarnation=%s reason=%s",
-                server,
-                incarnation,
-                error,
+            self._failing.note(
+                "server=%s incarnation=%s reason=%s", server, incarnation, error, of=server
             )
             return error
+        self._failing.over(server)
         said = {"number": number} if is_written else {}
         return {"term": self._state.term, **said}
 

@@ -11,6 +11,7 @@ from holdfast.coordinator.answering.records import Record
 from holdfast.coordinator.decisions.events import RecordLive
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.errors import StorageError
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -26,6 +27,7 @@ class RecordQueue:
         self._records: list[Record] = []
         self._due_at = 0.0
         self._recorded = asyncio.Event()
+        self._failing = Trouble(logger, "coordinator.record_failed", logging.ERROR)
 
     def __bool__(self) -> bool:
         return bool(self._records)
@@ -51,10 +53,11 @@ class RecordQueue:
         """Remove the oldest records, which were just written; on
         `failure`, keep them for a retry."""
         if failure is None:
+            self._failing.over()
             del self._records[: len(records)]
             self._recorded.set()
         else:
-            logger.error("coordinator.record_failed reason=%s", failure)
+            self._failing.note("reason=%s", failure)
             self._due_at = now + RECORD_RETRY_SECONDS
 
     def unrecorded(self) -> set[tuple[str, str]]:

@@ -15,6 +15,7 @@ from holdfast.protocol.errors import HoldfastError, TooLargeError, internal_erro
 from holdfast.protocol.frames import encode_control, encode_control_error
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -31,6 +32,7 @@ class Replies:
         self._mishaps = mishaps
         self._wakeup = wakeup
         self._packed: deque[tuple[str, bytes]] = deque()
+        self._losing = Trouble(logger, "coordinator.reply_lost")
 
     def add(self, reply_to: str, reply: Reply) -> None:
         """Answer a request that was taken from the inbox."""
@@ -63,4 +65,6 @@ class Replies:
                     await self._bus.publish(subject, payload)
             except TimeoutError:
                 # The client asks again, as after any lost reply.
-                logger.warning("coordinator.reply_lost subject=%s", subject)
+                self._losing.note("subject=%s", subject)
+            else:
+                self._losing.over()

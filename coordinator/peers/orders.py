@@ -28,6 +28,7 @@ from holdfast.protocol.control import ServerPhase
 from holdfast.protocol.errors import DeposedError, HoldfastError, StorageError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM, PROBE_TIMEOUT_SECONDS
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -46,6 +47,25 @@ class Orders:
         self._background_tasks = life.background_tasks
         self._state = state
         self._cluster = cluster
+        self._silent = Trouble(logger, "coordinator.probe_failed", logging.INFO)
+        self._hidden = Trouble(logger, "coordinator.server_hidden", logging.INFO)
+        self._lock_unknown = Trouble(logger, "coordinator.lock_unknown", logging.INFO)
+        self._storage_failing = Trouble(logger, "coordinator.storage_fails")
+        self._fence_failing = Trouble(logger, "coordinator.fence_failed", logging.ERROR)
+        self._unregistered = Trouble(logger, "coordinator.not_registered", logging.INFO)
+        self._untold = Trouble(logger, "coordinator.not_told", logging.INFO)
+
+    def heard(self, server: str) -> None:
+        """Note that a server speaks."""
+        self._silent.over(server)
+        self._hidden.over(server)
+        self._lock_unknown.over(server)
+
+    def forget(self, server: str) -> None:
+        """Note that a server has ended: nobody has orders for it."""
+        self.heard(server)
+        self._unregistered.over(server)
+        self._untold.over(server)
 
     async def probe(self, order: Probe) -> ProbeAnswered | ProbeFailed:
         """Ask for a sign of life. Raises DeposedError."""
@@ -57,8 +77,9 @@ class Orders:
         except DeposedError:
             raise
         except HoldfastError as error:
-            logger.info("coordinator.probe_failed server=%s reason=%s", server, error)
+            self._silent.note("server=%s reason=%s", server, error, of=server)
             return ProbeFailed(server, incarnation, no_responders=False)
+        self.heard(server)
         # An answer of another incarnation of this server proves nothing about this one.
         if answer.get("incarnation") != incarnation:
             return ProbeFailed(server, incarnation, no_responders=False)
@@ -72,13 +93,13 @@ class Orders:
         try:
             runs = await self._background_tasks.blocking(self._storage.may_run, server)
         except StorageError as error:
-            logger.info("coordinator.lock_unknown server=%s reason=%r", server, error)
+            self._lock_unknown.note("server=%s reason=%r", server, error, of=server)
             runs = None
         if runs is False:
             return ProbeFailed(server, incarnation, no_responders=True, process_ended=True)
         is_hidden = runs is True or self._bus.clustered
         if is_hidden:
-            logger.info("coordinator.server_hidden server=%s incarnation=%s", server, incarnation)
+            self._hidden.note("server=%s incarnation=%s", server, incarnation, of=server)
         return ProbeFailed(server, incarnation, no_responders=not is_hidden)
 
     async def test_storage(self) -> StorageTested:
@@ -88,7 +109,9 @@ class Orders:
         try:
             await self._background_tasks.blocking(self._storage.test)
         except StorageError as error:
-            logger.warning("coordinator.storage_fails reason=%s", error)
+            self._storage_failing.note("reason=%s", error)
+        else:
+            self._storage_failing.over()
         seconds = self._now() - began_at
         if seconds > SLOW_STORAGE_SECONDS:
             logger.warning("coordinator.storage_hung seconds=%.1f", seconds)
@@ -114,13 +137,11 @@ class Orders:
         try:
             await self._background_tasks.blocking(self._fence, server, incarnation)
         except StorageError as error:
-            logger.error(
-                "coordinator.fence_failed server=%s incarnation=%s reason=%s",
-                server,
-                incarnation,
-                error,
+            self._fence_failing.note(
+                "server=%s incarnation=%s reason=%s", server, incarnation, error, of=server
             )
             return FenceFailed(server, incarnation), error
+        self._fence_failing.over(server)
         return FenceWritten(server, incarnation)
 
     async def ask_to_register(self, server: str) -> None:
@@ -131,7 +152,9 @@ class Orders:
             raise
         except HoldfastError as error:
             # Its next heartbeat makes the coordinator ask again.
-            logger.info("coordinator.not_registered server=%s reason=%s", server, error)
+            self._unregistered.note("server=%s reason=%s", server, error, of=server)
+        else:
+            self._unregistered.over(server)
 
     async def tell_to_drain(self, order: TellToDrain) -> None:
         """Tell an incarnation to release its stores, or to take
@@ -148,7 +171,9 @@ class Orders:
             raise
         except HoldfastError as error:
             # The server is told again when its next heartbeat still has the wrong state.
-            logger.info("coordinator.not_told server=%s reason=%s", order.server, error)
+            self._untold.note("server=%s reason=%s", order.server, error, of=order.server)
+        else:
+            self._untold.over(order.server)
 
     async def _command(
         self, server: str, timeout_seconds: float, **fields: object

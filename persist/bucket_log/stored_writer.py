@@ -26,6 +26,7 @@ from holdfast.persist.incarnation import Incarnation
 from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.limits import LOG_CAP_BYTES, MAX_LOG_OBJECTS
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.log_pace import LogPace
@@ -93,6 +94,7 @@ class SlotKeeper:
         self._passes: deque[tuple[float, int]] = deque()
         self._settled = 0
         self.index = index or SlotIndex()
+        self._failing = Trouble(logger, "slot.retire_failed")
 
     async def run(self) -> None:
         """Remove slots that are no longer needed, for ever. Raises FencedError."""
@@ -113,7 +115,9 @@ class SlotKeeper:
             raise
         except HoldfastError as error:
             # The next pass tries again; slots that stay until then cost little.
-            logger.warning("slot.retire_failed reason=%s", error)
+            self._failing.note("reason=%s", error)
+        else:
+            self._failing.over()
 
     def _settled_below(self) -> int:
         """Return the slot below which no put is still on its way."""
@@ -152,6 +156,7 @@ class StoredWriter:
         self._pace = LogPace()
         self._changed = asyncio.Event()
         self._bases_wanted = asyncio.Event()
+        self._bases_failing = Trouble(logger, "slot.base_failed")
         self.writes = StoredWrites()
 
     @property
@@ -257,7 +262,9 @@ class StoredWriter:
                     if lacking:
                         await self._snapshots.snapshot(lacking)
                 except HoldfastError as error:
-                    logger.warning("slot.base_failed stores=%d reason=%s", len(some), error)
+                    self._bases_failing.note("stores=%d reason=%s", len(some), error)
+                else:
+                    self._bases_failing.over()
                 for base in some:
                     # This has no effect on stores whose snapshot is there.
                     self.writes.base_failed(base.store)

@@ -43,6 +43,7 @@ from holdfast.protocol.errors import FencedError, HoldfastError, StorageError, S
 from holdfast.protocol.limits import PUT_STALL_SECONDS
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog, fence_log
 from holdfast.shared_fs.bucket_log.fences import BucketGate
@@ -92,6 +93,8 @@ class BucketMode:
         self._manifests: Manifests
         self._published: list[tuple[StoreId, SnapshotVersion]] = []
         self._to_tell = asyncio.Event()
+        self._unreadable = Trouble(logger, "fence.unreadable", logging.ERROR)
+        self._unconfirmed = Trouble(logger, "store.confirm_failed")
 
     async def begin(self) -> None:
         """Put the first slot, so that the incarnation can be fenced, before it is registered.
@@ -212,7 +215,9 @@ class BucketMode:
             except FencedError:
                 raise
             except HoldfastError as error:
-                logger.error("fence.unreadable reason=%s", error)
+                self._unreadable.note("reason=%s", error)
+            else:
+                self._unreadable.over()
 
     async def _tell_loop(self) -> None:
         while True:
@@ -229,9 +234,10 @@ class BucketMode:
                 except FencedError:
                     raise
                 except HoldfastError as error:
-                    logger.warning("store.confirm_failed stores=%d reason=%s", len(some), error)
+                    self._unconfirmed.note("stores=%d reason=%s", len(some), error)
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue
+                self._unconfirmed.over()
                 del self._published[: len(some)]
                 self._log.settle()
                 for store, version in some:

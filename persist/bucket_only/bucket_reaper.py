@@ -20,6 +20,7 @@ from holdfast.persist.store.open_stores import OpenStores
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log.bucket_log import fence_log
 from holdfast.shared_fs.snapshots.manifest import open_manifests
@@ -55,6 +56,7 @@ class BucketReaper:
         self._is_dead = is_dead
         self._dead_logs = dead_logs
         self._mishaps = Mishaps(logger)
+        self._failing = Trouble(logger, "log.reap_failed")
 
     async def run(self) -> None:
         """Make passes until cancelled."""
@@ -64,9 +66,11 @@ class BucketReaper:
                 await self.run_pass()
             except HoldfastError as error:
                 # The logs stay until a later pass.
-                logger.warning("log.reap_failed server=%s reason=%s", self._server, error)
+                self._failing.note("server=%s reason=%s", self._server, error)
             except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
                 self._mishaps.note("log.reap_failed", self._server, error)
+            else:
+                self._failing.over()
 
     async def run_pass(self) -> None:
         """Remove the slots that no store needs, and request snapshots of the other stores.

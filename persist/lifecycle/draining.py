@@ -35,6 +35,7 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.releasing import Releaser
 from holdfast.protocol.errors import NotOwnerError, UnavailableError
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -67,6 +68,7 @@ class Drainer:
         self._phase = phase
         self._one_at_a_time = asyncio.Lock()
         self._vacated_count = 0
+        self._waiting = Trouble(logger, "server.vacate_waits")
         #: How many stores have been handed over.
         self.released_count = 0
 
@@ -89,9 +91,10 @@ class Drainer:
         try:
             await self._coordination.vacate(self._vacated_count + 1)
         except UnavailableError as error:
-            logger.warning("server.vacate_waits server=%s reason=%s", self._server, error)
+            self._waiting.note("server=%s reason=%s", self._server, error)
             await asyncio.sleep(_RETRY_SECONDS)
             return False
+        self._waiting.over()
         self._vacated_count += 1
         self._phase.vacating = False
         return True

@@ -21,6 +21,7 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.protocol.errors import HoldfastError, UnavailableError
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -52,6 +53,8 @@ class GivingBack:
         self._epochs: dict[StoreId, int] = {}
         #: Those of them that the coordinator has not been told of yet.
         self._untold: list[StoreId] = []
+        self._telling = Trouble(logger, "store.not_given_back", logging.INFO)
+        self._waiting = Trouble(logger, "store.release_waits")
 
     @property
     def epochs(self) -> Mapping[StoreId, int]:
@@ -83,8 +86,9 @@ class GivingBack:
             except HoldfastError as error:
                 # The coordinator may have heard or not. Reopening such a store asks
                 # for a higher epoch.
-                logger.info("store.not_given_back stores=%d reason=%s", len(stores), error)
+                self._telling.note("stores=%d reason=%s", len(stores), error)
             else:
+                self._telling.over()
                 for store, epoch in stores:
                     if self._epochs.get(store) == epoch:
                         del self._epochs[store]
@@ -97,17 +101,14 @@ class GivingBack:
         answered. `revisions` are those of closed files."""
         if not self._one_by_one:
             return True
-        warned = False
         while True:
             try:
                 await self._coordination.release(stores, revisions=revisions)
-                return True
             except UnavailableError as error:
-                if not warned:
-                    logger.warning(
-                        "store.release_waits stores=%d reason=%s", len(stores), error
-                    )
-                    warned = True
+                self._waiting.note("stores=%d reason=%s", len(stores), error)
+            else:
+                self._waiting.over()
+                return True
             if self._phase.gives_up:
                 return False
             await asyncio.sleep(_RETRY_SECONDS)

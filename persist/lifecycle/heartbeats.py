@@ -22,6 +22,7 @@ from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageError
 from holdfast.protocol.limits import HEARTBEAT_SECONDS
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.commit_log import Log
 
 logger = logging.getLogger("holdfast.persist")
@@ -81,6 +82,7 @@ class Heartbeats:
         self._stall_seconds = stall_seconds
         self._operations_per_second = 0.0
         self._last: Heartbeat | None = None
+        self._unreadable = Trouble(logger, "fence.unreadable", logging.ERROR)
 
     @property
     def stalled(self) -> bool:
@@ -137,4 +139,6 @@ class Heartbeats:
         except FencedError:
             raise
         except StorageError as error:
-            logger.error("fence.unreadable reason=%s", error)
+            self._unreadable.note("reason=%s", error)
+        else:
+            self._unreadable.over()

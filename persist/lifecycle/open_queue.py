@@ -29,6 +29,7 @@ from holdfast.protocol.errors import (
     UnavailableError,
     error_from_wire,
 )
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 
 logger = logging.getLogger("holdfast.persist")
@@ -63,6 +64,7 @@ class OpenQueue:
         self._giving_back = giving_back
         self._openings = openings
         self._max_open_stores = max_open_stores
+        self._waiting = Trouble(logger, "store.open_waits")
 
     async def run(self) -> None:
         """Open wanted stores until cancelled. FencedError ends the incarnation."""
@@ -100,7 +102,7 @@ class OpenQueue:
             return
         except (UnavailableError, BucketUnavailableError) as error:
             # Clients get their answer when the coordinator is back, or give up by themselves.
-            logger.warning("store.open_waits stores=%d reason=%s", len(wanted), error)
+            self._waiting.note("stores=%d reason=%s", len(wanted), error)
             await asyncio.sleep(_RETRY_SECONDS)
             self._open_stores.ask_again(wanted)
             return
@@ -110,6 +112,7 @@ class OpenQueue:
             for each in wanted:
                 self._openings.refuse(each.store, error)
             return
+        self._waiting.over()
         for each, grant in zip(wanted, grants, strict=True):
             if grant[0] is None:
                 self._openings.refuse(each.store, error_from_wire(grant[1], grant[2]))

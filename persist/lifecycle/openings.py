@@ -24,6 +24,7 @@ from holdfast.persist.write_path.inbox import Inbox
 from holdfast.protocol.control import Grant
 from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 
 logger = logging.getLogger("holdfast.persist")
@@ -136,6 +137,7 @@ class Openings:
         self.opens = Opens()
         self._places = _Places(_PARALLEL_OPENS)
         self.has_opened = False
+        self._failing = Trouble(logger, "store.open_failed", logging.ERROR)
 
     async def refresh_logs(self) -> None:
         """Read the logs of incarnations that were fenced since the last call.
@@ -178,9 +180,10 @@ class Openings:
         except FencedError:
             raise
         except HoldfastError as error:
-            logger.error("store.open_failed store=%s reason=%s", wanted.store, error)
+            self._failing.note("store=%s reason=%s", wanted.store, error, of=wanted.store)
             self.refuse(wanted.store, error)
             return
+        self._failing.over(wanted.store)
         store.used_at = asyncio.get_running_loop().time()
         self.has_opened = True
         earlier = self._open_stores.find(wanted.store)

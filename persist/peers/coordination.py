@@ -33,6 +33,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.proof import NO_NUMBER, ProofNumber
 
 logger = logging.getLogger("holdfast.persist")
@@ -71,6 +72,7 @@ class Coordination:
         #: The id of this server's cluster, once it is known.
         self.cluster = ""
         self._register_again = asyncio.Event()
+        self._waiting = Trouble(logger, "server.waiting")
         #: The highest term heard.
         self.term = 0
         #: True once the coordinator has accepted this incarnation, which then may own stores.
@@ -143,11 +145,10 @@ class Coordination:
         """Ask the coordinator until it answers; return the answer, or None once `give_up` returns
         True. For what a server asks before it serves. Raises OtherClusterError, and what `ask`
         raises but UnavailableError."""
-        warned = False
         late_tries = _LATE_TRIES
         while not give_up():
             try:
-                return await ask()
+                answer = await ask()
             except OtherClusterError:
                 # A cache may hide another host's file from this one for a while.
                 if self.cluster or not late_tries:
@@ -155,10 +156,11 @@ class Coordination:
                 late_tries -= 1
                 await asyncio.sleep(_RETRY_SECONDS)
             except UnavailableError as error:
-                if not warned:
-                    logger.warning("server.waiting server=%s reason=%s", self._server, error)
-                    warned = True
+                self._waiting.note("server=%s reason=%s", self._server, error)
                 await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                self._waiting.over()
+                return answer
         return None
 
     async def keep_registered(self, give_up: Callable[[], bool]) -> None:

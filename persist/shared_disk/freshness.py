@@ -23,6 +23,7 @@ from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.protocol.errors import HoldfastError, StaleFileSystemError
 from holdfast.protocol.limits import PROOF_ROUNDS, PROOF_SECONDS
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.file_system import cache_mend, mount_of
 from holdfast.shared_fs.disk.proof import (
     NO_NUMBER,
@@ -55,6 +56,7 @@ class Freshness:
         self._number = 0
         #: The term of the coordinator that wrote all numbers of the last complete proof.
         self._proven_term: int | None = None
+        self._unproven = Trouble(logger, "fence.unproven")
 
     async def begin(self) -> None:
         """Create the file. Raises StorageFailedError."""
@@ -108,7 +110,9 @@ class Freshness:
                 raise
             except HoldfastError as error:
                 # Nothing is known that speaks against the mount.
-                logger.warning("fence.unproven server=%s reason=%s", self._life.server, error)
+                self._unproven.note("server=%s reason=%s", self._life.server, error)
+            else:
+                self._unproven.over()
 
     async def _prove_again(self) -> None:
         before = self._read()

@@ -24,6 +24,7 @@ from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLog, DeadLogs
 from holdfast.protocol.errors import AlreadyRunningError, HoldfastError
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.dead_incarnation import (
     let_go,
     log_is_missing,
@@ -47,6 +48,7 @@ class LogReaper:
         self._layout = life.layout
         self._dead_logs = dead_logs
         self._clock_ms = life.clock_ms
+        self._waiting = Trouble(logger, "log.reap_waits")
 
     def end_unknown_lives(self) -> None:
         """Fence earlier lives of this server that were never registered and so never answered
@@ -79,9 +81,11 @@ class LogReaper:
             try:
                 await self._reap(log)
             except HoldfastError as error:
-                logger.warning(
-                    "log.reap_waits server=%s incarnation=%s reason=%s", server, incarnation, error
+                self._waiting.note(
+                    "server=%s incarnation=%s reason=%s", server, incarnation, error, of=incarnation
                 )
+            else:
+                self._waiting.over(incarnation)
             finally:
                 lock.release()
 

@@ -45,6 +45,7 @@ from holdfast.protocol.limits import SYNC_STALL_SECONDS
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.dead_incarnation import let_go
@@ -87,6 +88,8 @@ class SharedDiskMode:
         self._withdrawal = Withdrawal(life)
         self._stored: StoredWriter | None = None
         self._mishaps = Mishaps(logger)
+        self._unreadable = Trouble(logger, "fence.unreadable", logging.ERROR)
+        self._reap_failing = Trouble(logger, "log.reap_failed")
 
     async def begin(self) -> None:
         """Create the file beside the fence by which the server shows that it reads fresh. Raises
@@ -188,7 +191,9 @@ class SharedDiskMode:
                 except FencedError:
                     raise
                 except StorageError as error:
-                    logger.error("fence.unreadable reason=%s", error)
+                    self._unreadable.note("reason=%s", error)
+                else:
+                    self._unreadable.over()
                 await changed.wait()
                 changed.clear()
 
@@ -202,6 +207,8 @@ class SharedDiskMode:
                 await life.run_in_thread(self.dead_logs.refresh)
                 await reaper.run_pass()
             except StorageError as error:
-                logger.warning("log.reap_failed server=%s reason=%s", life.server, error)
+                self._reap_failing.note("server=%s reason=%s", life.server, error)
             except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
                 self._mishaps.note("log.reap_failed", life.server, error)
+            else:
+                self._reap_failing.over()

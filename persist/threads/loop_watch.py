@@ -25,6 +25,7 @@ from typing import Final
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import HEARTBEAT_SECONDS
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -77,6 +78,7 @@ class LoopWatch:
         """`connect` returns a connection that belongs to the loop in which it is awaited."""
         self._connect = connect
         self._subject = subject
+        self._away = Trouble(logger, "server.loop_watch_away")
 
     @contextmanager
     def speaking(self, turns: Turns, words: Words) -> Iterator[None]:
@@ -110,11 +112,13 @@ class LoopWatch:
 
     async def _connected(self) -> Bus | None:
         try:
-            return await self._connect()
+            bus = await self._connect()
         except HoldfastError as error:
-            logger.warning("server.loop_watch_away reason=%s", error)
+            self._away.note("reason=%s", error)
             await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
             return None
+        self._away.over()
+        return bus
 
 
 async def speak(bus: Bus, subject: str, turns: Turns, words: Words) -> bool:

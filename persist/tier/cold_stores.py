@@ -25,6 +25,7 @@ from holdfast.persist.write_path.inbox import Inbox
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketUnavailableError,
@@ -83,6 +84,8 @@ class ColdStores:
         self._away_until = float("-inf")
         #: How many stores wait for the bucket.
         self.waiting_count = 0
+        self._waiting = Trouble(logger, "store.cold_waits")
+        self._failing = Trouble(logger, "store.cold_failed", logging.ERROR)
 
     def take(self, store: StoreId, grant: Grant) -> Brought | None:
         """Return what was fetched for a store, once, if it suits this grant."""
@@ -110,6 +113,8 @@ class ColdStores:
                 if loop.time() < self._away_until:
                     raise UnavailableError(reason=f"{store} is cold, and the bucket is away")
                 brought = await self._run_in_thread(lambda: self._fetch(store, grant))
+                self._waiting.over()
+                self._failing.over(store)
                 taken = asyncio.Event()
                 self._brought[store] = brought, taken
                 self._open_stores.ask_again([wanted])
@@ -125,12 +130,12 @@ class ColdStores:
             logger.info("store.not_taken store=%s", store)
         except BucketUnavailableError as error:
             self._away_until = loop.time() + _AWAY_SECONDS
-            logger.warning("store.cold_waits store=%s reason=%s", store, error)
+            self._waiting.note("store=%s reason=%s", store, error)
             self._refuse(store, UnavailableError(reason=f"{store} is cold: {error}"))
         except UnavailableError as error:
             self._refuse(store, error)
         except HoldfastError as error:
-            logger.error("store.cold_failed store=%s reason=%s", store, error)
+            self._failing.note("store=%s reason=%s", store, error, of=store)
             self._refuse(store, error)
         finally:
             self.waiting_count -= 1

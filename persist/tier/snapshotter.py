@@ -39,6 +39,7 @@ from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.protocol.errors import FencedError, StorageError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketError
 from holdfast.shared_fs.snapshots import snapshot as snapshots
@@ -114,6 +115,7 @@ class Snapshotter:
         self._snapshotted: dict[StoreId, Extent] = {}
         #: Stores that were opened again before their turn. They get it when they are closed.
         self._missed: dict[StoreId, bool] = {}
+        self._failing = Trouble(logger, "store.snapshot_failed", logging.ERROR)
         self._large = asyncio.Lock()
         self._one_pass = asyncio.Lock()
         checkpointer.on_closed(self.closed)
@@ -316,8 +318,9 @@ class Snapshotter:
                 except BucketError as error:
                     failures.append(error)
                 except StorageError as error:
-                    logger.error("store.snapshot_failed store=%s reason=%s", store, error)
+                    self._failing.note("store=%s reason=%s", store, error, of=store)
                 else:
+                    self._failing.over(store)
                     if isinstance(made, Snapshot):
                         found.append(made)
                     elif made is not None:

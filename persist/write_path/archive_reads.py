@@ -21,6 +21,7 @@ from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.protocol.errors import ArchiveUnreadableError, HoldfastError, UnavailableError
 from holdfast.protocol.limits import ARCHIVE_READ_SECONDS
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
 
@@ -41,6 +42,7 @@ class ArchiveReads:
         self._queue: asyncio.Queue[tuple[Arrival, list[ArchivedMessage]]] = asyncio.Queue()
         #: How many reads are put aside.
         self.waiting_count = 0
+        self._failing = Trouble(logger, "store.archive_read_failed")
 
     def want(self, arrival: Arrival, messages: list[ArchivedMessage]) -> None:
         """Fetch archived messages, then let the read run again."""
@@ -77,9 +79,10 @@ class ArchiveReads:
             reason = f"the archive of {arrival.store} did not answer"
             self._inbox.refuse_waiting([arrival], UnavailableError(reason=reason))
         except HoldfastError as error:
-            logger.warning("store.archive_read_failed store=%s reason=%s", arrival.store, error)
+            self._failing.note("store=%s reason=%s", arrival.store, error, of=arrival.store)
             self._inbox.refuse_waiting([arrival], error)
         else:
+            self._failing.over(arrival.store)
             # Keep what earlier tries fetched. Otherwise a page that moves on between two tries
             # would lack its beginning one time and its end the next.
             self._inbox.submit_again(

@@ -39,6 +39,7 @@ from holdfast.protocol.limits import (
     MIB,
 )
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.commit_log import Log
 from holdfast.shared_fs.store_file.applying import StoreMeta
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -157,6 +158,8 @@ class Checkpointer:
         #: Closed stores that have advanced beyond what the coordinator knows: epoch and revision.
         self._untold: dict[StoreId, tuple[int, int]] = {}
         self._tell_at = 0.0
+        self._telling = Trouble(logger, "store.closed_untold", logging.INFO)
+        self._unreadable = Trouble(logger, "log.retire_waits")
         self._hear_closed: list[Callable[[Store, StoreFile], None]] = []
         self._hear_unwritten: list[Callable[[Store], None]] = []
 
@@ -283,8 +286,9 @@ class Checkpointer:
         except FencedError:
             raise
         except StorageError as error:
-            logger.warning("log.retire_waits reason=%s", error)
+            self._unreadable.note("reason=%s", error)
             return
+        self._unreadable.over()
         while self._log.oldest_segment < first_needed:
             self._log.retire(self._log.oldest_segment)
 
@@ -307,8 +311,9 @@ class Checkpointer:
             try:
                 await self._tell_closed([(store, *at) for store, at in some])
             except HoldfastError as error:
-                logger.info("store.closed_untold stores=%d reason=%s", len(self._untold), error)
+                self._telling.note("stores=%d reason=%s", len(self._untold), error)
                 return False
+            self._telling.over()
             for store, at in some:
                 if self._untold.get(store) == at:
                     del self._untold[store]

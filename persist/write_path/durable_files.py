@@ -29,6 +29,7 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
 )
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.store_file.applying import StoreMeta
 from holdfast.shared_fs.store_file.store_changes import Forgotten
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -62,6 +63,8 @@ class DurableFiles:
         self._progress = progress
         self._materialiser = materialiser
         self._confirm = confirm
+        self._checkpoint_failing = Trouble(logger, "store.checkpoint_failed", logging.ERROR)
+        self._unconfirmed = Trouble(logger, "store.confirm_failed")
 
     async def with_durable(
         self, store: Store, work: Callable[[StoreFile], _Result]
@@ -125,10 +128,11 @@ class DurableFiles:
         except StorageError as error:
             # The log still has everything. The next pass tries again, unless the
             # store is set aside.
-            logger.error("store.checkpoint_failed store=%s reason=%s", store.id, error)
+            self._checkpoint_failing.note("store=%s reason=%s", store.id, error, of=store.id)
             if isinstance(error, StoreDamagedError):
                 store.note_damage(error)
             return False
+        self._checkpoint_failing.over(store.id)
         if store.standing is not Standing.NEW:
             # What is pending now, including what arrived meanwhile, is not in the file.
             store.oldest_segment = store.pending.oldest_segment
@@ -153,8 +157,9 @@ class DurableFiles:
                 await self._confirm([(store.id, durable.revision) for store, durable in batch])
             except HoldfastError as error:
                 # The next pass tries again. Until then the log keeps these stores' changes.
-                logger.warning("store.confirm_failed stores=%d reason=%s", len(batch), error)
+                self._unconfirmed.note("stores=%d reason=%s", len(batch), error)
                 return
+            self._unconfirmed.over()
             for store, durable in batch:
                 if store.standing is Standing.NEW:
                     store.becomes(Standing.DURABLE)

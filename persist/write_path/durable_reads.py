@@ -29,6 +29,7 @@ from holdfast.protocol.errors import (
     internal_error,
 )
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -50,6 +51,8 @@ class DurableReads:
         self._materialiser = materialiser
         self._archive_reads = archive_reads
         self._mishaps = Mishaps(logger)
+        self._read_failing = Trouble(logger, "store.read_failed")
+        self._apply_failing = Trouble(logger, "store.apply_failed")
 
     def execute(
         self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
@@ -75,7 +78,7 @@ class DurableReads:
             return 0
         except StorageError as error:
             self._inbox.waits_no_longer(arrival)
-            logger.warning("store.read_failed store=%s reason=%s", store.id, error)
+            self._read_failing.note("store=%s reason=%s", store.id, error, of=store.id)
             elements = answers.setdefault(arrival.reply, [])
             elements.append(frames.error_result(arrival.position, error))
             return 0
@@ -86,6 +89,7 @@ class DurableReads:
             elements = answers.setdefault(arrival.reply, [])
             elements.append(frames.error_result(arrival.position, refusal))
             return 0
+        self._read_failing.over(store.id)
         self._inbox.waits_no_longer(arrival)
         elements = answers.setdefault(arrival.reply, [])
         elements.append([arrival.position, 0, outcome])
@@ -100,10 +104,11 @@ class DurableReads:
             store.materialise(self._progress.synced_tick)
         except StorageFailedError as error:
             # The disk takes no writes, but what is acknowledged can still be read.
-            logger.warning("store.apply_failed store=%s reason=%s", store.id, error)
+            self._apply_failing.note("store=%s reason=%s", store.id, error, of=store.id)
             with store.previewed(self._progress.synced_tick):
                 results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
         else:
+            self._apply_failing.over(store.id)
             results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
         for mishap in mishaps:
             self._mishaps.note("read.failed", store.id, mishap)

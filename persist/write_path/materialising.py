@@ -25,6 +25,7 @@ from holdfast.protocol.limits import (
     MAX_PENDING_MESSAGES,
 )
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -44,6 +45,7 @@ class Materialiser:
         self._run_in_thread = run_in_thread
         self._tasks = tasks
         self._mishaps = Mishaps(logger)
+        self._failing = Trouble(logger, "store.apply_failed", logging.ERROR)
 
     def relieve(self, broadcasts: Sequence[tuple[Store, bytes]]) -> None:
         """Apply the pending changes of those stores that have gathered many. In bulk that is cheap,
@@ -64,9 +66,11 @@ class Materialiser:
                 store.materialise(self._progress.synced_tick)
             except StorageError as error:
                 # The log has it all. Reads of this store fail until the disk recovers.
-                logger.error("store.apply_failed store=%s reason=%s", store.id, error)
+                self._failing.note("store=%s reason=%s", store.id, error, of=store.id)
             except Exception as error:  # noqa: BLE001 (reads fail until the bug is fixed)
                 self._mishaps.note("store.apply_failed", store.id, error)
+            else:
+                self._failing.over(store.id)
 
     def apply_much(self, store: Store) -> None:
         """Lease the file of a store and apply its pending changes in a thread, because they are too
@@ -79,7 +83,9 @@ class Materialiser:
                 await self.apply_in_thread(lease.store)
             except StorageError as error:
                 # The log has it all. Reads of this store fail until the disk recovers.
-                logger.error("store.apply_failed store=%s reason=%s", lease.store.id, error)
+                self._failing.note("store=%s reason=%s", lease.store.id, error, of=lease.store.id)
+            else:
+                self._failing.over(lease.store.id)
 
     async def apply_in_thread(self, store: Store) -> None:
         """Apply the pending changes of a store that the caller has leased. Raises StorageError."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from holdfast.protocol.errors import FencedError, StorageError
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.fence import FenceGate
 
 logger = logging.getLogger("holdfast.persist")
@@ -26,21 +27,21 @@ class OutputGate:
         """`confirm_open` asks whether the fence is open, where reading it locally is not enough."""
         self._fence = fence
         self._confirm_open = confirm_open
+        self._unreadable = Trouble(logger, "fence.unreadable", logging.ERROR)
 
     async def passed(self) -> None:
         """Return once the fence was read as open. Raises FencedError."""
-        warned = False
         while True:
             try:
                 if self._confirm_open is not None:
                     await self._confirm_open()
                 self._fence.check()
-                return
             except FencedError:
                 raise
             except StorageError as error:
                 # No descriptors, or an I/O error. Nothing may leave, but nothing is lost either.
-                if not warned:
-                    logger.error("fence.unreadable reason=%s", error)
-                    warned = True
+                self._unreadable.note("reason=%s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                self._unreadable.over()
+                return

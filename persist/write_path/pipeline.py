@@ -40,6 +40,7 @@ from holdfast.persist.write_path.turn import Conditions, Failure, StoreWork, Tur
 from holdfast.protocol.errors import StorageError
 from holdfast.protocol.limits import LOG_CAP_BYTES, MAX_UNSYNCED_BYTES, MAX_WAITING_ANSWERS
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.commit_log import Log, LogRecord
 
 logger = logging.getLogger("holdfast.persist")
@@ -95,6 +96,10 @@ class Pipeline:
         self._to_sync = asyncio.Event()
         self._failure: Exception | None = None
         self._mishaps = Mishaps(logger)
+        self._append_failing = Trouble(logger, "log.append_failed", logging.ERROR)
+        self._write_failing = Trouble(logger, "store.failed")
+        self._expire_failing = Trouble(logger, "store.expire_failed")
+        self._archive_failing = Trouble(logger, "store.archive_failed")
         #: Operations executed, for heartbeats and metrics.
         self.operation_count = 0
         inbox.on_work(self._schedule_turn)
@@ -176,19 +181,35 @@ class Pipeline:
         )
         self.operation_count += builder.operation_count
         for failure in builder.failures:
-            _log_failure(failure)
+            self._note_failure(failure)
         records = self._append(tick)
+        if self._write_failing.lasts or self._expire_failing.lasts:
+            for record in records:
+                self._write_failing.over(record.store)
+                self._expire_failing.over(record.store)
         for mishap in tick.mishaps:
             self._mishaps.note("operation.failed", self._life.server, mishap)
         for archiving in builder.archivings:
             done = self._archivings.pop(archiving)
             if not done.done():
                 is_in = records and archiving.store.last_tick == tick.number
+                if is_in:
+                    self._archive_failing.over(archiving.store.id)
                 done.set_result(tick.number if is_in else 0)
         self._queue(tick)
         if self._stored is not None:
             self._stored.take(tick, records)
         self._inbox.go_on()
+
+    def _note_failure(self, failure: Failure) -> None:
+        work, store, error = failure
+        if work is StoreWork.WRITE:
+            trouble = self._write_failing
+        elif work is StoreWork.EXPIRE:
+            trouble = self._expire_failing
+        else:
+            trouble = self._archive_failing
+        trouble.note("store=%s reason=%s", store, error, of=store)
 
     def _append(self, tick: Tick) -> list[LogRecord]:
         """Append the tick to the log, and return the records that the log now has."""
@@ -199,9 +220,10 @@ class Pipeline:
         try:
             segment = self._log.append(tick.number, records)
         except StorageError as error:
-            logger.error("log.append_failed reason=%s", error)
+            self._append_failing.note("reason=%s", error)
             tick.fail(error)
             return []
+        self._append_failing.over()
         tick.committed(segment)
         self._progress.wrote(tick.number, max(0, self._log.size_bytes - before_bytes))
         self._to_sync.set()
@@ -260,13 +282,3 @@ class Pipeline:
             release = self._waiting.popleft()
             self._waiting_answers -= release.answer_count
             self._releaser.add(release)
-
-
-def _log_failure(failure: Failure) -> None:
-    work, store, error = failure
-    if work is StoreWork.WRITE:
-        logger.warning("store.failed store=%s reason=%s", store, error)
-    elif work is StoreWork.EXPIRE:
-        logger.warning("store.expire_failed store=%s reason=%s", store, error)
-    else:
-        logger.warning("store.archive_failed store=%s reason=%s", store, error)

@@ -27,6 +27,7 @@ from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.releasing import Releaser
 from holdfast.protocol.errors import FencedError, StorageError, StoreDamagedError
+from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -46,6 +47,7 @@ class SettingAside:
         self._open_stores = open_stores
         self._releaser = releaser
         self._withdraw = withdraw
+        self._failing = Trouble(logger, "store.set_aside_failed", logging.ERROR)
 
     async def run_pass(self) -> None:
         """Set aside the stores that are known to be damaged. Raises FencedError."""
@@ -64,7 +66,8 @@ class SettingAside:
             raise
         except StorageError as failed:
             # The log has everything. The next pass tries again.
-            logger.error("store.set_aside_failed store=%s reason=%s", store.id, failed)
+            self._failing.note("store=%s reason=%s", store.id, failed, of=store.id)
             return
+        self._failing.over(store.id)
         store.file = None
         lease.leave(None if opens_anew else error)

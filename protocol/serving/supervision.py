@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
+from holdfast.protocol.serving.trouble import Trouble
+
 logger = logging.getLogger("holdfast.serving")
 
 #: How often the file is touched. A probe should allow for several of these.
@@ -35,6 +37,7 @@ class Supervision:
         self._notify_socket = notify_socket
         self._watchdog_seconds = watchdog_seconds
         self._alive_file = alive_file
+        self._untold = Trouble(logger, "server.not_told")
 
     @classmethod
     def of_this_process(
@@ -76,7 +79,9 @@ class Supervision:
             self._alive_file.touch()
         except OSError as error:
             # The supervisor will notice; the stores of this server must not suffer for it.
-            logger.warning("server.not_told supervisor=%s reason=%s", self._alive_file, error)
+            self._untold.note("supervisor=%s reason=%s", self._alive_file, error, of="file")
+        else:
+            self._untold.over("file")
 
     def _notify(self, words: str) -> None:
         if not self._notify_socket:
@@ -88,4 +93,6 @@ class Supervision:
                 sender.setblocking(False)
                 sender.sendto(words.encode(), address)
         except OSError as error:
-            logger.warning("server.not_told supervisor=%s reason=%s", self._notify_socket, error)
+            self._untold.note("supervisor=%s reason=%s", self._notify_socket, error, of="socket")
+        else:
+            self._untold.over("socket")

@@ -30,6 +30,7 @@ from holdfast.protocol.limits import (
     PROBE_TIMEOUT_SECONDS,
     SILENCE_SECONDS,
 )
+from holdfast.protocol.serving import trouble
 from holdfast.protocol.subjects import Subjects, inboxes_of
 from holdfast.shared_fs.bucket import cluster_id
 from holdfast.shared_fs.disk import commit_log
@@ -408,4 +409,5 @@ def small_limits(chance: random.Random) -> Iterator[None]:
         stack.enter_context(patch.object(cluster_id, "secrets", tokens))
         clock = asyncio.get_running_loop().time
         stack.enter_context(patch.object(service, "Turns", lambda server: Turns(server, clock)))
+        stack.enter_context(patch.object(trouble, "time", SimpleNamespace(monotonic=clock)))
         yield

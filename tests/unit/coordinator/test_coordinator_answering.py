@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.coordinator.answering import inbox
 from holdfast.coordinator.answering.inbox import Asked, RequestInbox
+from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.requests import ListServers
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
@@ -131,6 +132,19 @@ def test_who_suspects_hears_when_the_doubt_is_over_or_that_nothing_could_be_fenc
     waiting.suspect("b", "b1", "client")
     waiting.settle(membership, set())
     assert answering.answers() == {"client": {"cluster": "c1", "alive": False}}
+
+
+def test_a_state_file_that_takes_no_writes_for_long_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    records = RecordQueue(Wakeup())
+    for _ in range(1000):
+        records.settle([], StorageFailedError(reason="no room"), 1.0)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("coordinator.record_failed reason=")
+    records.settle([], None, 2.0)
+    assert caplog.messages[1].startswith("trouble.over event=coordinator.record_failed count=1000")
 
 
 @pytest.mark.parametrize(
