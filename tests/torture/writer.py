@@ -75,13 +75,12 @@ async def perform(
         call = _call_stream if is_stream(operation.store) else _call_kv
         answer = await call(client, operation, timeout_seconds)
     except HoldfastError as error:
-        definite = isinstance(error, RequestError) and not isinstance(error, StaleWriteError)
         recorder.write(
             "error",
             time.monotonic(),
             operation.client,
             error=f"{error.code}: {error}",
-            definite=definite or error.code in _NEVER_SENT,
+            definite=_is_definite(error),
         )
         return
     operation.outcome = Outcome.OK
@@ -122,17 +121,29 @@ async def _call_stream(
 async def _append_until_stored(
     client: Client, operation: Operation, value: bytes, timeout_seconds: float | None
 ) -> Ack:
-    """Append as an application does that knows its message by an id of its own."""
+    """Append as an application does that knows its message by an id of its own.
+
+    If it gives up, it raises an error of a try that may have stored the message, if there was one:
+    a later try that was never sent does not undo it.
+    """
     stream = client.stream(operation.store[1])
-    for _ in range(_MSG_ID_TRIES - 1):
+    unknown: HoldfastError | None = None
+    for timeout in (*[timeout_seconds] * (_MSG_ID_TRIES - 1), None):
         try:
-            return await stream.append(
-                value, msg_id=operation.client, timeout_seconds=timeout_seconds
-            )
+            return await stream.append(value, msg_id=operation.client, timeout_seconds=timeout)
         except HoldfastError as error:
+            last = error
+            if not _is_definite(error):
+                unknown = error
             if not error.retryable:
-                raise
-    return await stream.append(value, msg_id=operation.client)
+                break
+    raise unknown or last
+
+
+def _is_definite(error: HoldfastError) -> bool:
+    """Tell whether an operation that ended in this error was not carried out, and never will be."""
+    is_refusal = isinstance(error, RequestError) and not isinstance(error, StaleWriteError)
+    return is_refusal or error.code in _NEVER_SENT
 
 
 async def _call_kv(client: Client, operation: Operation, timeout_seconds: float | None) -> Answer:
