@@ -21,9 +21,10 @@ TAIL_SECONDS: Final = 15.0
 
 class Cost(NamedTuple):
     """What one fault cost: the longest pause of a store for clients on the host that was hit, and
-    for the others, and who was fenced for what."""
+    for the others, and who was fenced for what, until the next fault."""
 
     fault: Fault
+    until: float
     there_seconds: float
     elsewhere_seconds: float
     fenced: tuple[Fencing, ...]
@@ -58,6 +59,7 @@ def costs(
         found.append(
             Cost(
                 fault,
+                ends_at,
                 max((longest[name] for name in there), default=0.0),
                 max((longest[name] for name in names if name not in there), default=0.0),
                 fenced,

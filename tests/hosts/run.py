@@ -14,6 +14,8 @@ from tests.hosts.cluster import HOSTS, Fencing, HostsParts, url_of
 from tests.hosts.faults import HostFault
 from tests.hosts.file_systems import FILE_SYSTEMS
 from tests.hosts.file_systems.file_system import STORAGE_HOST
+from tests.hosts.file_systems.witness import Testimony
+from tests.hosts.file_systems.witnesses import Witnesses
 from tests.hosts.measure import zombie_answers
 from tests.hosts.slow_link import slowed
 from tests.hosts.tormentor import HostsTormentor
@@ -39,10 +41,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class HostsResult:
-    """What one run found, and whom it fenced."""
+    """What one run found, whom it fenced, and what the file system itself has kept."""
 
     torture: Result
     fencings: list[Fencing]
+    testimonies: list[Testimony]
 
 
 class HostsTorture(Torture):
@@ -60,6 +63,7 @@ class HostsTorture(Torture):
             options.fence_read,
             with_clocks=HostFault.CLOCK in options.kinds,
         )
+        self._witnesses = Witnesses(data, self._file_system, HOSTS)
         self._hosts_tormentor: HostsTormentor | None = None
         if self._file_system.has_server:
             # A file system that is away refuses. That nothing was stored is not said.
@@ -70,11 +74,13 @@ class HostsTorture(Torture):
         network.build((STORAGE_HOST, *HOSTS))
         await self._file_system.start()
         self._say(f"{self._options.file_system} is mounted on {len(HOSTS)} hosts")
-        async with AsyncExitStack() as links:
+        async with AsyncExitStack() as around:
+            if self._file_system.has_server:
+                await around.enter_async_context(self._witnesses.writing())
             if self._options.delay_ms:
                 delay_seconds = self._options.delay_ms / 1000
                 for host in HOSTS:
-                    await links.enter_async_context(
+                    await around.enter_async_context(
                         slowed(host, network.NATS, delay_seconds=delay_seconds)
                     )
             result = await self.run()
@@ -82,7 +88,7 @@ class HostsTorture(Torture):
         assert self._hosts_tormentor is not None
         cuts = self._hosts_tormentor.cuts
         result.violations += zombie_answers(result.history, cuts, fencings, self._hosts_parts.hosts)
-        return HostsResult(result, fencings)
+        return HostsResult(result, fencings, self._witnesses.testimonies)
 
     def parts(self) -> SupervisedParts:
         return self._hosts_parts
