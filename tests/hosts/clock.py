@@ -1,73 +1,75 @@
-"""The clock of a host, which can be set while its processes run: libfaketime, told by a file.
+"""The clock of a host, which can be set while its processes run.
 
-All namespaces share the clock of the day, so libfaketime stands between the processes of a host and
-the C library. It reads the file once a second. Only the time of day is set: the monotonic clock and
-the times of files stay as they are.
+All namespaces share the clock of the day. So a process that has the clock of a host asks Python for
+the time of day as always, and gets that of the machine and what the host's clock is ahead, which
+stands in a file that all processes of the host map. No other clock changes.
 
-    python -m tests.hosts.clock MODULE ARGUMENT ...
+    python -m tests.hosts.clock FILE MODULE ARGUMENT ...
 
-runs a module as `python -m MODULE` does, but with a `time.sleep` that works: libfaketime 0.9.10
-lets `clock_nanosleep` until a monotonic time fail with EINVAL.
+runs a module as `python -m MODULE` does, by that clock.
+
+Rejected: libfaketime, which changes the C library's clock. Version 0.9.10 breaks event loops of
+libuv, which then spin and time out early, and `clock_nanosleep` until a monotonic time.
 """
 
 from __future__ import annotations
 
+import mmap
 import runpy
+import struct
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Final
 
 HOUR_SECONDS: Final = 3600
-#: Where Debian has it.
-_LIBRARIES: Final = "lib/*/faketime/libfaketimeMT.so.1"
-
-
-def find_library() -> Path | None:
-    """Return where libfaketime is; None if it is not installed."""
-    return next(Path("/usr").glob(_LIBRARIES), None)
+#: Eight bytes that lie together are written and read at once.
+_AHEAD: Final = struct.Struct("=q")
 
 
 class HostClock:
-    """The clock of one host; `file` is its own. Raises FileNotFoundError without libfaketime."""
+    """The clock of one host; `file` is its own."""
 
     def __init__(self, file: Path) -> None:
-        library = find_library()
-        if library is None:
-            raise FileNotFoundError("there is no libfaketime")
-        self.ahead_seconds = 0
         self._file = file
-        self.set(0)
-        #: What a command begins with whose process has this clock.
-        self.prefix = (
-            "env",
-            f"LD_PRELOAD={library}",
-            f"FAKETIME_TIMESTAMP_FILE={file}",
-            "FAKETIME_CACHE_DURATION=1",
-            "FAKETIME_DONT_FAKE_MONOTONIC=1",
-            "NO_FAKE_STAT=1",
-        )
+        file.write_bytes(_AHEAD.pack(0))
+
+    @property
+    def ahead_seconds(self) -> int:
+        """What it is ahead of the machine's; negative if it is behind."""
+        [seconds] = _AHEAD.unpack(self._file.read_bytes())
+        return int(seconds)
 
     def set(self, ahead_seconds: int) -> None:
-        """Set it to so many seconds ahead of the machine's; behind, if negative."""
-        new = self._file.with_suffix(".new")
-        new.write_text(f"{ahead_seconds:+d}\n")
-        # A process never reads half of it.
-        new.replace(self._file)
-        self.ahead_seconds = ahead_seconds
+        """Set it, for all processes at once."""
+        with self._file.open("r+b") as file, mmap.mmap(file.fileno(), _AHEAD.size) as mapped:
+            _AHEAD.pack_into(mapped, 0, ahead_seconds)
+
+    def program(self, module: str) -> tuple[str, ...]:
+        """Return the command that runs a module by this clock."""
+        return (sys.executable, "-m", "tests.hosts.clock", str(self._file), module)
 
 
-def program_on(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module under the clock of a host."""
-    return (sys.executable, "-m", "tests.hosts.clock", module)
+def go_by(file: Path) -> None:
+    """Let this process have the clock of `file`."""
+    with file.open("rb") as opened:
+        mapped = mmap.mmap(opened.fileno(), _AHEAD.size, prot=mmap.PROT_READ)
+    machine_time, machine_time_ns = time.time, time.time_ns
 
+    def ahead_seconds() -> int:
+        [seconds] = _AHEAD.unpack(mapped[:])
+        return int(seconds)
 
-def _sleep(seconds: float) -> None:
-    threading.Event().wait(seconds)
+    def host_time() -> float:
+        return machine_time() + ahead_seconds()
+
+    def host_time_ns() -> int:
+        return machine_time_ns() + ahead_seconds() * 1_000_000_000
+
+    time.time, time.time_ns = host_time, host_time_ns
 
 
 if __name__ == "__main__":
-    time.sleep = _sleep
-    del sys.argv[0]
+    go_by(Path(sys.argv[1]))
+    del sys.argv[:2]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.shared_fs.disk.reading import FenceRead
 from tests.hosts import believing
-from tests.hosts.clock import HostClock, program_on
+from tests.hosts.clock import HostClock
 from tests.hosts.file_systems.file_system import LocalFileSystem
 from tests.hosts.network import NATS, ROUTE_PORT, Host
 from tests.support.supervised_cluster import SERVERS, SupervisedParts
@@ -41,20 +40,13 @@ class Fencing(NamedTuple):
 class HostsParts(SupervisedParts):
     """The running parts."""
 
-    def __init__(
-        self, data: Path, file_system: LocalFileSystem, fence_read: str, with_clocks: bool = False
-    ) -> None:
-        """`with_clocks` gives every host a clock that can be set."""
+    def __init__(self, data: Path, file_system: LocalFileSystem, fence_read: str) -> None:
         super().__init__(data)
         self.fencings: list[Fencing] = []
         #: By the server that it has.
         self.hosts = dict(zip(SERVERS, HOSTS, strict=True))
-        #: By the name of the host, if clocks can be set.
-        self.clocks = (
-            {host.name: HostClock(data / f"clock-{host.name}") for host in HOSTS}
-            if with_clocks
-            else {}
-        )
+        #: By the name of the host.
+        self.clocks = {host.name: HostClock(data / f"clock-{host.name}") for host in HOSTS}
         self.nats_url = ",".join(url_of(host) for host in HOSTS)
         routes = ",".join(f"nats://{host.address(NATS)}:{ROUTE_PORT}" for host in HOSTS)
         for host in HOSTS:
@@ -71,10 +63,7 @@ class HostsParts(SupervisedParts):
         def command(host: Host, module: str, *arguments: str) -> list[str]:
             folder = str(file_system.folder(host))
             options = ("--data", folder, "--nats", url_of(host), "--fence-read", fence_read)
-            if with_clocks:
-                program = (*self.clocks[host.name].prefix, *program_on(module))
-            else:
-                program = (sys.executable, "-m", module)
+            program = self.clocks[host.name].program(module)
             return host.command(*program, *arguments, *options)
 
         for name, host in _COORDINATORS.items():
@@ -84,10 +73,6 @@ class HostsParts(SupervisedParts):
         for name, host in self.hosts.items():
             starting = command(host, server_module, "persist", "--name", name)
             self.servers[name] = self.part(name, starting)
-
-    def prefix_of(self, host: Host) -> list[str]:
-        """Return what a command begins with that runs on a host, by its clock."""
-        return host.command(*self.clocks[host.name].prefix if self.clocks else ())
 
     async def wait_for_nats(self) -> None:
         async with asyncio.timeout(_NATS_SECONDS):

@@ -63,8 +63,6 @@ def _enter() -> None:
         "mount -t proc proc /proc",
         # Daemons keep their sockets here, and `ip` the namespaces.
         "mount -t tmpfs tmpfs /run",
-        # libfaketime leaves files of killed processes here.
-        "mount -t tmpfs tmpfs /dev/shm",
         "ip link set lo up",
     ):
         subprocess.run(command.split(), check=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.cluster.nats_binary import MissingNatsServerError, find_nats_server
-from tests.hosts.clock import find_library
 from tests.hosts.faults import HostFault
 from tests.hosts.file_systems.file_system import LocalFileSystem
 from tests.hosts.slow_link import TUN
@@ -58,8 +57,6 @@ def impossible(kinds: Iterable[HostFault]) -> dict[HostFault, str]:
     if not TUN.exists():
         lacking = f"there is no {TUN}, so no packets can be delayed or lost"
         reasons |= {HostFault.DELAY: lacking, HostFault.LOSS: lacking}
-    if find_library() is None:
-        reasons[HostFault.CLOCK] = "there is no libfaketime (Debian: apt install faketime)"
     if HostFault.ROUTE in kinds and not _can_close_connections():
         reasons[HostFault.ROUTE] = "this kernel closes no connections for `ss -K`"
     return {kind: reason for kind, reason in reasons.items() if kind in kinds}

@@ -57,12 +57,7 @@ class HostsTorture(Torture):
         super().__init__(data, seed, seconds, say)
         self._options = options
         self._file_system = FILE_SYSTEMS[options.file_system](data, HOSTS)
-        self._hosts_parts = HostsParts(
-            data,
-            self._file_system,
-            options.fence_read,
-            with_clocks=HostFault.CLOCK in options.kinds,
-        )
+        self._hosts_parts = HostsParts(data, self._file_system, options.fence_read)
         self._witnesses = Witnesses(data, self._file_system, HOSTS)
         self._hosts_tormentor: HostsTormentor | None = None
         if self._file_system.has_server:
@@ -113,7 +108,7 @@ class HostsTorture(Torture):
                 role,
                 f"{role}.{host.name}",
                 nats=url_of(host),
-                prefix=self._hosts_parts.prefix_of(host),
+                prefix=host.command(),
                 operations_per_second=per_second,
             )
             for host in HOSTS

@@ -114,11 +114,9 @@ def test_faults_that_the_machine_cannot_have_are_told_with_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(needs, "TUN", Path("/nonexistent"))
-    monkeypatch.setattr(needs, "find_library", lambda: None)
-    kinds = [HostFault.KILL, HostFault.LOSS, HostFault.DELAY, HostFault.CLOCK]
+    kinds = [HostFault.KILL, HostFault.LOSS, HostFault.DELAY]
     assert needs.impossible(kinds) == {
         HostFault.LOSS: "there is no /nonexistent, so no packets can be delayed or lost",
         HostFault.DELAY: "there is no /nonexistent, so no packets can be delayed or lost",
-        HostFault.CLOCK: "there is no libfaketime (Debian: apt install faketime)",
     }
     assert needs.impossible([HostFault.KILL]) == {}
