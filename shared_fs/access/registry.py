@@ -39,6 +39,8 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 if TYPE_CHECKING:
     from nacl.signing import VerifyKey
 
+#: Where the registry is in the cluster's bucket, and the folder of it on a shared file system.
+REGISTRY_PREFIX: Final = "auth/"
 #: The issuer that `holdfast auth init` makes: the only one that may issue tokens for operators.
 CLUSTER_ISSUER: Final = "cluster"
 _KEY_BYTES: Final = 32
@@ -81,6 +83,10 @@ class AccessRegistry:
     def __init__(self, bucket: Bucket, prefix: str = "") -> None:
         self._bucket = bucket
         self._prefix = prefix
+
+    def close(self) -> None:
+        """Close the bucket."""
+        self._bucket.close()
 
     # Issuers
     def add_issuer(self, issuer: Issuer) -> None:
@@ -219,6 +225,21 @@ def verified(text: str, issuers: Mapping[str, Issuer]) -> Token:
             reason=f"issuer {token.issuer!r} may not issue tokens for tenant {token.tenant!r}"
         )
     return token
+
+
+def valid_tokens(registry: AccessRegistry, now_seconds: float) -> Iterator[str]:
+    """Yield the texts of all registered tokens that are valid now, in the order of their ids.
+
+    Raises InvalidTokenError for one that no registered issuer signed: somebody has put it there.
+    """
+    issuers, revoked = registry.issuers(), registry.revocations().ids
+    for token_id in registry.token_ids():
+        text = registry.token_text(token_id)
+        if text is None or token_id in revoked:
+            continue
+        token = verified(text, issuers)
+        if token.id == token_id and not token.is_expired(now_seconds):
+            yield text
 
 
 def _body(fields: Mapping[str, object]) -> bytes:

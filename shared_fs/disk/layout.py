@@ -14,6 +14,8 @@
     stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator put an older file there
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report and with the
                                                changes that may be in no file: see `quarantine.py`
+    auth/                                      the registry of tokens: see `shared_fs/access/`
+    keys/                                      private keys: see `shared_fs/access/key_folder.py`
 
 A file's generation is the epoch of the owner that made it, or less. A generation ends when its file
 is still locked by an owner that is fenced but still running: the next owner continues with a copy

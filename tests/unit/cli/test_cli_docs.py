@@ -12,6 +12,9 @@ from typing import Any
 import click
 import pytest
 
+from holdfast.cli.access.auth import init_report
+from holdfast.cli.access.issuer import issuer_row
+from holdfast.cli.access.token import token_row
 from holdfast.cli.command import holdfast
 from holdfast.cli.commands.backup import delete_report, restore_report, version_row
 from holdfast.cli.commands.collect import collect_report
@@ -34,6 +37,8 @@ from holdfast.cli.render import (
 )
 from holdfast.cli.settings import CLIENT_OPTIONS
 from holdfast.cli.stores.configuring import config_json
+from holdfast.protocol.access.rights import ALL_RIGHTS
+from holdfast.protocol.access.tokens import Token, TokenLimits
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.messages import (
@@ -48,6 +53,8 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
+from holdfast.shared_fs.access.key_folder import PublicKeys
+from holdfast.shared_fs.access.registry import Issuer
 from holdfast.shared_fs.inspection.probe_verdicts import (
     Judged,
     Measured,
@@ -75,6 +82,7 @@ VERSION = dict.fromkeys(
 FAILURE = {"tenant": "t", "name": "n", "error": "e", "message": "m"}
 LISTED = StoreInfo(1, "notes", "s1", "i", 1, StoreState.DURABLE)
 SERVER = ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)
+TOKEN = Token("i", "s", "t", (">",), ALL_RIGHTS, 1, 2, "ada", TokenLimits(1, 1, 1))
 ENTRY = Entry("theme", b"dark", {}, 3, 1795230214000)
 
 
@@ -185,6 +193,10 @@ def documented(path: str) -> Any:
                 0.1,
             ),
         ),
+        ("auth init", init_report("k", asdict(PublicKeys("A", "X", "U", "U")))),
+        ("token list", {"tokens": [token_row(TOKEN, "valid")]}),
+        ("token show [TOKEN_ID]", token_row(TOKEN, "valid")),
+        ("issuer list", {"issuers": [issuer_row(Issuer("cluster", bytes(32), ("*",)))]}),
         ("collect", collect_report(asdict(Collected(keys=["k"])), dry_run=True)),
         (
             "rebuild",

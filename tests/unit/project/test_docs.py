@@ -51,6 +51,7 @@ from holdfast.protocol.names import StoreId, StoreKind, quote
 from holdfast.protocol.serving.trouble import OVER_EVENT
 from holdfast.protocol.store_config import StoreConfig
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.access.set_up import KEYS_FOLDER, registry_folder
 from holdfast.shared_fs.bucket.bucket_errors import NoBucketError
 from holdfast.shared_fs.disk.layout import Layout, NoDataError
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -395,6 +396,8 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         "stores/<tenant>/<aaa>/<name>.<kind>.<generation>.db",
         "stores/<tenant>/<aaa>/<name>.<kind>.deleted",
         f"{layout.quarantine}/<tenant>/<file>.<time>/",
+        f"{registry_folder(layout.root)}/",
+        f"{layout.root / KEYS_FOLDER}/",
     }
     assert f"cp DATA/{store} " in OPERATIONS
 

@@ -42,6 +42,7 @@ EXTRAS_OF_MODULE = {
     "protocol/serving/process.py": ["server"],
     "protocol/compression.py": ["compression"],
     "protocol/access/tokens.py": ["auth"],
+    "shared_fs/access/key_folder.py": ["auth"],
     "shared_fs/access/registry.py": ["auth"],
     "cli/commands/tables.py": ["spark"],
     "bench/spark/spark_export.py": ["spark"],
