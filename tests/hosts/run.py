@@ -13,7 +13,7 @@ from tests.hosts import network
 from tests.hosts.cluster import HOSTS, Fencing, HostsParts, url_of
 from tests.hosts.faults import HostFault
 from tests.hosts.file_systems import FILE_SYSTEMS
-from tests.hosts.file_systems.file_system import STORAGE_HOST
+from tests.hosts.file_systems.network_file_system import STORAGE_HOST
 from tests.hosts.file_systems.witness import Testimony
 from tests.hosts.file_systems.witnesses import Witnesses
 from tests.hosts.measure import zombie_answers

@@ -14,19 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
-from tests.hosts.file_systems.file_system import (
-    STORAGE_HOST,
-    LocalFileSystem,
-    mount_of,
-    pid_of,
-    run_on,
-    until_it_works,
-)
-from tests.hosts.network import STORAGE, Host
+from tests.hosts.file_systems.file_system import run_on, until_it_works
+from tests.hosts.file_systems.network_file_system import STORAGE_HOST, NetworkFileSystem, pid_of
+from tests.hosts.network import Host
 
 _OSD: Final = "ceph-osd"
-#: What answers when the storage does: stopped and continued together.
-_DAEMONS: Final = ("ceph-mon", _OSD, "ceph-mds")
 _OPTIONS: Final = """
 mon_initial_members = a
 auth_cluster_required = none
@@ -42,7 +34,7 @@ mds_tick_interval = 0.2
 """
 
 
-class CephFS(LocalFileSystem):
+class CephFS(NetworkFileSystem):
     """One file system in one cluster."""
 
     name = "cephfs"
@@ -55,17 +47,15 @@ class CephFS(LocalFileSystem):
         "ceph-mds": "ceph-mds",
         "ceph-fuse": "ceph-fuse",
     }
-    has_server = True
+    client = "ceph-fuse"
+    daemons = ("ceph-mon", _OSD, "ceph-mds")
 
     def __init__(self, data: Path, hosts: Sequence[Host]) -> None:
         super().__init__(data, hosts)
-        self._data = data / "cephfs"
         self._configuration = self._data / "ceph.conf"
-        self._hosts = hosts
         self._cluster = str(uuid.uuid4())
-        self._address = STORAGE_HOST.address(STORAGE)
 
-    async def start(self) -> None:
+    async def _start_servers(self) -> None:
         for folder in ("mon", "mgr", "osd", "mds"):
             (self._data / folder).mkdir(parents=True)
         self._configure()
@@ -76,31 +66,11 @@ class CephFS(LocalFileSystem):
             await self._run("ceph", "osd", "pool", "create", pool, "8")
         await self._run("ceph", "fs", "new", "holdfast", "metadata", "data")
         await self._run("ceph-mds", "--id", "m")
-        for host in self._hosts:
-            mount = mount_of(host)
-            mount.mkdir(parents=True)
-            options = ("--conf", str(self._configuration), "--id", host.name)
-            # It waits for the metadata server, and returns once it has mounted.
-            await until_it_works(host, "ceph-fuse", *options, str(mount))
-            if not mount.is_mount():
-                raise RuntimeError(f"ceph-fuse did not mount {mount}")
 
-    def folder(self, host: Host) -> Path:
-        return mount_of(host) / "holdfast"
-
-    def stop_mount(self, host: Host) -> None:
-        os.kill(pid_of(host, "ceph-fuse"), signal.SIGSTOP)
-
-    def continue_mount(self, host: Host) -> None:
-        os.kill(pid_of(host, "ceph-fuse"), signal.SIGCONT)
-
-    def stop_server(self) -> None:
-        for name in _DAEMONS:
-            os.kill(pid_of(STORAGE_HOST, name), signal.SIGSTOP)
-
-    def continue_server(self) -> None:
-        for name in _DAEMONS:
-            os.kill(pid_of(STORAGE_HOST, name), signal.SIGCONT)
+    async def _mount(self, host: Host, mount: Path) -> None:
+        options = ("--conf", str(self._configuration), "--id", host.name)
+        # It waits for the metadata server, and returns once it has mounted.
+        await until_it_works(host, self.client, *options, str(mount))
 
     async def restart_server(self) -> None:
         os.kill(pid_of(STORAGE_HOST, _OSD), signal.SIGKILL)

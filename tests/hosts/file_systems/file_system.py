@@ -1,8 +1,7 @@
 """A file system that the hosts share, each with a mount of its own where it has mounts.
 
-One that is not local runs on a host of its own, `STORAGE_HOST`, and has a client process on each
-host. Its files lie in the folder of the run; its sockets, pids and mounts in /run, which the run
-has for itself.
+One that is not local (`network_file_system.py`) runs on a host of its own. Its files lie in the
+folder of the run; its sockets, pids and mounts in /run, which the run has for itself.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from typing import ClassVar, Final
 
 from tests.hosts.network import Host, run
 
-STORAGE_HOST: Final = Host("h0", 10)
-_MOUNTS: Final = Path("/run/holdfast")
 _READY_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.1
 
@@ -58,18 +55,6 @@ class LocalFileSystem:
     async def restart_server(self) -> None:
         """End what serves it, and start that again."""
         raise NotImplementedError
-
-
-def mount_of(host: Host) -> Path:
-    """Return where a host has its mount, which nobody else uses."""
-    return _MOUNTS / host.name
-
-
-def pid_of(host: Host, program: str) -> int:
-    """Return the process of a host that runs a program; the oldest, if it has forked."""
-    pids = [int(pid) for pid in run("ip", "netns", "pids", host.name).split()]
-    found = [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == program[:15]]
-    return min(found)
 
 
 async def run_on(host: Host, *command: str) -> None:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
-from tests.hosts.file_systems.file_system import (
-    STORAGE_HOST,
-    LocalFileSystem,
-    mount_of,
-    run_on,
-    until_it_works,
-)
-from tests.hosts.network import STORAGE, Host, run
+from tests.hosts.file_systems.file_system import run_on, until_it_works
+from tests.hosts.file_systems.network_file_system import STORAGE_HOST, NetworkFileSystem, pid_of
+from tests.hosts.network import Host, run
 
 _VOLUME: Final = "holdfast"
+_BRICK: Final = "glusterfsd"
 _GLUSTER: Final = ("gluster", "--mode=script")
 
 
-class GlusterFS(LocalFileSystem):
+class GlusterFS(NetworkFileSystem):
     """One volume."""
 
     name = "glusterfs"
@@ -30,15 +25,10 @@ class GlusterFS(LocalFileSystem):
         "gluster": "glusterfs-cli",
         "glusterfs": "glusterfs-client",
     }
-    has_server = True
+    client = "glusterfs"
+    daemons = (_BRICK,)
 
-    def __init__(self, data: Path, hosts: Sequence[Host]) -> None:
-        super().__init__(data, hosts)
-        self._data = data / "glusterfs"
-        self._hosts = hosts
-        self._address = STORAGE_HOST.address(STORAGE)
-
-    async def start(self) -> None:
+    async def _start_servers(self) -> None:
         logs = self._data / "logs"
         for folder in (logs / "bricks", self._data / "state", self._data / "brick"):
             folder.mkdir(parents=True)
@@ -64,40 +54,13 @@ class GlusterFS(LocalFileSystem):
         brick = f"{self._address}:{self._data / 'brick'}"
         await run_on(STORAGE_HOST, *_GLUSTER, "volume", "create", _VOLUME, brick, "force")
         await run_on(STORAGE_HOST, *_GLUSTER, "volume", "start", _VOLUME)
-        for host in self._hosts:
-            mount = mount_of(host)
-            mount.mkdir(parents=True)
-            # It returns once it has mounted.
-            await run_on(
-                host,
-                *("glusterfs", "-s", self._address, f"--volfile-id=/{_VOLUME}"),
-                *("-l", str(logs / f"mount-{host.name}.log"), "-p", f"{mount}.pid", str(mount)),
-            )
-            if not mount.is_mount():
-                raise RuntimeError(f"glusterfs did not mount {mount}: see {logs}")
 
-    def folder(self, host: Host) -> Path:
-        return mount_of(host) / "holdfast"
-
-    def stop_mount(self, host: Host) -> None:
-        os.kill(self._client(host), signal.SIGSTOP)
-
-    def continue_mount(self, host: Host) -> None:
-        os.kill(self._client(host), signal.SIGCONT)
-
-    def stop_server(self) -> None:
-        os.kill(self._brick(), signal.SIGSTOP)
-
-    def continue_server(self) -> None:
-        os.kill(self._brick(), signal.SIGCONT)
+    async def _mount(self, host: Host, mount: Path) -> None:
+        log = str(self._data / "logs" / f"mount-{host.name}.log")
+        from_volume = ("-s", self._address, f"--volfile-id=/{_VOLUME}")
+        # It returns once it has mounted.
+        await run_on(host, self.client, *from_volume, "-l", log, str(mount))
 
     async def restart_server(self) -> None:
-        os.kill(self._brick(), signal.SIGKILL)
+        os.kill(pid_of(STORAGE_HOST, _BRICK), signal.SIGKILL)
         await run_on(STORAGE_HOST, *_GLUSTER, "volume", "start", _VOLUME, "force")
-
-    def _client(self, host: Host) -> int:
-        return int(Path(f"{mount_of(host)}.pid").read_text())
-
-    def _brick(self) -> int:
-        [pid] = run("pgrep", "-x", "glusterfsd").split()
-        return int(pid)

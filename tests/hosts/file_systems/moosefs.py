@@ -5,22 +5,13 @@ Its `fsync` reaches no disk, so a power cut may cost what was acknowledged; none
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
-from tests.hosts.file_systems.file_system import (
-    STORAGE_HOST,
-    LocalFileSystem,
-    mount_of,
-    pid_of,
-    run_on,
-    until_it_works,
-)
-from tests.hosts.network import STORAGE, Host
+from tests.hosts.file_systems.file_system import run_on, until_it_works
+from tests.hosts.file_systems.network_file_system import STORAGE_HOST, NetworkFileSystem
+from tests.hosts.network import Host
 
 #: What a new master begins with, as Debian has it.
 _EMPTY: Final = Path("/var/lib/mfs/metadata.mfs.empty")
@@ -28,7 +19,7 @@ _MASTER: Final = "mfsmaster"
 _CHUNK_SERVER: Final = "mfschunkserver"
 
 
-class MooseFS(LocalFileSystem):
+class MooseFS(NetworkFileSystem):
     """One master, one copy of each chunk."""
 
     name = "moosefs"
@@ -37,15 +28,10 @@ class MooseFS(LocalFileSystem):
         _CHUNK_SERVER: "moosefs-chunkserver",
         "mfsmount": "moosefs-client",
     }
-    has_server = True
+    client = "mfsmount"
+    daemons = (_MASTER, _CHUNK_SERVER)
 
-    def __init__(self, data: Path, hosts: Sequence[Host]) -> None:
-        super().__init__(data, hosts)
-        self._data = data / "moosefs"
-        self._hosts = hosts
-        self._address = STORAGE_HOST.address(STORAGE)
-
-    async def start(self) -> None:
+    async def _start_servers(self) -> None:
         for folder in ("master", "chunks", "chunkserver"):
             (self._data / folder).mkdir(parents=True)
         shutil.copy(_EMPTY, self._data / "master" / "metadata.mfs")
@@ -69,41 +55,19 @@ class MooseFS(LocalFileSystem):
             f"BIND_HOST = {self._address}",
             f"CSSERV_LISTEN_HOST = {self._address}",
         )
-        await self._start_servers()
-        for host in self._hosts:
-            mount = mount_of(host)
-            mount.mkdir(parents=True)
-            await until_it_works(host, "mfsmount", str(mount), "-H", self._address)
-            if not mount.is_mount():
-                raise RuntimeError(f"mfsmount did not mount {mount}")
+        await self._start_daemons()
 
-    def folder(self, host: Host) -> Path:
-        return mount_of(host) / "holdfast"
-
-    def stop_mount(self, host: Host) -> None:
-        os.kill(pid_of(host, "mfsmount"), signal.SIGSTOP)
-
-    def continue_mount(self, host: Host) -> None:
-        os.kill(pid_of(host, "mfsmount"), signal.SIGCONT)
-
-    def stop_server(self) -> None:
-        self._signal_servers(signal.SIGSTOP)
-
-    def continue_server(self) -> None:
-        self._signal_servers(signal.SIGCONT)
+    async def _mount(self, host: Host, mount: Path) -> None:
+        await until_it_works(host, self.client, str(mount), "-H", self._address)
 
     async def restart_server(self) -> None:
         # Not with SIGKILL: with one copy, that costs the chunks that were being written (ENXIO).
         for name, configuration in ((_CHUNK_SERVER, "chunkserver.cfg"), (_MASTER, "master.cfg")):
             path = str(self._data / configuration)
             await run_on(STORAGE_HOST, name, "-c", path, "stop")
-        await self._start_servers()
+        await self._start_daemons()
 
-    def _signal_servers(self, number: signal.Signals) -> None:
-        for name in (_MASTER, _CHUNK_SERVER):
-            os.kill(pid_of(STORAGE_HOST, name), number)
-
-    async def _start_servers(self) -> None:
+    async def _start_daemons(self) -> None:
         master, chunk_server = self._data / "master.cfg", self._data / "chunkserver.cfg"
         # As long as the one before holds its lock, the next one does not start.
         await until_it_works(STORAGE_HOST, _MASTER, "-c", str(master), "start")
