@@ -7,7 +7,7 @@ WORKDIR /source
 RUN pip install --no-cache-dir uv && uv venv /opt/holdfast
 COPY . .
 RUN uv pip install --no-cache --python /opt/holdfast \
-    --constraint constraints.txt --build-constraint constraints.txt '.[server,cli]'
+    --constraint constraints.txt --build-constraint constraints.txt '.[auth,server,cli]'
 
 FROM python:3.12-slim
 COPY --from=build /opt/holdfast /opt/holdfast

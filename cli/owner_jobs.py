@@ -22,7 +22,6 @@ from rich.console import Console
 from holdfast.cli.settings import Settings
 from holdfast.client.wire.router import Router
 from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -166,7 +165,7 @@ class ConnectedOwners:
 @asynccontextmanager
 async def connected_owners(settings: Settings) -> AsyncIterator[ConnectedOwners]:
     """Connect around the body."""
-    bus = await connect_nats(settings.nats_url, name="holdfast-cli")
+    bus = await settings.connect_bus()
     try:
         yield ConnectedOwners(bus, settings)
     finally:

@@ -2,7 +2,8 @@
 
 You can give them before the command (`holdfast --json servers`) or after it (`holdfast servers
 --json`); the later one counts. The environment sets those before the command: HOLDFAST_NATS,
-HOLDFAST_TENANT, HOLDFAST_PREFIX, HOLDFAST_TIMEOUT, HOLDFAST_JSON.
+HOLDFAST_NATS_CREDS, HOLDFAST_TENANT and so on. A password is taken from there alone, because every
+user of a machine can read command lines.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from holdfast.protocol.bus.login import LOGIN_OPTIONS, NatsLogin, variable
+from holdfast.protocol.bus.nats_url import url_of_arguments
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, OPERATION_TIMEOUT_SECONDS
-from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
+from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS, DEFAULT_PREFIX, Inboxes
 
 if TYPE_CHECKING:
     from holdfast.client.connection import Connecting
+    from holdfast.protocol.bus.bus import Bus
 
 DEFAULT_TENANT: Final = "default"
+
+_CONNECTION_NAME: Final = "holdfast-cli"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -29,8 +36,15 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 class Settings:
     """The values of the shared options, filled in while click reads the command line."""
 
+    #: None if not given. It may contain a password.
+    nats: str | None = field(default=None, repr=False)
+    nats_creds: str | None = None
+    nats_nkey: str | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
     #: None if not given.
-    nats: str | None = None
+    inbox_prefix: str | None = None
     tenant: str = DEFAULT_TENANT
     prefix: str = DEFAULT_PREFIX
     timeout: float = OPERATION_TIMEOUT_SECONDS
@@ -41,6 +55,12 @@ class Settings:
     @property
     def nats_url(self) -> str:
         return self.nats or DEFAULT_NATS
+
+    @property
+    def login(self) -> NatsLogin:
+        """How commands log in to NATS. Raises InvalidArgumentError."""
+        names = [option.replace("-", "_") for option in LOGIN_OPTIONS]
+        return NatsLogin.from_options({name: getattr(self, name) for name in names})
 
     @property
     def asking_seconds(self) -> float:
@@ -57,7 +77,18 @@ class Settings:
             tenant=self.tenant,
             prefix=self.prefix,
             timeout_seconds=self.timeout,
-            name="holdfast-cli",
+            name=_CONNECTION_NAME,
+            inbox_prefix=self.inbox_prefix,
+            **self.login.connect_arguments(),
+        )
+
+    async def connect_bus(self) -> Bus:
+        """Connect as an operator, whose requests are no tenant's."""
+        from holdfast.protocol.bus.bus_nats import connect_nats
+
+        inboxes = Inboxes.parse(self.inbox_prefix, self.tenant, self.prefix)
+        return await connect_nats(
+            self.nats_url, name=_CONNECTION_NAME, login=self.login, inboxes=inboxes
         )
 
 
@@ -67,6 +98,18 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "nats": {
         "metavar": "URL",
         "help": f"NATS servers, joined by commas.  [default: {DEFAULT_NATS}]",
+    },
+    **{
+        name: {
+            "type": click.Path(dir_okay=False),
+            "metavar": "FILE",
+            "help": f"{text[0].upper()}{text[1:]}.",
+        }
+        for name, text in LOGIN_OPTIONS.items()
+    },
+    "inbox-prefix": {
+        "metavar": "TOKENS",
+        "help": f"The first tokens of the subjects for replies.  [default: {DEFAULT_INBOXES}]",
     },
     "tenant": {
         "metavar": "NAME",
@@ -87,8 +130,10 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "help": "Print JSON; docs/cli.md describes the shapes.",
     },
 }
+#: The options that say where NATS is, and who this is.
+NATS_OPTIONS: Final = ("nats", *LOGIN_OPTIONS, "inbox-prefix")
 #: The options of a command that talks to a running cluster.
-CLIENT_OPTIONS: Final = ("nats", "tenant", "prefix", "timeout", "json")
+CLIENT_OPTIONS: Final = (*NATS_OPTIONS, "tenant", "prefix", "timeout", "json")
 
 
 def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Command], _Command]:
@@ -102,6 +147,8 @@ def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Co
             if parameter.name == "nats":
                 source = context.get_parameter_source("nats")
                 settings.nats_from_environment = source is ParameterSource.ENVIRONMENT
+                if not settings.nats_from_environment:
+                    _check_readable_by_all(str(value), context, parameter)
 
     def decorate(command: _Command) -> _Command:
         for name in reversed(names):
@@ -109,13 +156,20 @@ def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Co
                 f"--{name}",
                 expose_value=False,
                 callback=remember,
-                envvar=f"HOLDFAST_{name.upper()}" if from_environment else None,
+                envvar=variable(name) if from_environment else None,
                 allow_from_autoenv=False,
                 **_OPTIONS[name],
             )(command)
         return command
 
     return decorate
+
+
+def _check_readable_by_all(url: str, context: click.Context, parameter: click.Parameter) -> None:
+    try:
+        url_of_arguments(url)
+    except InvalidArgumentError as error:
+        raise click.BadParameter(str(error.fields["reason"]), context, parameter) from error
 
 
 def client_command(command: _Command) -> _Command:

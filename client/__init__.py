@@ -41,6 +41,7 @@ from holdfast.client.live.live_messages import MessageChange, MessageChangeKind
 from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.client.live.live_stream import LiveMessage, LiveStream
 from holdfast.client.values.codec import Codec
+from holdfast.protocol.bus.login import TlsFiles
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.distribution import version as _version
@@ -59,6 +60,7 @@ from holdfast.protocol.errors import (
     LargeValueDamagedError,
     LargeValueNotHeldError,
     LimitExceededError,
+    LoginFailedError,
     MalformedFrameError,
     NewerFormatError,
     NoCoordinatorError,
@@ -136,6 +138,7 @@ __all__ = [
     "LiveKV",
     "LiveMessage",
     "LiveStream",
+    "LoginFailedError",
     "MalformedFrameError",
     "Message",
     "MessageChange",
@@ -167,6 +170,7 @@ __all__ = [
     "Stream",
     "StreamTransaction",
     "Subscription",
+    "TlsFiles",
     "TooLargeError",
     "UnavailableError",
     "UnknownOperationError",

@@ -7,6 +7,7 @@ servers recognise. Make one for a process and share it: its operations travel to
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -24,15 +25,15 @@ from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import check_timeout, range_start
 from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.bus.bus_nats import check_options, connect_nats
+from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.bus.login import NatsLogin, StrPath, TlsFiles
 from holdfast.protocol.control import ServerInfo, StoreInfo
-from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import (
     OPERATION_TIMEOUT_SECONDS,
 )
 from holdfast.protocol.messages import AnyDurability
 from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_store, check_tenant
-from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Subjects, inboxes_of
+from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Inboxes, Subjects
 
 V = TypeVar("V")
 
@@ -366,7 +367,8 @@ class Connecting:
         name: str,
         bus: Bus | None,
         compression: bool,
-        nats_options: dict[str, Any],
+        login: NatsLogin,
+        inbox_prefix: str | None,
     ) -> None:
         self._nats = nats
         self._tenant = check_tenant(tenant)
@@ -375,9 +377,8 @@ class Connecting:
         self._name = name
         self._bus = bus
         self._compression = compression
-        check_options(nats_options)
-        self._nats_options = {"inbox_prefix": inboxes_of(tenant), **nats_options}
-        _check_inboxes(self._nats_options["inbox_prefix"], tenant)
+        self._login = login
+        self._inboxes = Inboxes.parse(inbox_prefix, tenant, prefix)
         self._client: Client | None = None
 
     def __await__(self) -> Generator[Any, None, Client]:
@@ -399,7 +400,9 @@ class Connecting:
     async def _open(self) -> Client:
         bus = self._bus
         if bus is None:
-            bus = await connect_nats(self._nats, name=self._name, **self._nats_options)
+            bus = await connect_nats(
+                self._nats, name=self._name, login=self._login, inboxes=self._inboxes
+            )
         link = Link(
             bus, self._subjects, self._tenant, self._timeout_seconds, compression=self._compression
         )
@@ -413,13 +416,6 @@ class Connecting:
         return client
 
 
-def _check_inboxes(prefix: object, tenant: str) -> None:
-    inboxes = inboxes_of(tenant)
-    if not isinstance(prefix, str) or not f"{prefix}.".startswith(f"{inboxes}."):
-        reason = f"must be {inboxes!r} or below, because servers reply to nobody else"
-        raise InvalidArgumentError(argument="inbox_prefix", reason=reason)
-
-
 def connect(
     nats: str = DEFAULT_NATS,
     *,
@@ -429,11 +425,15 @@ def connect(
     name: str = "holdfast-client",
     bus: Bus | None = None,
     compression: bool = True,
+    credentials: StrPath | None = None,
+    nkey: StrPath | None = None,
+    tls: TlsFiles | ssl.SSLContext | None = None,
+    inbox_prefix: str | None = None,
     **nats_options: Any,
 ) -> Connecting:
     """Connect to NATS: `async with connect(...) as hf:`, or `hf = await connect(...)`.
 
-    - `nats` is a URL, or several joined by commas.
+    - `nats` is a URL, or several joined by commas. User and password in it are percent-encoded.
     - `tenant` is the tenant whose stores the client uses.
     - `prefix` is the subject prefix of the cluster.
     - `timeout_seconds` bounds each operation with all its retries, unless the call has its own. It
@@ -443,16 +443,25 @@ def connect(
     - `compression`: values above 1 KiB are compressed with zstd if that saves at least an eighth,
       if the extra `compression` is installed, and if the cluster says that all readers know it.
       With False nothing is compressed, but compressed values can still be read.
-    - `nats_options` are the options of nats-py's `connect` for identity and security: `user`,
-      `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`, `tls_hostname` and similar ones.
+    - `credentials` is the path of a NATS credentials file, `nkey` of a file with the seed of an
+      nkey. They need the extra `auth`, and other users must not be able to open them.
+    - `tls` refuses a connection that is not encrypted. TlsFiles names the files of CAs and of a
+      client certificate; an SSLContext can do more.
+    - `inbox_prefix` restricts replies to a part of the tenant's inboxes, for example
+      `_INBOX.<tenant>.<user>`, or replaces `_INBOX`, as all parts of the cluster must do.
+    - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
+      `password`, `token`, `nkeys_seed_str`, `tls_hostname` and similar ones.
       `connect_timeout` is the number of seconds after which connecting is given up, 5 by default.
-      `inbox_prefix` restricts replies to a part of the tenant's inboxes, `_INBOX.<tenant>.>`.
 
-    Raises InvalidNameError and InvalidArgumentError at once; ConnectionFailedError when it is
-    entered or awaited and NATS cannot be reached.
+    Raises InvalidNameError and InvalidArgumentError at once; when it is entered or awaited,
+    ConnectionFailedError if NATS cannot be reached, LoginFailedError if NATS and this process do
+    not accept each other, InvalidArgumentError for a file that cannot be used.
 
         async with connect("nats://127.0.0.1:4222", tenant="acme") as hf:
             await hf.stream("project.42.patches").append(b"...")
     """
     check_timeout(timeout_seconds)
-    return Connecting(nats, tenant, prefix, timeout_seconds, name, bus, compression, nats_options)
+    login = NatsLogin(credentials=credentials, nkey=nkey, tls=tls, options=nats_options)
+    return Connecting(
+        nats, tenant, prefix, timeout_seconds, name, bus, compression, login, inbox_prefix
+    )

@@ -20,6 +20,7 @@ transaction or a file is still stored or written completely, or not at all.
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 from holdfast.client.blocking.background import background
@@ -35,6 +36,7 @@ from holdfast.client.blocking.blocking_transaction import KVTransaction, StreamT
 from holdfast.client.blocking.blocking_value import ValueReader
 from holdfast.client.connection import connect as async_connect
 from holdfast.client.live.live_kv import DELETE
+from holdfast.protocol.bus.login import StrPath, TlsFiles
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
 
@@ -66,11 +68,15 @@ def connect(
     timeout_seconds: float = OPERATION_TIMEOUT_SECONDS,
     name: str = "holdfast-client",
     compression: bool = True,
+    credentials: StrPath | None = None,
+    nkey: StrPath | None = None,
+    tls: TlsFiles | ssl.SSLContext | None = None,
+    inbox_prefix: str | None = None,
     **nats_options: Any,
 ) -> Client:
     """Connect to NATS: `with connect(...) as hf:`, or close the client yourself.
 
-    - `nats` is a URL, or several joined by commas.
+    - `nats` is a URL, or several joined by commas. User and password in it are percent-encoded.
     - `tenant` is the tenant whose stores the client uses.
     - `prefix` is the subject prefix of the cluster.
     - `timeout_seconds` bounds each operation with all its retries, unless the call has its own. It
@@ -79,14 +85,19 @@ def connect(
     - `compression`: values above 1 KiB are compressed with zstd if that saves at least an eighth,
       if the extra `compression` is installed, and if the cluster says that all readers know it.
       With False nothing is compressed, but compressed values can still be read.
-    - `nats_options` are the options of nats-py's `connect` for identity and security: `user`,
-      `password`, `token`, `user_credentials`, `nkeys_seed`, `tls`, `tls_hostname` and similar ones.
-      Callbacks among them run on the background thread. `connect_timeout` is the number of seconds
-      after which connecting is given up, 5 by default. `inbox_prefix` restricts replies to a part
-      of the tenant's inboxes, `_INBOX.<tenant>.>`.
+    - `credentials` is the path of a NATS credentials file, `nkey` of a file with the seed of an
+      nkey. They need the extra `auth`, and other users must not be able to open them.
+    - `tls` refuses a connection that is not encrypted. TlsFiles names the files of CAs and of a
+      client certificate; an SSLContext can do more.
+    - `inbox_prefix` restricts replies to a part of the tenant's inboxes, for example
+      `_INBOX.<tenant>.<user>`, or replaces `_INBOX`, as all parts of the cluster must do.
+    - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
+      `password`, `token`, `nkeys_seed_str`, `tls_hostname` and similar ones. Callbacks among them
+      run on the background thread. `connect_timeout` is the number of seconds after which
+      connecting is given up, 5 by default.
 
-    Raises InvalidNameError, InvalidArgumentError, and ConnectionFailedError if NATS cannot
-    be reached.
+    Raises InvalidNameError; InvalidArgumentError; ConnectionFailedError if NATS cannot be reached,
+    and LoginFailedError if NATS and this process do not accept each other.
 
         with connect("nats://127.0.0.1:4222", tenant="acme") as hf:
             hf.stream("project.42.patches").append(b"...")
@@ -98,6 +109,10 @@ def connect(
         timeout_seconds=timeout_seconds,
         name=name,
         compression=compression,
+        credentials=credentials,
+        nkey=nkey,
+        tls=tls,
+        inbox_prefix=inbox_prefix,
         **nats_options,
     )
     serving = background()

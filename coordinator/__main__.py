@@ -14,7 +14,8 @@ from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.serving.process import OnSignals, run_server, server_parser
+from holdfast.protocol.serving.process import OnSignals, inboxes_of, run_server, server_parser
+from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.disk import Disk
@@ -70,7 +71,7 @@ async def _serve(
             bucket=bucket,
             fences=BucketFences(bucket) if bucket is not None and options.disk == "local" else None,
         ),
-        prefix=options.prefix,
+        subjects=Subjects(options.prefix, inboxes=inboxes_of(options).root),
         standby=options.standby,
         replace_damaged_state=options.replace_damaged_state,
     )

@@ -31,7 +31,7 @@ from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import AlreadyRunningError
 from holdfast.protocol.serving.mishaps import Mishaps
-from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.disk import LockFile
 
 logger = logging.getLogger("holdfast.coordinator")
@@ -52,7 +52,7 @@ class Coordinator:
         bus: Bus,
         storage: Storage,
         *,
-        prefix: str = DEFAULT_PREFIX,
+        subjects: Subjects = Subjects(),  # noqa: B008
         standby: bool = False,
         replace_damaged_state: bool = False,
         clock_ms: Callable[[], int] = _wall_clock_ms,
@@ -64,7 +64,7 @@ class Coordinator:
         self._life = Life(
             id=new_id(),
             bus=bus,
-            subjects=Subjects(prefix),
+            subjects=subjects,
             storage=storage,
             clock_ms=clock_ms,
             background_tasks=BackgroundTasks(run_blocking),

@@ -28,7 +28,13 @@ from holdfast.protocol.errors import FencedError, HoldfastError, InvalidArgument
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import check_server
-from holdfast.protocol.serving.process import OnSignals, run_server, server_parser
+from holdfast.protocol.serving.process import (
+    OnSignals,
+    inboxes_of,
+    login_of,
+    run_server,
+    server_parser,
+)
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_capabilities import S3_WAYS, Ways
@@ -138,12 +144,13 @@ async def _serve(
         cold_after_seconds=options.cold_after_seconds,
         keep=KeepPolicy(options.keep_snapshots, options.keep_snapshot_days),
     )
+    subjects = Subjects(options.prefix, inboxes=inboxes_of(options).root)
     loop_watch = LoopWatch(
-        lambda: connect_nats(options.nats, name="holdfast-persist-watch"),
-        Subjects(options.prefix).heartbeat(),
+        lambda: connect_nats(options.nats, name="holdfast-persist-watch", login=login_of(options)),
+        subjects.heartbeat(),
     )
     server_options = ServerOptions(
-        prefix=options.prefix,
+        subjects=subjects,
         durability=Durability[options.durability.upper()],
         idle_close_seconds=options.idle_close_seconds,
         max_open_stores=max_open_stores,

@@ -64,7 +64,6 @@ from holdfast.persist.write_path.waiting_places import WaitingPlaces
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId
-from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
@@ -129,7 +128,7 @@ def compose(
         server,
         incarnation,
         bus,
-        Subjects(options.prefix),
+        options.subjects,
         disk,
         layout,
         gate,

@@ -11,14 +11,14 @@ from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
-from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.protocol.subjects import Subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """What an operator chooses."""
 
-    prefix: str = DEFAULT_PREFIX
+    subjects: Subjects = field(default_factory=Subjects)
     durability: Durability = Durability.SYNCED
     idle_close_seconds: float = IDLE_CLOSE_SECONDS
     max_open_stores: int = MAX_OPEN_STORES

@@ -29,6 +29,7 @@
     │   ├── RateLimitedError        over the store's rate; the caller decides when to retry
     │   ├── WriterGapError          a group of a writer came before its predecessors
     │   ├── ConnectionFailedError   NATS cannot be reached
+    │   │   └── LoginFailedError    NATS and this process do not accept each other
     │   └── OperationTimeoutError   no answer in time: a write may or may not be stored
     ├── StorageError                data, or its storage, is in danger
     │   ├── StoreDamagedError       a store's file or log is missing, torn or foreign
@@ -329,6 +330,15 @@ class ConnectionFailedError(UnavailableError):
         if self.fields.get("url"):
             return super()._text()
         return f"{self.fields.get('reason', 'the connection')} has been closed. Try: connect again"
+
+
+class LoginFailedError(ConnectionFailedError):
+    """NATS does not accept the user or the certificate of this process, or this process not that of
+    NATS. `advice` is what to try.
+    """
+
+    code = "login_failed"
+    template = "cannot log in to NATS at {url}: {reason}. Try: {advice}"
 
 
 class OperationTimeoutError(UnavailableError, TimeoutError):

@@ -6,7 +6,8 @@ isolate tenants. A client of tenant `acme` may publish `hf.acme.coord.>` and `hf
 inboxes of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant can have as its name, is for
 messages among servers and the coordinator, and for operators' requests. A request on a tenant's
 subject must have its reply subject among that tenant's inboxes, whoever sends it. Servers reply
-nowhere else; otherwise a request could send a reply to somebody who did not ask.
+nowhere else; otherwise a request could send a reply to somebody who did not ask. The first token of
+inboxes is configurable too; it is the same for all parts of a cluster.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.protocol.limits import MAX_SUBJECT_BYTES
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from holdfast.protocol.names import StoreId, StoreKind, check_store
 
 DEFAULT_NATS: Final = "nats://127.0.0.1:4222"
 DEFAULT_PREFIX: Final = "hf"
 #: The token that stands in place of a tenant in the cluster's own subjects.
 CLUSTER_TENANT: Final = "_"
+#: The first token of all inboxes.
+DEFAULT_INBOXES: Final = "_INBOX"
 _KIND_OF_LETTER: Final = {kind.letter: kind for kind in StoreKind}
 #: By the kind as a number: looking up a member of the enum for each subject would cost more.
 _LETTERS: Final = {int(kind): kind.letter for kind in StoreKind}
@@ -34,15 +38,59 @@ _GRANTED: Final = frozenset(["coord", "destroy", "srv"])
 _CONCRETE: Final = re.compile(r"[!-)+-=?-~]+")
 
 
-def inboxes_of(tenant: str, grant: str = "") -> str:
+def inboxes_of(tenant: str, grant: str = "", root: str = DEFAULT_INBOXES) -> str:
     """The start of the subjects of all inboxes of a tenant, or of those of the holder of a token;
     a dot and the rest follow."""
-    return f"_INBOX.{tenant}.{grant}" if grant else f"_INBOX.{tenant}"
+    return f"{root}.{tenant}.{grant}" if grant else f"{root}.{tenant}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inboxes:
+    """Where one connection gets replies: `<root>.<tenant>.>`, or a part of that.
+
+    `own` are the tokens that this connection adds below its tenant: then other users of the tenant
+    need not be permitted to subscribe there. Replies to requests in the name of another tenant, as
+    servers and operators make them, come to all inboxes of that tenant.
+    """
+
+    root: str = DEFAULT_INBOXES
+    tenant: str = CLUSTER_TENANT
+    own: str = ""
+
+    @classmethod
+    def parse(cls, text: str | None, tenant: str, prefix: str = DEFAULT_PREFIX) -> Inboxes:
+        """Return the inboxes that `text` names: `ROOT`, `ROOT.<tenant>` or `ROOT.<tenant>.OWN`.
+
+        ROOT is a single token, so a mistyped tenant cannot pass for a part of it. Raises
+        InvalidArgumentError.
+        """
+        if text is None:
+            return cls(tenant=tenant)
+        if not isinstance(text, str) or len(text) > MAX_NAME_BYTES or not _is_concrete(text):
+            raise _no_inboxes("it must be tokens of printable ASCII, joined by dots")
+        root, *below = text.split(".", 2)
+        if below and below[0] != tenant:
+            raise _no_inboxes(f"its second token must be {tenant!r}: servers reply to nobody else")
+        if root == prefix.split(".", 1)[0]:
+            raise _no_inboxes(f"it must not begin as the subjects of the cluster do, with {root!r}")
+        return cls(root, tenant, below[1] if len(below) > 1 else "")
+
+    def start(self, tenant: str) -> str:
+        """The start of the inboxes for requests in the name of `tenant`; a dot and more follow."""
+        return inboxes_of(tenant, self.own if tenant == self.tenant else "", self.root)
+
+
+def _is_concrete(text: str) -> bool:
+    return _CONCRETE.fullmatch(text) is not None and all(text.split("."))
+
+
+def _no_inboxes(reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(argument="inbox_prefix", reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """Builds and parses the subjects under one prefix.
+    """Builds and parses the subjects under one prefix, and knows the root of all inboxes.
 
     The requests of a client that has a token end in `grant`, the token's id: NATS lets only the
     holder publish there, and servers know from it what to check. Without a token nothing follows.
@@ -50,6 +98,7 @@ class Subjects:
 
     prefix: str = DEFAULT_PREFIX
     grant: str = ""
+    inboxes: str = DEFAULT_INBOXES
 
     # Clients to the coordinator
     def coordinator(self, tenant: str, verb: str) -> str:
@@ -112,7 +161,7 @@ class Subjects:
         reply on another tenant's inbox would pass for an answer to that tenant, and one
         on a change subject for a change.
         """
-        inboxes = inboxes_of(self.tenant_of(subject), self.grant_of(subject))
+        inboxes = inboxes_of(self.tenant_of(subject), self.grant_of(subject), self.inboxes)
         return (
             reply.startswith(f"{inboxes}.")
             and len(reply) <= MAX_SUBJECT_BYTES

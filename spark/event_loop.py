@@ -92,7 +92,8 @@ def connecting(connection: Connection) -> AbstractAsyncContextManager[Client]:
         tenant=connection.tenant,
         prefix=connection.prefix,
         name="holdfast-spark",
-        **connection.nats_options,
+        inbox_prefix=connection.inbox_prefix,
+        **connection.login.connect_arguments(),
     )
 
 

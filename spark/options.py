@@ -5,7 +5,9 @@ Reading and writing:
     nats        the NATS URL of the cluster; several are joined by commas
     tenant      the tenant (default: `default`)
     prefix      the subject prefix of the cluster (default: `hf`)
-    nats_token, nats_credentials    as in `connect`; the credentials are a file on every machine
+    nats_token, inbox_prefix    as in `connect`
+    nats_credentials, nats_nkey, tls_ca, tls_cert, tls_key    as in `connect`: files, at the same
+                path on every machine
 
 Reading:
 
@@ -34,12 +36,13 @@ import datetime
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from holdfast.protocol.bus.login import NatsLogin, TlsFiles
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind, check_store, check_tenant
-from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.protocol.subjects import DEFAULT_PREFIX, Inboxes
 
 DEFAULT_TENANT: Final = "default"
 DEFAULT_ROWS_PER_PARTITION: Final = 250_000
@@ -91,10 +94,16 @@ def _expression(part: str) -> str:
 class Connection:
     """How a task reaches the cluster."""
 
-    nats: str
+    #: It may contain a password.
+    nats: str = field(repr=False)
     tenant: str
     prefix: str = DEFAULT_PREFIX
-    nats_options: Mapping[str, Any] = field(default_factory=dict)
+    login: NatsLogin = field(default_factory=NatsLogin)
+    inbox_prefix: str | None = None
+
+    @property
+    def inboxes(self) -> Inboxes:
+        return Inboxes.parse(self.inbox_prefix, self.tenant, self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +194,22 @@ def _connection(options: Mapping[str, str]) -> Connection:
     nats = options.get("nats")
     if not nats:
         raise InvalidArgumentError(argument="nats", reason="must be the NATS URL of the cluster")
-    names = {"nats_token": "token", "nats_credentials": "user_credentials"}
-    return Connection(
+    token = options.get("nats_token")
+    connection = Connection(
         nats,
         check_tenant(options.get("tenant", DEFAULT_TENANT)),
         options.get("prefix", DEFAULT_PREFIX),
-        {theirs: options[ours] for ours, theirs in names.items() if ours in options},
+        NatsLogin(
+            credentials=options.get("nats_credentials"),
+            nkey=options.get("nats_nkey"),
+            tls=TlsFiles.of(*(options.get(name) for name in ("tls_ca", "tls_cert", "tls_key"))),
+            options={} if token is None else {"token": token},
+        ),
+        options.get("inbox_prefix"),
     )
+    # Raises for an inbox_prefix that is wrong, here on the driver.
+    _ = connection.inboxes
+    return connection
 
 
 def _number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time as clock
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as columns
 
 from holdfast.client import Client, connect
+from holdfast.protocol.bus.login import NatsLogin
 from holdfast.protocol.errors import InvalidArgumentError, RequestError
 from holdfast.protocol.limits import KIB, MAX_DELETE_COUNT, MAX_FRAME_OPERATIONS
 from holdfast.protocol.subjects import DEFAULT_PREFIX
@@ -56,14 +57,18 @@ class TargetDiffersError(RequestError):
 class Target:
     """Where an import writes. `nats` and `prefix` are those of the cluster. `tenant` replaces the
     tenant of every row, and `store_prefix` is put before every store name. With `renumber`,
-    missing seqs are closed up; otherwise messages keep their seqs.
+    missing seqs are closed up; otherwise messages keep their seqs. `login` is a `NatsLogin` of
+    `holdfast.protocol.bus.login`, with files at the same paths on every machine.
     """
 
-    nats: str
+    #: It may contain a password.
+    nats: str = field(repr=False)
     prefix: str = DEFAULT_PREFIX
     tenant: str | None = None
     store_prefix: str = ""
     renumber: bool = False
+    login: NatsLogin = field(default_factory=NatsLogin)
+    inbox_prefix: str | None = None
 
 
 @dataclass(slots=True)
@@ -220,6 +225,8 @@ def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                 tenant=target.tenant or tenant,
                 prefix=target.prefix,
                 name="holdfast-import",
+                inbox_prefix=target.inbox_prefix,
+                **target.login.connect_arguments(),
             )
             with loop.entered(connecting) as client:
                 for (kind, name), found in groupby(of_tenant, key=lambda row: row[1:3]):

@@ -27,7 +27,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -36,13 +36,27 @@ from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.cluster.part import Part, Say
 from holdfast.cli.settings import DEFAULT_TENANT
 from holdfast.client import connect
+from holdfast.client.connection import Connecting
 from holdfast.protocol.bus.bus import NoRespondersError
-from holdfast.protocol.bus.bus_nats import connect_nats, without_passwords
+from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.bus.login import NatsLogin, variable
+from holdfast.protocol.bus.nats_url import without_passwords
 from holdfast.protocol.control import ServerState
-from holdfast.protocol.errors import ConnectionFailedError, HoldfastError, UnavailableError
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    HoldfastError,
+    LoginFailedError,
+    UnavailableError,
+)
 from holdfast.protocol.frames import encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
-from holdfast.protocol.subjects import DEFAULT_PREFIX, Subjects
+from holdfast.protocol.subjects import (
+    CLUSTER_TENANT,
+    DEFAULT_INBOXES,
+    DEFAULT_PREFIX,
+    Inboxes,
+    Subjects,
+)
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.disk.privacy import private_files, tighten
@@ -93,7 +107,10 @@ class ClusterOptions:
 
     data: Path
     server_count: int = 2
-    nats_url: str | None = None
+    nats_url: str | None = field(default=None, repr=False)
+    #: How to log in to `nats_url`.
+    login: NatsLogin = field(default_factory=NatsLogin)
+    inbox_prefix: str = DEFAULT_INBOXES
     port: int = DEFAULT_PORT
     prefix: str = DEFAULT_PREFIX
     verbose: bool = False
@@ -132,10 +149,18 @@ class Cluster:
         return shlex.join(
             [
                 *("holdfast", "persist", "--name", name),
-                *(*self._common_arguments(), *nats, *self._prefix()),
+                *(*self._common_arguments(), *nats, *self.login_arguments(), *self._prefix()),
                 *(*self._bucket(), *self._cold_after()),
             ]
         )
+
+    def login_arguments(self) -> list[str]:
+        """The options with which commands log in to NATS: none for the cluster's own. A user and
+        password are part of the URL."""
+        options = self.options.login.to_options()
+        if self.options.inbox_prefix != DEFAULT_INBOXES:
+            options["inbox-prefix"] = self.options.inbox_prefix
+        return [text for name, value in options.items() for text in (f"--{name}", value)]
 
     @property
     def shown_nats_url(self) -> str:
@@ -170,7 +195,7 @@ class Cluster:
         try:
             async with (
                 asyncio.timeout(_READY_SECONDS),
-                connect(self.nats_url, prefix=self.options.prefix) as client,
+                self._connect() as client,
             ):
                 while not self._failed.done():
                     try:
@@ -186,6 +211,15 @@ class Cluster:
                 raise self._failed.result()
         except TimeoutError as error:
             raise StartTimeoutError(timeout_seconds=_READY_SECONDS, reason=reason) from error
+
+    def _connect(self) -> Connecting:
+        options = self.options
+        return connect(
+            self.nats_url,
+            prefix=options.prefix,
+            inbox_prefix=options.inbox_prefix,
+            **options.login.connect_arguments(),
+        )
 
     async def raise_failure(self) -> None:
         """Wait until a part has failed for good, and raise that."""
@@ -205,7 +239,7 @@ class Cluster:
         options = self.options
         if options.nats_url is not None:
             self.nats_url = options.nats_url
-            await _refuse_second_coordinator(options.nats_url, options.prefix)
+            await _refuse_second_coordinator(options)
             return
         program = find_nats_server()
         port = options.port or _free_port()
@@ -232,10 +266,19 @@ class Cluster:
             log_file=self._run_directory / f"{name}.log",
             say=self._say,
             # Not with `--nats`, because every user of the machine can read command lines.
-            environment={"HOLDFAST_NATS": self.nats_url, "HOLDFAST_PREFIX": self.options.prefix},
+            environment=self._environment(),
             is_noise=self._is_noise if name == "nats-server" else lambda line: False,
             on_start=self._write_state,
         )
+
+    def _environment(self) -> dict[str, str]:
+        values = {
+            "nats": self.nats_url,
+            "prefix": self.options.prefix,
+            "inbox-prefix": self.options.inbox_prefix,
+            **self.options.login.to_options(),
+        }
+        return {variable(name): value for name, value in values.items()}
 
     def _is_noise(self, line: str) -> bool:
         """Return whether a line is below warning level. nats-server cannot log only warnings."""
@@ -357,10 +400,15 @@ async def _nats_answers(port: int) -> bool:
         writer.close()
 
 
-async def _refuse_second_coordinator(url: str, prefix: str) -> None:
+async def _refuse_second_coordinator(options: ClusterOptions) -> None:
     """Refuse to start if another coordinator answers: each cluster would hear the other's parts."""
+    url, prefix = options.nats_url, options.prefix
+    assert url is not None
     try:
-        bus = await connect_nats(url, name="holdfast-up")
+        inboxes = Inboxes.parse(options.inbox_prefix, CLUSTER_TENANT, prefix)
+        bus = await connect_nats(url, name="holdfast-up", login=options.login, inboxes=inboxes)
+    except LoginFailedError:
+        raise
     except ConnectionFailedError as error:
         raise NatsAwayError(**error.fields) from error
     try:
@@ -370,4 +418,4 @@ async def _refuse_second_coordinator(url: str, prefix: str) -> None:
         return
     finally:
         await bus.close()
-    raise ClusterExistsError(url=url, prefix=prefix)
+    raise ClusterExistsError(url=without_passwords(url), prefix=prefix)

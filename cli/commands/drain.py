@@ -13,7 +13,6 @@ from holdfast.cli.progress import CountingProgress
 from holdfast.cli.render import print_json
 from holdfast.cli.settings import Settings, client_command
 from holdfast.client.wire.router import Router
-from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import HoldfastError, UnavailableError
 from holdfast.protocol.subjects import Subjects
@@ -116,7 +115,7 @@ class _Connection:
 
     async def __aenter__(self) -> Router:
         settings = self._settings
-        self._bus = await connect_nats(settings.nats_url, name="holdfast-cli")
+        self._bus = await settings.connect_bus()
         return Router(self._bus, Subjects(settings.prefix), settings.tenant)
 
     async def __aexit__(

@@ -11,7 +11,7 @@ from typing import cast
 
 import click
 
-from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
@@ -89,7 +89,7 @@ def needed_server_packages() -> Iterator[None]:
 @_FENCE_READ
 @_ALIVE_FILE
 @_LOG_LEVEL
-@shared_options("nats", "prefix")
+@shared_options(*NATS_OPTIONS, "prefix")
 @pass_settings
 def coordinator(
     settings: Settings,
@@ -173,7 +173,7 @@ def coordinator(
 @_FENCE_READ
 @_ALIVE_FILE
 @_LOG_LEVEL
-@shared_options("nats", "prefix")
+@shared_options(*NATS_OPTIONS, "prefix")
 @pass_settings
 def persist(
     settings: Settings,
@@ -207,10 +207,15 @@ def persist(
     _become("holdfast.persist.__main__", arguments)
 
 
-def _common(
-    settings: Settings, data: Path, alive_file: Path | None, log_level: str
-) -> list[str]:
-    arguments = ["--data", str(data), "--nats", settings.nats_url, "--prefix", settings.prefix]
+def _common(settings: Settings, data: Path, alive_file: Path | None, log_level: str) -> list[str]:
+    arguments = ["--data", str(data), "--prefix", settings.prefix]
+    if not settings.nats_from_environment:
+        # Otherwise it may have a password, and the server reads it where it is.
+        arguments += ["--nats", settings.nats_url]
+    for name, path in settings.login.to_options().items():
+        arguments += [f"--{name}", path]
+    if settings.inbox_prefix is not None:
+        arguments += ["--inbox-prefix", settings.inbox_prefix]
     if alive_file is not None:
         arguments += ["--alive-file", str(alive_file)]
     return [*arguments, "--log-level", log_level]

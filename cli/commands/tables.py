@@ -151,7 +151,15 @@ def import_command(
     with _spark(master) as spark:
         from holdfast.spark.replay import Target, import_table
 
-        target = Target(settings.nats_url, settings.prefix, into_tenant, store_prefix, renumber)
+        target = Target(
+            settings.nats_url,
+            settings.prefix,
+            into_tenant,
+            store_prefix,
+            renumber,
+            settings.login,
+            settings.inbox_prefix,
+        )
         report = import_table(
             spark,
             source,

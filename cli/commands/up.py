@@ -17,9 +17,9 @@ from holdfast.cli.cluster.cluster import (
     ClusterOptions,
     running_cluster,
 )
-from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.cli.signals import cancelled_by_signals
-from holdfast.protocol.subjects import DEFAULT_NATS
+from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS
 
 
 @click.command()
@@ -55,7 +55,7 @@ from holdfast.protocol.subjects import DEFAULT_NATS
     help="With a bucket: keep a store unchanged this long in the bucket alone.  [default: a day]",
 )
 @click.option("--verbose", "-v", is_flag=True, help="Print all log events, not only problems.")
-@shared_options("nats", "prefix", "json")
+@shared_options(*NATS_OPTIONS, "prefix", "json")
 @pass_settings
 def up(
     settings: Settings,
@@ -72,10 +72,15 @@ def up(
     --nats or HOLDFAST_NATS names a running one, and restarts parts that die. Ctrl-C stops
     everything. Run the same command later to continue with the same data.
     """
+    nats_url = _nats_to_join(settings)
+    if nats_url is None and settings.login.to_options():
+        raise click.UsageError("its own nats-server asks for no login: name another with --nats")
     options = ClusterOptions(
         data=data.resolve(),
         server_count=servers,
-        nats_url=_nats_to_join(settings),
+        nats_url=nats_url,
+        login=settings.login,
+        inbox_prefix=settings.inbox_prefix or DEFAULT_INBOXES,
         port=port,
         prefix=settings.prefix,
         verbose=verbose,
@@ -120,6 +125,8 @@ def _welcome(cluster: Cluster) -> str:
     is_secret = cluster.shown_nats_url != cluster.nats_url
     is_usual = cluster.nats_url == DEFAULT_NATS or is_secret
     nats = "" if is_usual else f" --nats {shlex.quote(cluster.nats_url)}"
+    if login := shlex.join(cluster.login_arguments()):
+        nats += f" {login}"
     lines = [
         f"holdfast is up: a coordinator and {count} persist server{'s' * (count > 1)}",
         f"  connect     {cluster.shown_nats_url}",

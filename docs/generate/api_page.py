@@ -25,7 +25,7 @@ PAGE: Final = ROOT / "docs" / "api.md"
 
 #: All names of the client except the errors, in the order of the page.
 CLIENT: Final = {
-    "Connecting": ("connect", "Client"),
+    "Connecting": ("connect", "TlsFiles", "Client"),
     "Streams": ("Stream", "StreamTransaction", "PendingAck", "ValueReader"),
     "Key-value stores": ("KV", "KVTransaction"),
     "Work queues": ("Consumer", "Delivery", "DeadLetter", "ConsumerConfig", "ConsumerInfo"),
@@ -46,7 +46,7 @@ CLIENT: Final = {
 #: Types in signatures of the client that it does not export.
 TYPES: Final = (
     *("AnyDurability", "CodecName", "ConfigSettings", "ConsumerSettings", "Headers"),
-    *("MergeFunction", "Source", "Value"),
+    *("MergeFunction", "Source", "StrPath", "Value"),
 )
 #: Public names of Spark, by what they are for.
 SPARK: Final = {
@@ -59,7 +59,7 @@ SPARK: Final = {
 INTERNAL: Final = frozenset(
     (
         *("from_wire", "to_wire", "to_json", "changed", "dedupe_ms", "ack_wait_ms", "letter"),
-        *("set_result", "give_up", "readable"),
+        *("set_result", "give_up", "readable", "of"),
     )
 )
 INTRODUCTION: Final = """\

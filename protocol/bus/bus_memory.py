@@ -37,7 +37,7 @@ from holdfast.protocol.errors import (
     TooLargeError,
 )
 from holdfast.protocol.limits import MIB
-from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
+from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes
 
 #: How long `flush` waits for a lost connection to return, as nats-py does.
 _FLUSH_TIMEOUT_SECONDS: Final = 10.0
@@ -299,7 +299,7 @@ class MemoryBus(Bus):
 
     def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
         self._inbox_count += 1
-        return f"{inboxes_of(tenant)}.{self._inbox_token}.{self._inbox_count}"
+        return f"{Inboxes().start(tenant)}.{self._inbox_token}.{self._inbox_count}"
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append((callback, contextvars.copy_context()))

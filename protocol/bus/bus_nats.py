@@ -8,11 +8,9 @@ of a lone request and saves most of the cost of a message.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
-import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import nats.errors
@@ -26,50 +24,23 @@ from holdfast.protocol.bus.bus import (
     NoRespondersError,
     check_subject,
 )
+from holdfast.protocol.bus.login import NatsLogin, retried
+from holdfast.protocol.bus.login_failure import login_failure
 from holdfast.protocol.bus.nats_client import WatchedClient, check_nats_py, refusal
 from holdfast.protocol.bus.nats_public import PublicClient
+from holdfast.protocol.bus.nats_url import NatsUrl, parse_url, without_passwords
 from holdfast.protocol.errors import (
     ConnectionFailedError,
+    HoldfastError,
     InvalidArgumentError,
+    LoginFailedError,
     NotAllowedError,
     TooLargeError,
 )
 from holdfast.protocol.limits import BUS_CLOSE_SECONDS, MIN_PAYLOAD_BYTES
-from holdfast.protocol.subjects import CLUSTER_TENANT, inboxes_of
+from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes
 
 logger = logging.getLogger("holdfast.bus")
-
-#: Options of nats-py's `connect` that callers may pass: for
-#: authentication and for securing the connection.
-NATS_OPTIONS: Final = frozenset(
-    {
-        *("connect_timeout", "dont_randomize", "inbox_prefix", "nkeys_seed", "nkeys_seed_str"),
-        *(
-            "password",
-            "signature_cb",
-            "tls",
-            "tls_handshake_first",
-            "tls_hostname",
-            "token",
-            "user",
-        ),
-        *("user_credentials", "user_jwt_cb", "ws_connection_headers"),
-    }
-)
-#: Why other options are refused, or what to use instead.
-_RECONNECTS: Final = (
-    "a lost connection is retried for ever; `connected` of a client tells its state"
-)
-_INSTEAD: Final = {
-    "servers": "give several servers in the URL, joined by commas",
-    **dict.fromkeys(
-        ("allow_reconnect", "max_reconnect_attempts", "reconnect_time_wait"), _RECONNECTS
-    ),
-    **dict.fromkeys(("closed_cb", "disconnected_cb", "error_cb", "reconnected_cb"), _RECONNECTS),
-    "max_outstanding_pings": "a silent connection is always replaced within 5 s",
-    "ping_interval": "a silent connection is always replaced within 5 s",
-    "timeout": "use timeout_seconds for operations and connect_timeout for connecting",
-}
 
 #: After two unanswered pings at this interval, nats-py takes the connection for dead.
 _PUBLIC_PING_SECONDS: Final = 2
@@ -78,10 +49,10 @@ _PUBLIC_PING_SECONDS: Final = 2
 class NatsBus(Bus):
     """One connection to a NATS server or cluster. Made by `connect_nats`."""
 
-    def __init__(self, client: WatchedClient | PublicClient, inbox_prefix: str) -> None:
+    def __init__(self, client: WatchedClient | PublicClient, inboxes: Inboxes) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._inbox_prefix = inbox_prefix
+        self._inboxes = inboxes
         #: The inbox of most requests; replies come to `<inbox>.<number>`.
         #: Subscribed with the first request.
         self._replies = ""
@@ -140,7 +111,7 @@ class NatsBus(Bus):
         try:
             async with asyncio.timeout(timeout_seconds):
                 self._asked[number] = subject, answer
-                if self._is_own(tenant):
+                if tenant == self._inboxes.tenant:
                     await self._listen_for_replies()
                     reply = f"{self._replies}.{number}"
                 else:
@@ -162,7 +133,7 @@ class NatsBus(Bus):
 
     async def _listen_for_replies(self) -> None:
         if not self._replies:
-            self._replies = f"{self._inbox_prefix}.{self._token()}"
+            self._replies = self.new_inbox(self._inboxes.tenant)
             try:
                 await self.subscribe(f"{self._replies}.*", self._on_reply)
             except BaseException:
@@ -184,14 +155,7 @@ class NatsBus(Bus):
             callback(error)
 
     def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
-        start = self._inbox_prefix if self._is_own(tenant) else inboxes_of(tenant)
-        return f"{start}.{self._token()}"
-
-    def _is_own(self, tenant: str) -> bool:
-        return f"{self._inbox_prefix}.".startswith(f"{inboxes_of(tenant)}.")
-
-    def _token(self) -> str:
-        return secrets.token_urlsafe(16)
+        return f"{self._inboxes.start(tenant)}.{secrets.token_urlsafe(16)}"
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append(callback)
@@ -248,35 +212,6 @@ def _too_large(payload: bytes, limit: int) -> TooLargeError:
     return TooLargeError(what="payload", size=len(payload), limit=limit)
 
 
-def without_passwords(url: str) -> str:
-    """Return `url` without user, password and token, for display."""
-    return re.sub(r"(?<=//)[^/@,]*@", "***@", url)
-
-
-def check_options(options: Mapping[str, object]) -> None:
-    """Raise InvalidArgumentError for the first of `options` that is not allowed."""
-    for name, value in options.items():
-        if name not in NATS_OPTIONS:
-            reason = _INSTEAD.get(name, f"no such option; use one of {_listed(NATS_OPTIONS)}")
-            raise InvalidArgumentError(argument=name, reason=reason)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name == "connect_timeout" and not (is_number and value > 0):  # type: ignore[operator]
-            raise InvalidArgumentError(
-                argument=name, reason="it must be a number of seconds above 0"
-            )
-        if name in ("user_credentials", "nkeys_seed", "nkeys_seed_str") and not _has_nkeys():
-            reason = "it requires the package nkeys: pip install 'nats-py[nkeys]'"
-            raise InvalidArgumentError(argument=name, reason=reason)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
-
-
-def _has_nkeys() -> bool:
-    return importlib.util.find_spec("nkeys") is not None
-
-
 def _new_client(strict: bool) -> WatchedClient | PublicClient:
     """Return a client that is not connected yet. Raises ConnectionFailedError if `strict`."""
     try:
@@ -293,39 +228,46 @@ async def connect_nats(
     url: str,
     *,
     name: str,
+    login: NatsLogin = NatsLogin(),  # noqa: B008
+    inboxes: Inboxes = Inboxes(),  # noqa: B008
     timeout_seconds: float = 5.0,
     patient: bool = False,
-    inbox_prefix: str = inboxes_of(CLUSTER_TENANT),
     strict: bool = False,
-    **options: Any,
 ) -> NatsBus:
     """Return a bus connected to `url`, which may name several servers, joined by commas.
 
-    Replies come to inboxes under `inbox_prefix` if those belong to the tenant of the request
-    (`_INBOX.<tenant>`, or deeper), otherwise to `_INBOX.<tenant>` itself.
-
     With `strict`, a nats-py whose parser cannot be replaced is a ConnectionFailedError. Otherwise
-    its public API is used.
+    its public API is used, unless the connection needs TLS.
 
     With `patient`, connecting is retried for all of `timeout_seconds`, for servers that start
-    together with their NATS. Otherwise a refused connection fails at once. `options` are those of
-    nats-py's `connect` that NATS_OPTIONS lists; `connect_timeout` replaces `timeout_seconds`.
+    together with their NATS. Otherwise a refused connection fails at once. The option
+    `connect_timeout` of `login` replaces `timeout_seconds`.
 
-    Raises ConnectionFailedError, and InvalidArgumentError for any other option.
+    Raises ConnectionFailedError, LoginFailedError, InvalidArgumentError.
     """
-    client = _new_client(strict)
-    check_options(options)
+    address, shown_url = parse_url(url), without_passwords(url)
+    requires_tls = address.is_secure or login.tls is not None
+    client = _new_client(strict or requires_tls)
+    options = _identity(address, login)
+    if login.tls is not None:
+        options["tls"] = await asyncio.to_thread(login.tls_context)
+    if isinstance(client, WatchedClient):
+        client.requires_tls = requires_tls
+        client.new_tls_context = retried(login.tls_context)
     attempt_seconds = 2.0
     if "connect_timeout" in options:
         attempt_seconds = timeout_seconds = options.pop("connect_timeout")
-    bus = NatsBus(client, inbox_prefix)
+    bus = NatsBus(client, inboxes)
 
+    failure: LoginFailedError | None = None
     last_reason = ""
 
     async def on_error(error: Exception) -> None:
         # While NATS is unreachable, each attempt to reconnect fails alike: log each reason once.
-        nonlocal last_reason
-        reason = str(error) or type(error).__name__
+        nonlocal failure, last_reason
+        found = _failure(shown_url, error)
+        failure = found or failure
+        reason = str(found or error) or type(error).__name__
         if reason != last_reason:
             last_reason = reason
             # Before the first connection, the reason becomes part of the error that is raised.
@@ -337,7 +279,7 @@ async def connect_nats(
     try:
         await asyncio.wait_for(
             client.connect(
-                servers=url.split(","),
+                servers=list(address.servers),
                 name=name,
                 error_cb=on_error,
                 reconnected_cb=bus._reconnected,
@@ -346,7 +288,6 @@ async def connect_nats(
                 allow_reconnect=True,
                 connect_timeout=attempt_seconds,  # type: ignore[arg-type]
                 ping_interval=10 if isinstance(client, WatchedClient) else _PUBLIC_PING_SECONDS,
-                inbox_prefix=inbox_prefix,
                 **options,
             ),
             timeout_seconds,
@@ -354,19 +295,23 @@ async def connect_nats(
     except (OSError, TimeoutError, nats.errors.Error) as error:
         if not client.is_closed:
             await client.close()
+        if failure is not None:
+            raise failure from error
         reason = last_reason or str(error) or f"no answer within {timeout_seconds:g} s"
-        raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
+        raise ConnectionFailedError(url=shown_url, reason=reason) from error
     except asyncio.CancelledError:
         # nats-py leaves its socket open.
         if not client.is_closed:
             await client.close()
         raise
     except Exception as error:
-        # A bad value of an option: a malformed seed, a wrong TLS context, a callback that raises.
+        # A bad value of an option: a malformed seed, a callback that raises.
         if not client.is_closed:
             await client.close()
+        if isinstance(error, HoldfastError):
+            raise
         reason = f"{type(error).__name__}: {error}"
-        raise ConnectionFailedError(url=without_passwords(url), reason=reason) from error
+        raise ConnectionFailedError(url=shown_url, reason=reason) from error
     client.start_watching()
     # Once connected, it reconnects however long NATS is unreachable.
     client.options["max_reconnect_attempts"] = -1
@@ -374,7 +319,25 @@ async def connect_nats(
         limit = client.max_payload
         await client.close()
         raise ConnectionFailedError(
-            url=without_passwords(url),
-            reason=f"its max_payload is {limit}; holdfast needs {MIN_PAYLOAD_BYTES}",
+            url=shown_url, reason=f"its max_payload is {limit}; holdfast needs {MIN_PAYLOAD_BYTES}"
         )
     return bus
+
+
+def _identity(address: NatsUrl, login: NatsLogin) -> dict[str, Any]:
+    """Return the options of nats-py's `connect` for the user. The user of the URL counts if no
+    other is given."""
+    options = login.nats_options()
+    if not {"user", "password", "token"} & options.keys():
+        if address.user is not None:
+            options |= {"user": address.user, "password": address.password}
+        elif address.token is not None:
+            options["token"] = address.token
+    if login.tls is not None and any(server.startswith("ws:") for server in address.servers):
+        raise InvalidArgumentError(argument="nats", reason="ws:// has no TLS: use wss://")
+    return options
+
+
+def _failure(url: str, error: Exception) -> LoginFailedError | None:
+    found = login_failure(error)
+    return None if found is None else LoginFailedError(url=url, reason=found[0], advice=found[1])

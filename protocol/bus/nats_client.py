@@ -11,6 +11,8 @@ The following is replaced, because a peer or the network could make a client dea
   which never happens with a dead host.
 - **Noticing** that a connection no longer passes data (`Watch`). nats-py needs two unanswered
   pings, many seconds apart.
+- **TLS** that is required is not given up because a server offers none, and its
+  certificates are read anew for each connection.
 - **Errors of the server** close nats-py's client for good; here it reconnects. `on_refused` reports
   a permission that the server denied.
 
@@ -29,6 +31,7 @@ import json
 import logging
 import re
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -87,6 +90,7 @@ _ACKED_AT: Final = slice(120, 128)
 #: Attributes of nats-py's client that this module and the bus use or replace.
 _USED: Final = {
     *("_attempt_reconnect", "_close", "_connect_to_server", "_flush_pending", "_process_info"),
+    "_process_connect_init",
     *("_process_op_err", "_process_ping", "_process_pong", "_read_loop", "_send_ping"),
     *("_current_server", "_error_cb", "_max_payload", "_pending", "_pending_data_size", "_pongs"),
     *("_pings_outstanding", "_pongs_received", "_reading_task", "_reconnection_task", "_sid"),
@@ -101,6 +105,21 @@ def refusal(text: str) -> NotAllowedError | None:
         return None
     action = "publish to" if found[1].lower() == "publish" else "subscribe to"
     return NotAllowedError(action=action, subject=found[2], reason=NOT_PERMITTED)
+
+
+class NoTlsError(nats.errors.Error):
+    """The server offers no TLS, which is required."""
+
+    def __str__(self) -> str:
+        return "the server offers no TLS"
+
+
+class LoginCutOffError(nats.errors.Error):
+    """The server ended an encrypted connection before it answered the login. After TLS 1.3's
+    handshake, its reason may get lost on the way."""
+
+    def __str__(self) -> str:
+        return "the server ended the connection during the login"
 
 
 class Step(Enum):
@@ -161,6 +180,23 @@ class WatchedTransport(TcpTransport):
         await super().connect(uri, buffer_size, connect_timeout)
         self.heard, self.watch = True, Watch()
 
+    async def connect_tls(
+        self,
+        uri: str | ParseResult,
+        ssl_context: ssl.SSLContext,
+        buffer_size: int,
+        connect_timeout: int,
+    ) -> None:
+        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        # nats-py does not introduce them. Then the reader could never pause the transport, and its
+        # buffer would have no bound.
+        assert self._io_writer is not None, "it was connected"
+        transport = self._io_writer.transport
+        protocol = transport.get_protocol()
+        # Once the connection is lost again there is none, and reading tells of it.
+        if isinstance(protocol, asyncio.Protocol):
+            protocol.connection_made(transport)
+
     async def read(self, buffer_size: int) -> bytes:
         data: bytes = await super().read(buffer_size)
         self.heard = True
@@ -168,6 +204,9 @@ class WatchedTransport(TcpTransport):
 
     async def readline(self) -> bytes:
         line: bytes = await super().readline()  # type: ignore[no-untyped-call]
+        if not line:
+            # nats-py would take the end of the connection during the login for a success.
+            raise nats.errors.UnexpectedEOF
         self.heard = True
         return line
 
@@ -180,18 +219,27 @@ class WatchedTransport(TcpTransport):
         # has one future for all of them: cancelling one would cancel the others.
         await asyncio.sleep(0)
 
+    @property
+    def encrypted(self) -> bool:
+        return self._io_writer is not self._bare_io_writer
+
     def look(self) -> Step:
         """Look whether the connection is alive."""
         writer = self._io_writer
         if writer is None or writer.transport.is_closing():
             return Step.NONE
         heard, self.heard = self.heard, False
-        return self.watch.look(heard, *_sent(writer))
+        waiting_bytes = int(writer.transport.get_write_buffer_size())
+        if self.encrypted:
+            assert self._bare_io_writer is not None, "it was connected"
+            # TLS has a buffer of its own, before that of the socket.
+            waiting_bytes += int(self._bare_io_writer.transport.get_write_buffer_size())
+        return self.watch.look(heard, *_sent(writer, waiting_bytes))
 
 
-def _sent(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """Return how many bytes the peer has acknowledged, and how many it has not."""
-    waiting_bytes = int(writer.transport.get_write_buffer_size())
+def _sent(writer: asyncio.StreamWriter, waiting_bytes: int) -> tuple[int, int]:
+    """Return how many bytes the peer has acknowledged, and how many it has not: `waiting_bytes`,
+    and those that the kernel holds."""
     connection = writer.get_extra_info("socket")
     if sys.platform == "linux" and connection is not None:
         try:
@@ -215,6 +263,10 @@ class WatchedClient(Client):
         #: By subscription number.
         self.callbacks: dict[int, BusCallback] = {}
         self.on_refused: Callable[[NotAllowedError], None] = lambda error: None
+        #: Whether a connection without TLS is refused.
+        self.requires_tls = False
+        #: Makes the TLS context of each connection; None stands for nats-py's own.
+        self.new_tls_context: Callable[[], ssl.SSLContext | None] = lambda: None
         self._malformed_count = 0
         self._look_timer: asyncio.TimerHandle | None = None
         self._reviving: asyncio.Task[None] | None = None
@@ -233,6 +285,27 @@ class WatchedClient(Client):
             return
         s.last_attempt = time.monotonic()
         await self._transport.connect(s.uri, _READ_BYTES // 2, self.options["connect_timeout"])
+        # Only now, because reading the certificates of all CAs takes longer than being refused.
+        context = self.new_tls_context()
+        if context is not None:
+            self.options["tls"] = context
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self.requires_tls and not self.options["tls_handshake_first"]:
+            # nats-py would log in without TLS, and so would give its secrets to whoever answers.
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise NoTlsError
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except (ConnectionError, nats.errors.UnexpectedEOF) as error:
+            transport = self._transport
+            if isinstance(transport, WatchedTransport) and transport.encrypted:
+                raise LoginCutOffError from error
+            raise
 
     async def _read_loop(self) -> None:
         transport, parser = self._transport, NatsParser()
@@ -448,7 +521,9 @@ def check_nats_py() -> None:
     client: Any = Client()
     missing = sorted(name for name in _USED if not hasattr(client, name))
     missing += [
-        name for name in ("_io_writer", "_io_reader") if not hasattr(_tcp_transport(), name)
+        name
+        for name in ("_bare_io_writer", "_io_writer", "_io_reader")
+        if not hasattr(_tcp_transport(), name)
     ]
     if missing:
         version = importlib.metadata.version("nats-py")

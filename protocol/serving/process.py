@@ -18,10 +18,18 @@ from pathlib import Path
 
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.bus.login import LOGIN_OPTIONS, NatsLogin, variable
+from holdfast.protocol.bus.nats_url import url_of_arguments
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import check_store
 from holdfast.protocol.serving.supervision import Supervision
-from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
+from holdfast.protocol.subjects import (
+    CLUSTER_TENANT,
+    DEFAULT_INBOXES,
+    DEFAULT_NATS,
+    DEFAULT_PREFIX,
+    Inboxes,
+)
 
 try:
     import uvloop
@@ -52,7 +60,7 @@ def server_parser(program: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", type=Path, required=True, help="the root of the shared file system"
     )
-    parser.add_argument("--nats", default=DEFAULT_NATS, help="default: %(default)s")
+    _add_nats_options(parser)
     parser.add_argument(
         "--prefix",
         type=_prefix,
@@ -80,6 +88,40 @@ def server_parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_nats_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says where NATS is and who this is: the environment sets the defaults."""
+    nats = parser.add_argument_group("NATS")
+    nats.add_argument(
+        "--nats",
+        type=_nats,
+        help=f"a URL, or several; with a password only as {variable('nats')}; "
+        f"default: {DEFAULT_NATS}",
+    )
+    for name, text in LOGIN_OPTIONS.items():
+        default = os.environ.get(variable(name)) or None
+        nats.add_argument(f"--{name}", type=Path, default=default, metavar="FILE", help=text)
+    nats.add_argument(
+        "--inbox-prefix",
+        default=os.environ.get(variable("inbox-prefix"), DEFAULT_INBOXES),
+        metavar="TOKEN",
+        help=f"the first token of all inboxes; default: {DEFAULT_INBOXES}",
+    )
+
+
+def login_of(options: argparse.Namespace) -> NatsLogin:
+    """Return how a server logs in to NATS. Raises InvalidArgumentError."""
+    return NatsLogin.from_options(vars(options))
+
+
+def inboxes_of(options: argparse.Namespace) -> Inboxes:
+    """Return the inboxes of a server, which name the root of all. Raises InvalidArgumentError."""
+    inboxes = Inboxes.parse(options.inbox_prefix, CLUSTER_TENANT, options.prefix)
+    if inboxes.own:
+        reason = "a server takes one token, the first one of all inboxes"
+        raise InvalidArgumentError(argument="--inbox-prefix", reason=reason)
+    return inboxes
+
+
 def run_server(
     parser: argparse.ArgumentParser, arguments: Sequence[str] | None, serve: Serve
 ) -> int:
@@ -88,6 +130,9 @@ def run_server(
     Raises SystemExit(2) for wrong usage.
     """
     options = parser.parse_args(arguments)
+    if options.nats is None:
+        # Not a default of the parser, which would refuse its password as it does that of `--nats`.
+        options.nats = os.environ.get(variable("nats"), DEFAULT_NATS)
     # Files of a server are for its user alone (`shared_fs/disk/privacy.py`).
     os.umask(0o077)
     to_stderr = logging.StreamHandler(sys.stderr)
@@ -136,7 +181,12 @@ async def _run(program: str, options: argparse.Namespace, serve: Serve) -> None:
     ]
     try:
         bus = await connect_nats(
-            options.nats, name=program.replace(" ", "-"), patient=True, strict=True
+            options.nats,
+            name=program.replace(" ", "-"),
+            login=login_of(options),
+            inboxes=inboxes_of(options),
+            patient=True,
+            strict=True,
         )
         try:
             await serve(options, bus, on_signals, ready)
@@ -145,6 +195,13 @@ async def _run(program: str, options: argparse.Namespace, serve: Serve) -> None:
     finally:
         for each in telling:
             each.cancel()
+
+
+def _nats(text: str) -> str:
+    try:
+        return url_of_arguments(text)
+    except HoldfastError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _prefix(text: str) -> str:

@@ -20,7 +20,7 @@ from holdfast.client import Client, connect
 from holdfast.protocol.bus.bus import Bus, BusMessage
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.protocol.subjects import Subjects, inboxes_of
+from holdfast.protocol.subjects import Subjects
 from holdfast.spark.event_loop import EventLoop, running_loop
 from holdfast.spark.options import Connection, NamePattern
 from holdfast.spark.source import live
@@ -113,7 +113,8 @@ class _Link:
         bus = await connect_nats(
             connection.nats,
             name="holdfast-spark-driver",
-            **{"inbox_prefix": inboxes_of(connection.tenant), **connection.nats_options},
+            login=connection.login,
+            inboxes=connection.inboxes,
         )
         bus.on_reconnect(self._reconnected)
         every = StoreId(connection.tenant, StoreKind.STREAM, ">")

@@ -4,14 +4,19 @@ and a nats-py that is not known."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
+import uvloop
 
 from holdfast.protocol.bus import bus_nats
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.bus.login import NatsLogin, TlsFiles
 from holdfast.protocol.errors import ConnectionFailedError
+from holdfast.protocol.subjects import Inboxes
+from tests.support.certificates import TestCa
 from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.raw_nats import raw_nats
 from tests.support.received import DEADLINE_SECONDS, Received, unknown_nats_py
@@ -23,6 +28,56 @@ from tests.support.waiting import until
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     with running_nats_server(tmp_path_factory.mktemp("bus")) as server:
         yield server
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to a nats-server: its port, and how to log in."""
+
+    port: int
+    login: NatsLogin
+
+
+@pytest.fixture(scope="module")
+def plain(nats_server: NatsServer) -> Way:
+    return Way(nats_server.port, NatsLogin())
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
+    folder = tmp_path_factory.mktemp("tls")
+    ca = TestCa(folder)
+    cert, key = ca.signed("server")
+    options = ("--tls", "--tlscert", str(cert), "--tlskey", str(key))
+    with running_nats_server(folder, *options) as server:
+        yield Way(server.port, NatsLogin(tls=TlsFiles(ca=ca.file)))
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest) -> Way:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Way)
+    return found
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_large_messages_pass_both_ways_over_tls(
+    tls: Way, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def exchange() -> None:
+        url = f"nats://127.0.0.1:{tls.port}"
+        bus, received = await connect_nats(url, name="test", login=tls.login), Received()
+        try:
+            await bus.subscribe("large", received)
+            payloads = [bytes([number]) * (bus.max_payload_bytes - number) for number in range(8)]
+            for payload in payloads:
+                await bus.publish("large", payload)
+            assert [one.payload for one in await received.first(8)] == payloads
+        finally:
+            await bus.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(exchange())
 
 
 async def test_no_header_that_a_peer_sends_makes_a_bus_deaf(nats_server: NatsServer) -> None:
@@ -56,14 +111,17 @@ def test_a_server_does_not_start_with_a_nats_py_that_is_not_known(
         asyncio.run(connect_nats(nats_server.url, name="server", strict=True))
 
 
-@pytest.mark.parametrize("unsent", [False, True])
+@pytest.mark.parametrize(
+    ("way", "unsent"), [("plain", False), ("plain", True), ("tls", True)], indirect=["way"]
+)
 async def test_a_connection_that_passes_nothing_any_more_is_replaced(
-    nats_server: NatsServer, unsent: bool
+    way: Way, unsent: bool
 ) -> None:
-    async with stalling_proxy(nats_server.port) as proxy:
-        bus, other = await connect_nats(proxy.url, name="test"), None
+    async with stalling_proxy(way.port) as proxy:
+        bus, other = await connect_nats(proxy.url, name="test", login=way.login), None
         try:
-            other = await connect_nats(nats_server.url, name="test")
+            url = f"nats://127.0.0.1:{way.port}"
+            other = await connect_nats(url, name="test", login=way.login)
             received, returned = Received(), asyncio.Event()
             bus.on_reconnect(returned.set)
             await bus.subscribe("s", received)
@@ -92,11 +150,10 @@ async def _publish_much(bus: Bus) -> None:
         await bus.publish("much", bytes(bus.max_payload_bytes))
 
 
-async def test_a_bus_whose_connection_passes_nothing_any_more_can_be_closed(
-    nats_server: NatsServer,
-) -> None:
-    async with stalling_proxy(nats_server.port) as proxy:
-        bus = await connect_nats(proxy.url, name="test")
+@pytest.mark.parametrize("way", ["plain", "tls"], indirect=True)
+async def test_a_bus_whose_connection_passes_nothing_any_more_can_be_closed(way: Way) -> None:
+    async with stalling_proxy(way.port) as proxy:
+        bus = await connect_nats(proxy.url, name="test", login=way.login)
         proxy.stall()
         publishing = asyncio.create_task(_publish_much(bus))
         request = asyncio.create_task(bus.request("r", b"", 600.0))
@@ -107,12 +164,13 @@ async def test_a_bus_whose_connection_passes_nothing_any_more_can_be_closed(
         await publishing
 
 
+@pytest.mark.parametrize("way", ["plain", "tls"], indirect=True)
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_bus_can_be_closed_in_any_turn_after_its_connection_broke(
-    nats_server: NatsServer, turns: int
+    way: Way, turns: int
 ) -> None:
-    async with stalling_proxy(nats_server.port) as proxy:
-        bus = await connect_nats(proxy.url, name="test")
+    async with stalling_proxy(way.port) as proxy:
+        bus = await connect_nats(proxy.url, name="test", login=way.login)
         await bus.flush()
         proxy.drop()
         while bus.connected:
@@ -123,10 +181,9 @@ async def test_a_bus_can_be_closed_in_any_turn_after_its_connection_broke(
         assert not bus.connected
 
 
-async def test_a_read_loop_that_ended_is_noticed_and_the_connection_replaced(
-    nats_server: NatsServer,
-) -> None:
-    bus = await connect_nats(nats_server.url, name="test")
+@pytest.mark.parametrize("way", ["plain", "tls"], indirect=True)
+async def test_a_read_loop_that_ended_is_noticed_and_the_connection_replaced(way: Way) -> None:
+    bus = await connect_nats(f"nats://127.0.0.1:{way.port}", name="test", login=way.login)
     try:
         received, returned = Received(), asyncio.Event()
         bus.on_reconnect(returned.set)
@@ -143,8 +200,8 @@ async def test_a_read_loop_that_ended_is_noticed_and_the_connection_replaced(
 async def test_a_connection_takes_replies_under_its_own_prefix_only_where_that_is_the_tenants(
     nats_server: NatsServer,
 ) -> None:
-    prefix = "_INBOX.acme.ada"
-    bus = await connect_nats(nats_server.url, name="test", inbox_prefix=prefix)
+    inboxes = Inboxes.parse("_INBOX.acme.ada", "acme")
+    bus = await connect_nats(nats_server.url, name="test", inboxes=inboxes)
     try:
         assert bus.new_inbox("acme").startswith("_INBOX.acme.ada.")
         assert bus.new_inbox("acm").startswith("_INBOX.acm.")

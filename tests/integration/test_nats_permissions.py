@@ -15,6 +15,7 @@ from holdfast.client import Client, NotAllowedError, connect
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.subjects import Inboxes
 from tests.support.fake_persist import fake_cluster
 from tests.support.nats_server import NatsServer, running_nats_server
 
@@ -132,7 +133,7 @@ async def test_a_user_of_another_tenant_is_refused_at_once(nats: NatsServer) -> 
 async def test_every_bus_tells_what_it_refuses(nats: NatsServer, over: str) -> None:
     if over == "nats":
         bus = await connect_nats(
-            _url(nats, "acme", "change-me-too"), name="test", inbox_prefix="_INBOX.acme"
+            _url(nats, "acme", "change-me-too"), name="test", inboxes=Inboxes(tenant="acme")
         )
     else:
         allowed = ("hf.acme.", "_INBOX.acme.")

@@ -11,12 +11,15 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
+from tests.support.certificates import TestCa
 from tests.support.holdfast_up import (
     DEADLINE_SECONDS,
     RunningUp,
+    call_holdfast,
     is_running,
     run_holdfast,
     running_up,
@@ -24,6 +27,8 @@ from tests.support.holdfast_up import (
     wait_until,
 )
 from tests.support.nats_server import running_nats_server
+
+_PASSWORD = "p@ss:w/ö%"
 
 
 def pids_of(cluster: RunningUp) -> list[int]:
@@ -62,21 +67,45 @@ def test_other_users_see_no_password_and_no_data(
     data = tmp_path / "data"
     before = os.umask(0o022)
     try:
-        with running_nats_server(tmp_path / "nats", "--user", "ada", "--pass", "sesame") as nats:
-            url = nats.url.replace("//", "//ada:sesame@")
-            monkeypatch.setenv("HOLDFAST_NATS", url)
+        ca = TestCa(tmp_path)
+        (cert, key), (own_cert, own_key) = ca.signed("server"), ca.signed("client")
+        tls = ("--tls", "--tlsverify", "--tlscacert", str(ca.file))
+        tls += ("--tlscert", str(cert), "--tlskey", str(key))
+        user = ("--user", "ada", "--pass", _PASSWORD)
+        with running_nats_server(tmp_path / "nats", *tls, *user) as nats:
+            url = nats.url.replace("//", f"//ada:{quote(_PASSWORD, safe='')}@")
+            for name, value in (
+                *(("NATS", url), ("TLS_CA", ca.file), ("TLS_CERT", own_cert)),
+                *(("TLS_KEY", own_key), ("INBOX_PREFIX", "_REPLIES")),
+            ):
+                monkeypatch.setenv(f"HOLDFAST_{name}", str(value))
             bucket = ("--bucket", (data / "bucket").as_uri())
             with running_up(data, "--servers", "1", *bucket, own_nats=False) as cluster:
                 call = run_holdfast("stream", "append", "notes", "hello")
                 assert call.returncode == 0, call.stderr
+                # An operator's request: in the name of no tenant.
+                call = call_holdfast("tenants")
+                assert call.returncode == 0, call.stderr
+                with monkeypatch.context() as changed:
+                    changed.setenv("HOLDFAST_INBOX_PREFIX", "_INBOX")
+                    ignored = call_holdfast("--timeout", "0.5", "servers")
+                    assert b"no coordinator answers" in ignored.stderr
+                with monkeypatch.context() as changed:
+                    changed.setenv("HOLDFAST_NATS", nats.url.replace("//", "//ada:sesame@"))
+                    refused = call_holdfast("servers")
+                    assert b"does not accept this user. Try: check the user" in refused.stderr
                 state = (data / "run" / "cluster.json").read_text()
                 pids = [cluster.process.pid, *json.loads(state)["parts"].values()]
                 shown = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in pids]
                 assert len(shown) == 3
                 assert "persist" in shown[-1]
-                for text in (*shown, state, json.dumps(cluster.welcome), cluster.stderr):
-                    assert "sesame" not in text
-                assert cluster.nats == url.replace("ada:sesame", "***")
+                shown += [state, json.dumps(cluster.welcome), cluster.stderr]
+                shown += [refused.stderr.decode(), ignored.stderr.decode()]
+                shown += [path.read_text() for path in (data / "run").glob("*.log")]
+                for text in shown:
+                    for secret in (_PASSWORD, quote(_PASSWORD, safe=""), "sesame"):
+                        assert secret not in text
+                assert cluster.nats == nats.url.replace("//", "//***@")
                 found = [data, *data.rglob("*")]
                 assert [path for path in found if path.stat().st_mode & 0o077] == []
                 assert any(path.suffix == ".db" for path in found)

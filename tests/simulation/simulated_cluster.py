@@ -31,7 +31,7 @@ from holdfast.protocol.limits import (
     SILENCE_SECONDS,
 )
 from holdfast.protocol.serving import trouble
-from holdfast.protocol.subjects import Subjects, inboxes_of
+from holdfast.protocol.subjects import Inboxes, Subjects
 from holdfast.shared_fs.bucket import cluster_id
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.layout import Layout
@@ -54,7 +54,7 @@ from tests.support.checking.history import Broadcast, History, change_of_wire
 SERVERS: Final = ("s1", "s2", "s3")
 COORDINATORS: Final = ("c1", "c2")
 #: Clients' names on the bus start with k.
-_CLIENTS_INBOXES: Final = f"{inboxes_of(TENANT)}.k"
+_CLIENTS_INBOXES: Final = f"{Inboxes().start(TENANT)}.k"
 #: A coordinator that has heard nothing for longer fences nobody.
 HEARING_SECONDS: Final = 2.0
 #: A fence that was begun in a silence is not called off by what is heard later, and it may take so

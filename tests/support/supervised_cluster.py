@@ -70,7 +70,9 @@ class SupervisedParts:
     def part(self, name: str, command: Sequence[str]) -> Part:
         """Return a part to be run; what it says is heard."""
         log_file = self.logs / f"{name}.log"
-        return Part(name, command, log_file=log_file, say=self._heard)
+        # Not with `--nats`, because the URL may have a password.
+        environment = {"HOLDFAST_NATS": self.nats_url} if self.nats_url else {}
+        return Part(name, command, log_file=log_file, say=self._heard, environment=environment)
 
     def heard(self, name: str, text: str) -> None:
         """Take note of a line that a part has logged."""
@@ -106,7 +108,7 @@ class Parts(SupervisedParts):
         #: As the parts have it, and where others find it.
         self.nats_url = f"nats://{user}{_ADDRESS}:{port}"
         self.nats_address = f"{_ADDRESS}:{port}"
-        common = ["--data", str(data / "shared"), "--nats", self.nats_url]
+        common = ["--data", str(data / "shared")]
         nats = [str(find_nats_server()), "--addr", _ADDRESS, "--port", str(port)]
         # The path tells whose process it is, should anyone wonder.
         nats += ["--pid", str(self.logs / "nats-server.pid"), *nats_options]

@@ -35,10 +35,11 @@ from holdfast.cli.render import (
     message_json,
     store_row,
 )
-from holdfast.cli.settings import CLIENT_OPTIONS
+from holdfast.cli.settings import CLIENT_OPTIONS, NATS_OPTIONS
 from holdfast.cli.stores.configuring import config_json
 from holdfast.protocol.access.rights import ALL_RIGHTS
 from holdfast.protocol.access.tokens import Token, TokenLimits
+from holdfast.protocol.bus.login import variable
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.messages import (
@@ -108,11 +109,12 @@ def usage(path: str, command: click.Command) -> str:
 
 
 def options(command: click.Command, *, shared: bool) -> set[str]:
+    shared_names = [name.replace("-", "_") for name in CLIENT_OPTIONS]
     return {
         name
         for parameter in command.params
         if isinstance(parameter, click.Option)
-        and (parameter.name in CLIENT_OPTIONS and not parameter.expose_value) == shared
+        and (parameter.name in shared_names and not parameter.expose_value) == shared
         for name in (*parameter.opts, *parameter.secondary_opts)
     }
 
@@ -133,12 +135,14 @@ def test_each_section_lists_the_options_of_its_command(path: str) -> None:
     assert listed == options(command, shared=False)
     [line] = re.findall(r"^Shared options: (.*)\.$", body, re.MULTILINE)
     names = set(CLIENT_OPTIONS) if line == "all" else set(re.findall(r"`--(\w+)`", line))
+    if "the login" in line:
+        names |= set(NATS_OPTIONS)
     assert {f"--{name}" for name in names} == options(command, shared=True)
 
 
 def test_the_shared_options_are_listed_with_their_variables() -> None:
-    rows = re.findall(r"^\| `--(\w+)[^`]*` \| `(HOLDFAST_\w+)` \|", DOCUMENT, re.MULTILINE)
-    assert rows == [(name, f"HOLDFAST_{name.upper()}") for name in CLIENT_OPTIONS]
+    rows = re.findall(r"^\| `--([\w-]+)[^`]*` \| `(HOLDFAST_\w+)` \|", DOCUMENT, re.MULTILINE)
+    assert rows == [(name, variable(name)) for name in CLIENT_OPTIONS]
 
 
 def test_the_defaults_of_the_document_are_those_of_the_commands() -> None:

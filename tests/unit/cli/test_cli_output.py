@@ -289,6 +289,13 @@ def test_a_port_counts_more_than_the_nats_of_the_environment(
     assert started[1].nats_url == "nats://elsewhere:4222"
 
 
+def test_an_up_with_its_own_nats_takes_no_login(started: list[ClusterOptions]) -> None:
+    result = CliRunner().invoke(holdfast, ["up", "--tls-ca", "ca.pem"])
+    assert result.exit_code == 2
+    assert "name another with --nats" in result.stderr
+    assert started == []
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_a_port_and_a_nats_that_were_both_typed_are_wrong_usage(
     started: list[ClusterOptions], before: bool
@@ -300,9 +307,11 @@ def test_a_port_and_a_nats_that_were_both_typed_are_wrong_usage(
     assert started == []
 
 
-def test_an_up_that_cannot_join_its_nats_says_so(tmp_path: Path) -> None:
-    url = "nats://ada:sesame@127.0.0.1:1"
-    result = CliRunner().invoke(holdfast, ["--nats", url, "up", "--data", str(tmp_path / "data")])
+def test_an_up_that_cannot_join_its_nats_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_NATS", "nats://ada:sesame@127.0.0.1:1")
+    result = CliRunner().invoke(holdfast, ["up", "--data", str(tmp_path / "data")])
     assert result.exit_code == 1
     [line] = result.stderr.splitlines()
     assert line.startswith("Error: cannot join NATS at nats://***@127.0.0.1:1: ")

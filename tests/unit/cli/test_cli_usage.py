@@ -26,6 +26,7 @@ from holdfast.cli.command import holdfast
 from holdfast.cli.commands import up
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.signals import Interruption
+from holdfast.protocol.bus.login import LOGIN_OPTIONS, variable
 from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError, StoreDamagedError
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
@@ -138,8 +139,28 @@ def test_all_shared_options_come_from_the_environment(monkeypatch: pytest.Monkey
     values = {"NATS": "nats://elsewhere:4222", "TENANT": "acme", "PREFIX": "hf2"}
     for name, value in {**values, "TIMEOUT": "1.5", "JSON": "1"}.items():
         monkeypatch.setenv(f"HOLDFAST_{name}", value)
-    expected = Settings("nats://elsewhere:4222", "acme", "hf2", 1.5, True)
-    assert _settings_of(monkeypatch, "probe") == expected
+    for name in (*LOGIN_OPTIONS, "inbox-prefix"):
+        monkeypatch.setenv(variable(name), name)
+    seen = _settings_of(monkeypatch, "probe")
+    expected = {**values, "TIMEOUT": 1.5, "JSON": True}
+    assert {name: getattr(seen, name.lower()) for name in expected} == expected
+    assert [getattr(seen, name.replace("-", "_")) for name in LOGIN_OPTIONS] == list(LOGIN_OPTIONS)
+    assert seen.inbox_prefix == "inbox-prefix"
+
+
+@pytest.mark.parametrize("url", ["nats://ada:sesame@h", "tls://sesame@h:1", "ada:sesame@h"])
+def test_a_password_on_the_command_line_is_refused_and_in_the_environment_taken(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    for arguments in (["--nats", url, "servers"], ["servers", "--nats", url]):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "HOLDFAST_NATS" in result.stderr
+        assert "sesame" not in result.stderr
+    monkeypatch.setenv("HOLDFAST_NATS", url)
+    settings = _settings_of(monkeypatch, "probe")
+    assert settings.nats_url == url
+    assert "sesame" not in repr(settings)
 
 
 @pytest.fixture

