@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypedDict
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.limits import MAX_ACK_PENDING, MAX_ACK_WAIT_SECONDS
 from holdfast.protocol.names import check_store
+from holdfast.protocol.settings import checked_settings
 
 
 class ConsumerSettings(TypedDict, total=False):
@@ -54,16 +55,7 @@ class ConsumerConfig:
 
     def changed(self, settings: Mapping[str, Any]) -> Self:
         """Return the configuration with `settings`, each checked. Raises InvalidArgumentError."""
-        checked: dict[str, Any] = {}
-        for name, value in settings.items():
-            check = _CHECKS.get(name)
-            if check is None:
-                known = ", ".join(_CHECKS)
-                raise InvalidArgumentError(
-                    argument=repr(name)[:80], reason=f"it must be one of {known}"
-                )
-            checked[name] = _DEFAULTS[name] if value is None else check(name, value)
-        return replace(self, **checked)
+        return replace(self, **checked_settings(settings, _CHECKS, _DEFAULTS))
 
     @property
     def ack_wait_ms(self) -> int:

@@ -22,6 +22,7 @@ from holdfast.protocol.limits import (
     MAX_RETENTION_SECONDS,
 )
 from holdfast.protocol.messages import AnyDurability, Durability
+from holdfast.protocol.settings import checked_settings
 
 
 class Discard(StrEnum):
@@ -102,16 +103,7 @@ class StoreConfig:
 
     def changed(self, settings: Mapping[str, Any]) -> Self:
         """Return the configuration with `settings`, each checked. Raises InvalidArgumentError."""
-        checked: dict[str, Any] = {}
-        for name, value in settings.items():
-            check = _CHECKS.get(name)
-            if check is None:
-                known = ", ".join(_CHECKS)
-                raise InvalidArgumentError(
-                    argument=repr(name)[:80], reason=f"it must be one of {known}"
-                )
-            checked[name] = _DEFAULTS[name] if value is None else check(name, value)
-        return replace(self, **checked)
+        return replace(self, **checked_settings(settings, _CHECKS, _DEFAULTS))
 
 
 def ttl_ms(ttl_seconds: Any) -> int:

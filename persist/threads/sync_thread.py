@@ -22,7 +22,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Final
 
-_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
+from holdfast.persist.threads.thread_job import ThreadJob, outcome_of, settle
 
 #: A sync below this is short: it blocks the loop no longer than one tick does.
 SHORT_SECONDS: Final = 0.001
@@ -39,7 +39,7 @@ class SyncThread:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
         self._waiting_count = 0
         #: The mean of the syncs in the loop.
         self._mean_seconds = 0.0
@@ -60,7 +60,7 @@ class SyncThread:
         future: asyncio.Future[Any] = loop.create_future()
         if self.runs_in_loop:
             began_at = self._clock()
-            _finish(future, *_run(function))
+            settle(future, *outcome_of(function))
             self._took(self._clock() - began_at)
         else:
             self._left_count = max(0, self._left_count - 1)
@@ -87,7 +87,7 @@ class SyncThread:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             function, loop, future = job
-            result, error = _run(function)
+            result, error = outcome_of(function)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._handed_back, future, result, error)
 
@@ -95,20 +95,4 @@ class SyncThread:
         self, future: asyncio.Future[Any], result: Any, error: BaseException | None
     ) -> None:
         self._waiting_count -= 1
-        _finish(future, result, error)
-
-
-def _run(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return function(), None
-    except BaseException as error:  # noqa: BLE001 (raised again where it is awaited)
-        return None, error
-
-
-def _finish(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+        settle(future, result, error)

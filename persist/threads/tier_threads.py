@@ -13,14 +13,14 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
+from holdfast.persist.threads.thread_job import ThreadJob, outcome_of, settle
 
 
 class TierThreads:
     """Runs functions in the order in which they came, `count` at once. Call `stop` at the end."""
 
     def __init__(self, name: str, count: int) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
         self._name = name
         self._count = count
         self._started = False
@@ -47,20 +47,6 @@ class TierThreads:
             function, loop, future = job
             if future.cancelled():
                 continue
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = function()
-            except BaseException as raised:  # noqa: BLE001 (raised again where it is awaited)
-                error = raised
+            result, error = outcome_of(function)
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_finish, future, result, error)
-
-
-def _finish(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+                loop.call_soon_threadsafe(settle, future, result, error)
