@@ -44,6 +44,8 @@ logger = logging.getLogger("holdfast.bus")
 
 #: After two unanswered pings at this interval, nats-py takes the connection for dead.
 _PUBLIC_PING_SECONDS: Final = 2
+#: How many reasons of errors are remembered, so that each is logged once.
+_MAX_REASONS: Final = 64
 
 
 class NatsBus(Bus):
@@ -261,18 +263,22 @@ async def connect_nats(
 
     failure: LoginFailedError | None = None
     last_reason = ""
+    told: set[str] = set()
+    bus.on_reconnect(told.clear)
 
     async def on_error(error: Exception) -> None:
-        # While NATS is unreachable, each attempt to reconnect fails alike: log each reason once.
+        # While NATS is unreachable, the attempts to reconnect fail ten times a second, at each of
+        # its servers in turn: log each reason once.
         nonlocal failure, last_reason
         found = _failure(shown_url, error)
         failure = found or failure
-        reason = str(found or error) or type(error).__name__
-        if reason != last_reason:
-            last_reason = reason
-            # Before the first connection, the reason becomes part of the error that is raised.
-            if client.is_connected or client.is_reconnecting:
-                logger.warning("bus.error reason=%s", reason)
+        last_reason = reason = str(found or error) or type(error).__name__
+        # Before the first connection, the reason becomes part of the error that is raised.
+        if (client.is_connected or client.is_reconnecting) and reason not in told:
+            if len(told) >= _MAX_REASONS:
+                told.clear()
+            told.add(reason)
+            logger.warning("bus.error reason=%s", reason)
         if isinstance(client, PublicClient) and (refused := refusal(str(error))) is not None:
             client.on_refused(refused)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -17,7 +18,7 @@ from holdfast.protocol.bus.login import NatsLogin, TlsFiles
 from holdfast.protocol.errors import ConnectionFailedError
 from holdfast.protocol.subjects import Inboxes
 from tests.support.certificates import TestCa
-from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.nats_server import NatsServer, running_nats_cluster, running_nats_server
 from tests.support.raw_nats import raw_nats
 from tests.support.received import DEADLINE_SECONDS, Received, unknown_nats_py
 from tests.support.stalling_proxy import stalling_proxy
@@ -194,6 +195,35 @@ async def test_a_read_loop_that_ended_is_noticed_and_the_connection_replaced(way
         await bus.publish("s", b"after")
         assert (await received.first(1))[0].payload == b"after"
     finally:
+        await bus.close()
+
+
+async def test_what_fails_each_attempt_to_reconnect_is_logged_once_per_outage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt_count = 0
+
+    def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempt_count
+        attempt_count += 1
+        writer.close()
+
+    def errors() -> list[str]:
+        return [text for text in caplog.messages if text.startswith("bus.error")]
+
+    with running_nats_cluster(tmp_path, 2, "--no_advertise") as (one, other):
+        bus = await connect_nats(f"{one.url},{other.url}", name="test")
+        one.kill()
+        other.kill()
+        # From here on, its attempts fail for two reasons in turn.
+        async with await asyncio.start_server(refuse, "127.0.0.1", other.port):
+            await until(lambda: attempt_count > 4, "it has tried both several times")
+        assert len(errors()) == len(set(errors())) > 1
+        one.restart()
+        await until(lambda: bus.connected, "it is connected again")
+        caplog.clear()
+        one.kill()
+        await until(lambda: len(errors()) > 1, "the next outage is logged too")
         await bus.close()
 
 
