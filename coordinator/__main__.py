@@ -16,6 +16,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.serving.process import OnSignals, inboxes_of, run_server, server_parser
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.disk import Disk
@@ -63,6 +64,8 @@ async def _serve(
     if options.disk == "shared":
         wanted = FenceRead(options.fence_read)
         disk = await asyncio.to_thread(choose_disk, layout.root, wanted)
+    own_bucket = bucket if options.disk == "local" else None
+    tokens = await asyncio.to_thread(find_tokens, layout.root, own_bucket)
     coordinator = Coordinator(
         bus,
         Storage(
@@ -74,6 +77,7 @@ async def _serve(
         subjects=Subjects(options.prefix, inboxes=inboxes_of(options).root),
         standby=options.standby,
         replace_damaged_state=options.replace_damaged_state,
+        tokens=tokens,
     )
     on_signals(coordinator.stop)
     await coordinator.run(ready)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import Final, NamedTuple
 
+from holdfast.coordinator.answering.doorkeeper import Doorkeeper
 from holdfast.coordinator.answering.inbox import RequestInbox
 from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.answering.replies import Replies
@@ -25,6 +26,7 @@ from holdfast.coordinator.peers.orders import Orders
 from holdfast.coordinator.request_loop import RequestLoop
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.survey import Survey
+from holdfast.protocol.subjects import granted
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -45,6 +47,7 @@ class ActiveTerm:
         self._inbox = RequestInbox(
             life.subjects, cluster, waiting, replies, life.mishaps, life.wakeup
         )
+        self._doorkeeper = Doorkeeper(life, self._inbox, replies)
         orders = Orders(life, state, cluster)
         self._driver = MembershipDriver(life, orders, self._records, waiting, replies)
         self._loop = RequestLoop(life, state, self._inbox, self._records, self._driver, replies)
@@ -58,23 +61,29 @@ class ActiveTerm:
         recorded = await tasks.blocking(_read, self._state)
         try:
             async with tasks:
-                requests = await life.bus.subscribe(
-                    life.subjects.coordinator_pattern(), self._inbox.on_message
-                )
+                requests = [
+                    await life.bus.subscribe(pattern, self._doorkeeper.on_message)
+                    for pattern in granted(life.subjects.coordinator_pattern())
+                ]
                 await life.bus.flush()
                 # No await between these two lines, so every heartbeat reaches
                 # exactly one of the listeners.
                 self._driver.take_over(recorded.servers, heard)
                 self._feed.hand_over(self._driver)
                 self._start_background(recorded)
-                logger.info("coordinator.started term=%s", self._state.term)
+                logger.info(
+                    "coordinator.started term=%s asks_for_tokens=%s",
+                    self._state.term,
+                    str(self._doorkeeper.asks_for_tokens).lower(),
+                )
                 if ready is not None:
                     ready.set()
                 try:
                     await self._loop.run()
                 finally:
                     life.wakeup.stop()
-                    await requests.unsubscribe()
+                    for subscription in requests:
+                        await subscription.unsubscribe()
                     tasks.cancel()
         except ExceptionGroup as group_error:
             if len(group_error.exceptions) == 1:
@@ -85,6 +94,7 @@ class ActiveTerm:
         life, tasks = self._life, self._life.background_tasks
         bucket = life.storage.bucket
         tasks.start("tick", self._tick())
+        tasks.start("grants", self._doorkeeper.run())
         if recorded.files_pending or (recorded.manifests_pending and bucket):
             survey = Survey(life.storage, tasks, self._records)
             tasks.start("survey", survey.run(recorded.files_pending))

@@ -10,6 +10,7 @@ from holdfast.coordinator.background_tasks import BackgroundTasks
 from holdfast.coordinator.storage import Storage
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
 
@@ -28,6 +29,8 @@ class Life:
     background_tasks: BackgroundTasks
     wakeup: Wakeup
     mishaps: Mishaps
+    #: Where tokens are read; None in an open cluster.
+    tokens: TokenSource | None = None
 
     def now(self) -> float:
         """Return monotonic seconds; silence is measured with this clock."""

@@ -30,6 +30,7 @@ from holdfast.coordinator.storage import Storage
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import AlreadyRunningError
+from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.disk import LockFile
@@ -58,9 +59,10 @@ class Coordinator:
         clock_ms: Callable[[], int] = _wall_clock_ms,
         run_blocking: RunBlocking = asyncio.to_thread,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
+        tokens: TokenSource | None = None,
     ) -> None:
         """`new_id` makes the id that distinguishes this coordinator's
-        messages to itself from others'."""
+        messages to itself from others'. Without `tokens` it is open: it asks no client for one."""
         self._life = Life(
             id=new_id(),
             bus=bus,
@@ -70,6 +72,7 @@ class Coordinator:
             background_tasks=BackgroundTasks(run_blocking),
             wakeup=Wakeup(),
             mishaps=Mishaps(logger),
+            tokens=tokens,
         )
         self._standby = standby
         self._replace_damaged_state = replace_damaged_state

@@ -36,6 +36,7 @@ from holdfast.protocol.serving.process import (
     server_parser,
 )
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_capabilities import S3_WAYS, Ways
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
@@ -158,11 +159,20 @@ async def _serve(
         bucket_only=options.disk == "local",
     )
     machine = Machine(loop_watch=loop_watch)
+    own_bucket = bucket if options.disk == "local" else None
+    tokens = await asyncio.to_thread(find_tokens, layout.root, own_bucket)
     stopping = asyncio.Event()
     life = 0
     while not stopping.is_set():
         server = PersistServer(
-            bus, layout, disk, options.name, server_options, bucket=bucket, machine=machine
+            bus,
+            layout,
+            disk,
+            options.name,
+            server_options,
+            bucket=bucket,
+            machine=machine,
+            tokens=tokens,
         )
         running = asyncio.ensure_future(server.run(ready))
         on_signals(functools.partial(_stop, server, running, stopping))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
+from holdfast.persist.access.gatekeeper import Gatekeeper
 from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
@@ -64,6 +65,7 @@ from holdfast.persist.write_path.waiting_places import WaitingPlaces
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
@@ -85,6 +87,8 @@ class Origins(NamedTuple):
     bucket: Bucket | None
     options: ServerOptions
     machine: Machine
+    #: Where tokens are read; None in an open cluster.
+    tokens: TokenSource | None
 
 
 class _Threads(NamedTuple):
@@ -120,7 +124,7 @@ def compose(
 
     Raises StorageError.
     """
-    bus, layout, disk, bucket, options, machine = origins
+    bus, layout, disk, bucket, options, machine, _ = origins
     threads = _threads(machine, resources)
     clock = machine.clock_ms or SteadyClock()
     gate = _gate(origins, server, incarnation)
@@ -144,7 +148,8 @@ def compose(
     )
     told_time = clock.compare if isinstance(clock, SteadyClock) else _nothing
     coordination = Coordination(life, read_cluster, told_time)
-    owners = Owners(bus, life.subjects)
+    gatekeeper = Gatekeeper(life, origins.tokens)
+    owners = Owners(bus, life.subjects, asks_for_tokens=gatekeeper.asks_for_tokens)
     storage: StorageMode
     if bucket is not None and isinstance(gate, BucketGate):
         storage = BucketMode(life, bucket, gate, open_stores, coordination, owners)
@@ -194,7 +199,15 @@ def compose(
         stored,
     )
 
-    load = Load(life, phase, open_stores, storage.synced_log.log, tier, coordination)
+    load = Load(
+        life,
+        phase,
+        open_stores,
+        storage.synced_log.log,
+        tier,
+        coordination,
+        asks_for_tokens=gatekeeper.asks_for_tokens,
+    )
     heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
     openings = Openings(
         life,
@@ -236,7 +249,7 @@ def compose(
     request = tier.request if tier is not None else partial(_without_bucket, server)
     commands = Commands(life, coordination, phase, request)
     reception = Reception(
-        life, path.inbox, open_stores, heartbeats, commands, administrator, tasks
+        life, path.inbox, open_stores, heartbeats, commands, administrator, tasks, gatekeeper
     )
     archiver = None
     if archive is not None and tier is not None:
@@ -265,6 +278,7 @@ def compose(
         ending,
         administrator,
         reception,
+        gatekeeper,
         path.archive_reads,
         tier,
         archiver,

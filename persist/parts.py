@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.persist.access.gatekeeper import Gatekeeper
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.lifecycle.ending import Ending
@@ -43,6 +44,7 @@ class Parts:
     ending: Ending
     administrator: Administrator
     reception: Reception
+    gatekeeper: Gatekeeper
     archive_reads: ArchiveReads
     tier: Tier | None
     archiver: Archiver | None
@@ -58,4 +60,5 @@ class Parts:
         yield self.pipeline.run()
         yield self.heartbeats.run()
         yield self.open_queue.run()
+        yield self.gatekeeper.run()
         yield self.leaving.drain()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from holdfast.persist.access.frame_access import FrameAccess
+from holdfast.persist.access.gatekeeper import Gatekeeper
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.lifecycle.heartbeats import Heartbeats
@@ -14,9 +16,16 @@ from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.incoming import take_apart
 from holdfast.protocol.bus.bus import BusMessage, BusSubscription
-from holdfast.protocol.errors import InvalidNameError, ProtocolError, internal_error
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidNameError,
+    ProtocolError,
+    internal_error,
+)
+from holdfast.protocol.frames import encode_control_error
 from holdfast.protocol.limits import MAX_WAITING_REFUSALS
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.subjects import granted
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -33,6 +42,7 @@ class Reception:
         commands: Commands,
         administrator: Administrator,
         tasks: SpawnedTasks,
+        gatekeeper: Gatekeeper,
     ) -> None:
         self._server = life.server
         self._bus = life.bus
@@ -43,6 +53,7 @@ class Reception:
         self._commands = commands
         self._administrator = administrator
         self._tasks = tasks
+        self._gatekeeper = gatekeeper
         self._mishaps = Mishaps(logger)
         self._control: BusSubscription | None = None
         self._requests: list[BusSubscription] = []
@@ -54,10 +65,12 @@ class Reception:
 
     async def take_requests(self) -> None:
         """Accept requests of clients and operators from now on."""
+        subjects, server = self._subjects, self._server
         callbacks: list[tuple[str, Callable[[BusMessage], None]]] = [
-            (self._subjects.server_pattern(self._server), self._on_frame),
-            (self._subjects.operator(self._server), self._on_operator),
-            (self._subjects.destroy_pattern(self._server), self._on_destroy),
+            *((each, self._on_frame) for each in granted(subjects.server_pattern(server))),
+            (subjects.own_pattern(server), self._on_own_frame),
+            (subjects.operator(server), self._on_operator),
+            *((each, self._on_destroy) for each in granted(subjects.destroy_pattern(server))),
         ]
         for subject, callback in callbacks:
             self._requests.append(await self._bus.subscribe(subject, callback))
@@ -75,14 +88,27 @@ class Reception:
             await self._control.unsubscribe()
 
     def _on_frame(self, message: BusMessage) -> None:
-        inbox = self._inbox
         if not self._subjects.may_answer(message.subject, message.reply):
             # There is no valid reply subject, so nobody could learn the outcome.
             logger.debug("frame.without_reply subject=%s", message.subject)
             return
+        self._gatekeeper.admit(message, self._take_frame, self._refuse_frame)
+
+    def _on_own_frame(self, message: BusMessage) -> None:
+        """Take a frame of another server, which needs no token: NATS lets only servers send it."""
+        if self._subjects.may_answer(message.subject, message.reply):
+            self._take_apart(message.subject.rpartition(".")[2], message, None)
+
+    def _take_frame(self, message: BusMessage, access: FrameAccess | None) -> None:
+        self._take_apart(self._subjects.tenant_of(message.subject), message, access)
+
+    def _refuse_frame(self, message: BusMessage, error: HoldfastError) -> None:
+        self._inbox.refuse(message.reply, -1, error)
+
+    def _take_apart(self, tenant: str, message: BusMessage, access: FrameAccess | None) -> None:
+        inbox = self._inbox
         try:
-            tenant = self._subjects.tenant_of(message.subject)
-            incoming = take_apart(tenant, message.payload, message.reply, self._open_stores)
+            incoming = take_apart(tenant, message.payload, message.reply, self._open_stores, access)
         except (ProtocolError, InvalidNameError) as error:
             inbox.refuse(message.reply, -1, error)
             return
@@ -107,8 +133,15 @@ class Reception:
         self._reply(message, self._administrator.command(message.payload))
 
     def _on_destroy(self, message: BusMessage) -> None:
+        if self._subjects.may_answer(message.subject, message.reply):
+            self._gatekeeper.admit(message, self._destroy, self._refuse_destroy)
+
+    def _destroy(self, message: BusMessage, access: FrameAccess | None) -> None:
         tenant = self._subjects.tenant_of(message.subject)
-        self._reply(message, self._administrator.destroy(tenant, message.payload))
+        self._reply(message, self._administrator.destroy(tenant, message.payload, access))
+
+    def _refuse_destroy(self, message: BusMessage, error: HoldfastError) -> None:
+        self._reply(message, encode_control_error(error))
 
     def _reply(self, message: BusMessage, payload: bytes) -> None:
         if (

@@ -30,6 +30,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
 from holdfast.protocol.limits import EXPIRY_CHECK_SECONDS
 from holdfast.protocol.names import check_server
+from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
@@ -58,10 +59,12 @@ class PersistServer:
         incarnation: str | None = None,
         bucket: Bucket | None = None,
         machine: Machine | None = None,
+        tokens: TokenSource | None = None,
     ) -> None:
-        """`bucket` takes snapshots. In a bucket-only cluster it holds everything."""
+        """`bucket` takes snapshots. In a bucket-only cluster it holds everything. Without `tokens`
+        the server is open: it asks nobody for one."""
         options = options or ServerOptions()
-        self._origins = Origins(bus, layout, disk, bucket, options, machine or Machine())
+        self._origins = Origins(bus, layout, disk, bucket, options, machine or Machine(), tokens)
         self.server = check_server(server)
         self.incarnation = incarnation or new_incarnation()
         self._phase = LifePhase(self.server)
@@ -110,7 +113,12 @@ class PersistServer:
         await parts.storage.prove(self._phase.stopping.is_set)
         await coordination.register(self._phase.stopping.is_set)
         await parts.reception.take_requests()
-        logger.info("server.started server=%s incarnation=%s", self.server, self.incarnation)
+        logger.info(
+            "server.started server=%s incarnation=%s asks_for_tokens=%s",
+            self.server,
+            self.incarnation,
+            str(parts.gatekeeper.asks_for_tokens).lower(),
+        )
         if ready is not None:
             ready.set()
         self._turns.turned()

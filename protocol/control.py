@@ -44,6 +44,8 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
     closed    {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]} -> {term}
               their files were closed, durable, at that revision. Changes nothing if the epoch is
               not the store's. May come late, or never
+    owners    {stores: [[tenant, kind, name], ...]} -> as `resolve`
+              for servers of a cluster that asks for tokens, since they have none
     cold      {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]}
               -> {term, cold: [bool, ...]}    a verified snapshot in the bucket has all of the
               store; true if that is recorded, so that the file may be removed
@@ -63,7 +65,7 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
-     bucket_requests, cluster, loop_seconds}
+     bucket_requests, cluster, loop_seconds, asks_for_tokens}
 
 Every request of a server, and every answer and command of the coordinator, has the field `cluster`:
 the id of the sender's cluster (`shared_fs/bucket/cluster_id.py`), unless the sender does not know
@@ -171,6 +173,8 @@ class ServerInfo(NamedTuple):
     snapshot_backlog: int = 0
     #: Requests to the bucket in the last hour.
     bucket_requests: int = 0
+    #: False if it is open: it serves clients without a token.
+    asks_for_tokens: bool = False
 
 
 class StoreInfo(NamedTuple):
@@ -203,6 +207,8 @@ class Heartbeat(NamedTuple):
     cluster: str = ""
     #: How long its event loop has been stuck; 0 if it runs.
     loop_seconds: float = 0.0
+    #: Whether it refuses clients without a token.
+    asks_for_tokens: bool = False
 
     @property
     def hangs(self) -> bool:
@@ -227,6 +233,7 @@ class Heartbeat(NamedTuple):
             bucket_requests=int(_load(fields, "bucket_requests")),
             cluster=_cluster(fields.get("cluster", "")),
             loop_seconds=float(_load(fields, "loop_seconds")),
+            asks_for_tokens=fields.get("asks_for_tokens") is True,
         )
 
 

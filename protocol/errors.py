@@ -28,6 +28,7 @@
     │   ├── BusyError               a queue is full
     │   ├── RateLimitedError        over the store's rate; the caller decides when to retry
     │   ├── WriterGapError          a group of a writer came before its predecessors
+    │   ├── RegistryUnreadableError who may do what cannot be read, so nobody may do anything
     │   ├── ConnectionFailedError   NATS cannot be reached
     │   │   └── LoginFailedError    NATS and this process do not accept each other
     │   └── OperationTimeoutError   no answer in time: a write may or may not be stored
@@ -314,6 +315,15 @@ class WriterGapError(UnavailableError):
 
     code = "writer_gap"
     template = "write group {counter} arrived before group {expected} of the same writer"
+
+
+class RegistryUnreadableError(UnavailableError):
+    """The server cannot read the registry of tokens, or what was revoked. Until it can, it refuses
+    everything; nothing was stored.
+    """
+
+    code = "registry_unreadable"
+    template = "the server cannot read who may do what: {reason}"
 
 
 class ConnectionFailedError(UnavailableError):

@@ -355,3 +355,33 @@ assert MAX_UNSYNCED_BYTES < LOG_CAP_BYTES
 
 #: The object with the ids of all revoked tokens: a hundred thousand of them.
 MAX_REVOKED_BYTES: Final = 8 * MIB
+
+# Grants: what servers know of tokens
+#: How often servers look whether tokens were revoked, while requests come in.
+REVOCATIONS_SECONDS: Final = 2.0
+#: A server that has not read the revocations for so long refuses: a revoked token is refused
+#: everywhere within this time.
+REVOCATIONS_FRESH_SECONDS: Final = 5.0
+#: A grant is loaded and verified again after this time, so that a removed issuer counts.
+GRANT_SECONDS: Final = 300.0
+#: An id that is no valid token is not looked up again for this time. Short, because a token may be
+#: registered a moment after its first use elsewhere.
+UNKNOWN_GRANT_SECONDS: Final = 1.0
+#: Grants that a server knows, a kilobyte or two each; the oldest is loaded again when it is needed.
+MAX_KNOWN_GRANTS: Final = 16_384
+#: Ids known to be no valid tokens.
+MAX_UNKNOWN_GRANTS: Final = 4096
+#: Pairs of a grant and a store whose rights are known, for all grants.
+MAX_KNOWN_RIGHTS: Final = 65_536
+#: Tokens that one server loads at the same time, each in a thread.
+MAX_GRANT_LOADS: Final = 4
+#: Frames that wait for their grant: in all, and what each one counts besides its payload. No more
+#: than 8,192 wait.
+MAX_GRANT_WAITING_BYTES: Final = 16 * MIB
+GRANT_WAITING_BYTES: Final = 2 * KIB
+#: How long a frame waits for its grant. Less than clients wait before they send it again.
+GRANT_WAIT_SECONDS: Final = 1.5
+
+assert 2 * REVOCATIONS_SECONDS < REVOCATIONS_FRESH_SECONDS < GRANT_SECONDS
+assert GRANT_WAIT_SECONDS < FRAME_TIMEOUT_SECONDS
+assert MIN_PAYLOAD_BYTES * 4 < MAX_GRANT_WAITING_BYTES

@@ -88,6 +88,11 @@ def _no_inboxes(reason: str) -> InvalidArgumentError:
     return InvalidArgumentError(argument="inbox_prefix", reason=reason)
 
 
+def granted(pattern: str) -> tuple[str, str]:
+    """Return a pattern of clients' requests without and with the id of a token at the end."""
+    return pattern, f"{pattern}.*"
+
+
 @dataclass(frozen=True, slots=True)
 class Subjects:
     """Builds and parses the subjects under one prefix, and knows the root of all inboxes.
@@ -115,6 +120,14 @@ class Subjects:
 
     def server_pattern(self, server: str) -> str:
         return f"{self.prefix}.*.srv.{server}"
+
+    def own(self, server: str, tenant: str) -> str:
+        """The subject of operation frames that another server sends to `server`, for stores of
+        `tenant`. No client may publish there, so no token is asked for."""
+        return f"{self.prefix}._.own.{server}.{tenant}"
+
+    def own_pattern(self, server: str) -> str:
+        return f"{self.prefix}._.own.{server}.*"
 
     def destroy(self, tenant: str, server: str) -> str:
         """The subject on which a client asks `server` to destroy a store of its tenant.
@@ -175,6 +188,10 @@ class Subjects:
     def tenant_of(self, subject: str) -> str:
         """The tenant token of any subject under this prefix."""
         return subject[len(self.prefix) + 1 :].split(".", 1)[0]
+
+    def verb_of(self, subject: str) -> str:
+        """The verb of a request to the coordinator."""
+        return subject[len(self.prefix) + 1 :].split(".", 3)[2]
 
     def grant_of(self, subject: str) -> str:
         """The id of the token that a client's request on `subject` names, or nothing."""

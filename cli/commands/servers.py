@@ -48,6 +48,7 @@ def servers(settings: Settings, live: str | None) -> None:
             "log",
             "to snapshot",
             "bucket/h",
+            "access",
             "incarnation",
         ),
         [
@@ -61,13 +62,14 @@ def servers(settings: Settings, live: str | None) -> None:
                 size(one.log_bytes),
                 f"{one.snapshot_backlog:,}",
                 f"{one.bucket_requests:,}",
+                "tokens" if one.asks_for_tokens else "open",
                 one.incarnation,
             )
             for one in found
         ],
         right=("assigned", "open", "operations/s", "log", "to snapshot", "bucket/h"),
         states=("state",),
-        optional=("incarnation", "bucket/h", "to snapshot", "log", "operations/s"),
+        optional=("incarnation", "access", "bucket/h", "to snapshot", "log", "operations/s"),
     )
 
 

@@ -12,8 +12,10 @@ from typing import Final, NamedTuple
 from holdfast.coordinator.answering.parsing import parse
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.requests import Request, store_count
+from holdfast.coordinator.answering.restricting import restricted
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
 from holdfast.coordinator.wakeup import Wakeup
+from holdfast.protocol.access.grants import TokenGrant
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.errors import BusyError, HoldfastError, internal_error
 from holdfast.protocol.limits import MAX_INBOX_BYTES
@@ -32,6 +34,11 @@ _REQUEST_BYTES: Final = MAX_INBOX_BYTES // MAX_WAITING_REQUESTS
 TENANT_TURN_STORES: Final = 1024
 #: Stores in one transaction: about 0.3 s of work at most, far less than a client waits.
 MAX_BATCH_STORES: Final = 8192
+
+
+class _Queued(NamedTuple):
+    message: BusMessage
+    grant: TokenGrant | None
 
 
 class Asked(NamedTuple):
@@ -59,20 +66,21 @@ class RequestInbox:
         self._replies = replies
         self._mishaps = mishaps
         self._wakeup = wakeup
-        self._queue: FairQueue[BusMessage] = FairQueue(TENANT_TURN_STORES)
+        self._queue: FairQueue[_Queued] = FairQueue(TENANT_TURN_STORES)
         self._room = SharedRoom(MAX_INBOX_BYTES)
 
     def __bool__(self) -> bool:
         return bool(self._queue)
 
-    def on_message(self, message: BusMessage) -> None:
-        """Queue a request that has arrived, or refuse it with `busy`."""
+    def on_message(self, message: BusMessage, grant: TokenGrant | None = None) -> None:
+        """Queue a request that has arrived, or refuse it with `busy`. Without a grant, everything
+        is allowed."""
         if self._wakeup.stopping or not self._subjects.may_answer(message.subject, message.reply):
             return
         tenant = self._subjects.tenant_of(message.subject)
         size_bytes = _room_of(message)
         if len(self._waiting) < MAX_WAITING_REQUESTS and self._room.has(tenant, size_bytes):
-            self._queue.push(tenant, message)
+            self._queue.push(tenant, _Queued(message, grant))
             self._room.take(tenant, size_bytes)
             self._wakeup.set()
         else:
@@ -86,9 +94,9 @@ class RequestInbox:
             tenant, messages, allowance = self._queue.begin_turn()
             spent = 0
             while messages and spent < allowance:
-                message = messages.popleft()
+                message, grant = messages.popleft()
                 self._room.give_back(tenant, _room_of(message))
-                request = self._parse(tenant, message)
+                request = self._parse(tenant, message, grant)
                 if request is None:
                     spent += 1
                 else:
@@ -98,11 +106,12 @@ class RequestInbox:
             stores += spent
         return asked
 
-    def _parse(self, tenant: str, message: BusMessage) -> Request | None:
+    def _parse(self, tenant: str, message: BusMessage, grant: TokenGrant | None) -> Request | None:
         """Return the request, or None if it was refused."""
-        verb = message.subject.rpartition(".")[2]
+        verb = self._subjects.verb_of(message.subject)
         try:
-            return parse(tenant, verb, message.payload, self._cluster)
+            request = parse(tenant, verb, message.payload, self._cluster)
+            return request if grant is None else restricted(request, grant)
         except HoldfastError as error:
             self._replies.add(message.reply, error)
         except Exception as error:  # noqa: BLE001 (it is this request's answer)

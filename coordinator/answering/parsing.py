@@ -86,6 +86,13 @@ def _resolve(tenant: str, fields: Mapping[str, Any]) -> Request:
     return ResolveRequest(tuple(_slots(fields, 2, slot)))
 
 
+def _owners(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> StoreId:
+        return _store(*item[:3])
+
+    return ResolveRequest(tuple(_slots(fields, 3, slot)))
+
+
 def _suspect(tenant: str, fields: Mapping[str, Any]) -> Request:
     return SuspectRequest(*_peer(fields))
 
@@ -312,6 +319,7 @@ _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "prove": _prove,
     "open": _open,
     "adopt": _adopt,
+    "owners": _owners,
     "created": _created,
     "closed": _closed,
     "cold": _cold,

@@ -9,6 +9,7 @@ and a vacation its number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,13 +40,15 @@ class ListServers:
 
 @dataclass(frozen=True, slots=True)
 class ListStores:
-    """`kind` None means both. `after` is the last (name, kind) that was seen."""
+    """`kind` None means both. `after` is the last (name, kind) that was seen. `shown` tells by kind
+    and name what the asker may see; None means everything."""
 
     tenant: str
     kind: int | None
     prefix: str
     after: tuple[str, int] | None
     limit: int
+    shown: Callable[[int, str], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from holdfast.coordinator.state.server_records import IncarnationState
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
 from holdfast.protocol.compression import ENCODINGS
-from holdfast.protocol.control import ServerInfo, ServerState, StoreState
+from holdfast.protocol.control import ServerInfo, ServerState, StoreInfo, StoreState
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
@@ -113,13 +113,31 @@ class Transaction:
                 return self._drain(server, draining)
             case ListServers():
                 return {"term": self._state.term, "servers": self._servers()}
-            case ListStores(tenant, kind, prefix, after, limit):
-                page, following = self._state.stores.page(tenant, kind, prefix, after, limit)
+            case ListStores():
+                page, following = self._list(request)
                 return {"stores": page, "next": following}
             case ListTenants(after):
                 tenants, next_after = self._state.stores.tenants(after, TENANTS_PAGE_ROWS)
                 return {"tenants": tenants, "next": next_after}
         return {"term": self._state.term}
+
+    def _list(self, wanted: ListStores) -> tuple[list[StoreInfo], tuple[str, int] | None]:
+        """Return a page of stores, and what to pass as `after` for the next. Both name only stores
+        that may be shown."""
+        shown, after = wanted.shown, wanted.after
+        while True:
+            page, following = self._state.stores.page(
+                wanted.tenant, wanted.kind, wanted.prefix, after, wanted.limit
+            )
+            if shown is None:
+                return page, following
+            page = [info for info in page if shown(info.kind, info.name)]
+            if following is None:
+                return page, None
+            if page:
+                # The next page begins behind the last store that may be named.
+                return page, (page[-1].name, page[-1].kind)
+            after = following
 
     def _cool(self, server: str, incarnation: str, cooled: ColdStore) -> bool:
         row = self._owned(server, incarnation, cooled.store)
@@ -176,6 +194,7 @@ class Transaction:
                     log_bytes=member.log_bytes,
                     snapshot_backlog=member.snapshot_backlog,
                     bucket_requests=member.bucket_requests,
+                    asks_for_tokens=member.asks_for_tokens,
                 )
             )
         return infos

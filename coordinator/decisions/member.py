@@ -36,6 +36,7 @@ class MemberView(NamedTuple):
     operations_per_second: float
     snapshot_backlog: int = 0
     bucket_requests: int = 0
+    asks_for_tokens: bool = False
 
 
 class Doubt(StrEnum):
@@ -126,6 +127,7 @@ class Member:
             operations_per_second=self.load.operations_per_second,
             snapshot_backlog=self.load.snapshot_backlog,
             bucket_requests=self.load.bucket_requests,
+            asks_for_tokens=self.load.asks_for_tokens,
         )
 
     def validate(self) -> None:

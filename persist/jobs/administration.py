@@ -11,11 +11,13 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.jobs.job_table import JobTable, Report
 from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.recovery.point_in_time import RestoreTarget
 from holdfast.protocol import frames
+from holdfast.protocol.access.rights import Right
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError, internal_error
 from holdfast.protocol.limits import MAX_ARRAY_LENGTH, MAX_INTEGER
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
@@ -46,9 +48,9 @@ class Administrator:
 
         return self._replied(answer)
 
-    def destroy(self, tenant: str, payload: bytes) -> bytes:
+    def destroy(self, tenant: str, payload: bytes, access: FrameAccess | None = None) -> bytes:
         """Start to destroy a store for an application of `tenant`, or report on that, and return
-        the reply, whatever `payload` holds."""
+        the reply, whatever `payload` holds. Without `access`, everything is allowed."""
 
         def answer() -> Report:
             fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
@@ -58,6 +60,8 @@ class Administrator:
                     argument="store", reason="it must be a list of kind and name"
                 )
             store, epoch = _store([tenant, *named]), _integer(fields, "epoch")
+            if access is not None:
+                access.check(Right.DESTROY, store)
             if epoch is None:
                 raise InvalidArgumentError(
                     argument="epoch", reason="it must be the epoch of the store's head"

@@ -39,8 +39,11 @@ class Load:
         log: Log,
         tier: Tier | None,
         coordination: Coordination,
+        *,
+        asks_for_tokens: bool = False,
     ) -> None:
         self._life = life
+        self._asks_for_tokens = asks_for_tokens
         self._phase = phase
         self._open_stores = open_stores
         self._log = log
@@ -60,6 +63,7 @@ class Load:
             tier.backlog if tier is not None else 0,
             tier.requests_in_last_hour() if tier is not None else 0,
             self._coordination.cluster,
+            asks_for_tokens=self._asks_for_tokens,
         )
 
 

@@ -16,7 +16,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import MalformedFrameError, error_from_wire
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.names import StoreId
-from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
 
 #: How many stores are taken over between two pauses.
 _BATCH: Final = 32
@@ -27,9 +27,12 @@ _READER: Final = b"log-reaper"
 class Owners:
     """The owners of a cluster's stores, found through the coordinator."""
 
-    def __init__(self, bus: Bus, subjects: Subjects) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, *, asks_for_tokens: bool) -> None:
+        """With `asks_for_tokens` it uses the cluster's own subjects, since servers have no token.
+        An open cluster may have members that do not know those yet."""
         self._bus = bus
         self._subjects = subjects
+        self._asks_for_tokens = asks_for_tokens
 
     async def take_over(self, stores: Sequence[StoreId]) -> None:
         """Return once each store is open at its owner, or was a moment ago. Raises the
@@ -43,11 +46,15 @@ class Owners:
             await asyncio.sleep(_BREATH_SECONDS)
 
     async def _take_over(self, tenant: str, stores: list[StoreId]) -> None:
+        subjects = self._subjects
+        if self._asks_for_tokens:
+            subject, asker = subjects.cluster("owners"), CLUSTER_TENANT
+            named = [[tenant, store.kind, store.name] for store in stores]
+        else:
+            subject, asker = subjects.coordinator(tenant, "resolve"), tenant
+            named = [[store.kind, store.name] for store in stores]
         answer = await self._bus.request(
-            self._subjects.coordinator(tenant, "resolve"),
-            frames.encode_control(stores=[[store.kind, store.name] for store in stores]),
-            CONTROL_TIMEOUT_SECONDS,
-            tenant,
+            subject, frames.encode_control(stores=named), CONTROL_TIMEOUT_SECONDS, asker
         )
         owners = frames.decode_control(answer)["owners"]
         by_owner: dict[str, list[StoreId]] = defaultdict(list)
@@ -61,12 +68,12 @@ class Owners:
 
     async def _ask_head(self, owner: str, store: StoreId) -> None:
         group = [store.kind, store.name, 0, 0, 0, [[frames.HEAD]]]
-        reply = await self._bus.request(
-            self._subjects.server(store.tenant, owner),
-            frames.encode_request(_READER, [group]),
-            CONTROL_TIMEOUT_SECONDS,
-            store.tenant,
-        )
+        if self._asks_for_tokens:
+            subject, asker = self._subjects.own(owner, store.tenant), CLUSTER_TENANT
+        else:
+            subject, asker = self._subjects.server(store.tenant, owner), store.tenant
+        request = frames.encode_request(_READER, [group])
+        reply = await self._bus.request(subject, request, CONTROL_TIMEOUT_SECONDS, asker)
         for element in frames.decode(reply):
             if type(element) is not list or len(element) < 3:
                 raise MalformedFrameError(reason="a reply element must be a list of at least three")

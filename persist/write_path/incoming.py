@@ -1,9 +1,10 @@
 """Takes frames apart: which groups go to the pipeline, and why the others are refused.
 
-Pure. A malformed frame is refused whole; a group that makes no sense is refused alone. That
-includes a group whose arguments are nested too deeply to be shown or packed. A frame may hold a
-thousand groups of one operation, so each group is looked at once, and its tuples are made without
-calling their classes (`_new` in `frames.py` says why).
+Pure. A malformed frame is refused whole; a group that makes no sense, or that its sender's token
+does not allow, is refused alone. That includes a group whose arguments are nested too deeply to be
+shown or packed. The writer of a frame that came with a token is bound to the token's holder. A
+frame may hold a thousand groups of one operation, so each group is looked at once, and its tuples
+are made without calling their classes (`_new` in `frames.py` says why).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, InvalidNameError, MalformedFrameError
@@ -30,10 +32,19 @@ class Incoming(NamedTuple):
     refusals: list[tuple[int, HoldfastError]]
 
 
-def take_apart(tenant: str, payload: bytes, reply: str, open_stores: OpenStores) -> Incoming:
-    """Return the contents of a frame of `tenant`. Raises ProtocolError, InvalidNameError."""
+def take_apart(
+    tenant: str,
+    payload: bytes,
+    reply: str,
+    open_stores: OpenStores,
+    access: FrameAccess | None = None,
+) -> Incoming:
+    """Return the contents of a frame of `tenant`. Without `access`, everything is allowed. Raises
+    ProtocolError, InvalidNameError."""
     check_tenant(tenant)
     writer, groups = frames.decode_request(payload)
+    if access is not None:
+        writer = access.grant.bound_writer(writer)
     incoming = Incoming([], [])
     if not groups:
         return incoming
@@ -54,6 +65,8 @@ def take_apart(tenant: str, payload: bytes, reply: str, open_stores: OpenStores)
                 wrong = error
         if wrong is None and find(store) is None:
             wrong = _check_name(group)
+        if wrong is None and access is not None:
+            wrong = access.refusal(group, size_bytes)
         if wrong is not None:
             incoming.refusals.append((index, wrong))
             continue

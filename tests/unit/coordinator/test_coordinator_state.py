@@ -425,7 +425,7 @@ def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: 
 
 def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> None:
     own(state, ONE)
-    check(state, (ListServers(), [["a", "a1", "live", 0.1, 1, 3, 5.0, 4, 0, 0]]))
+    check(state, (ListServers(), [["a", "a1", "live", 0.1, 1, 3, 5.0, 4, 0, 0, False]]))
 
 
 def test_tenants_are_listed_by_name_page_by_page(state: StateFile) -> None:
@@ -525,3 +525,21 @@ def test_what_a_dead_server_only_read_is_forgotten_and_what_it_may_have_written_
     assert row_of(state, ONE) is None
     assert row_of(state, TWO) is not None
     check(state, (ResolveRequest((ONE, TWO)), [["b", "b1", 2]] * 2), members=(B,))
+
+
+def test_a_listing_names_only_what_may_be_shown(path: Path) -> None:
+    with closing(open_state_file(path, Disk())) as state:
+        names = [f"s{number:03}" for number in range(60)]
+        own(state, *(StoreId("acme", 1, name) for name in names))
+        shown = {"s020", "s021", "s059"}
+        after: tuple[str, int] | None = None
+        found: list[str] = []
+        for _ in range(60):
+            asked = ListStores("acme", None, "", after, 7, lambda kind, name: name in shown)
+            reply = fields(run(state, asked)[0])
+            found += [info[1] for info in reply["stores"]]
+            after = reply["next"]
+            if after is None:
+                break
+            assert after[0] in shown, "where the next page begins names a store too"
+        assert found == sorted(shown)

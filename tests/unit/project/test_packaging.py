@@ -45,6 +45,7 @@ EXTRAS_OF_MODULE = {
     "protocol/access/tokens.py": ["auth"],
     "shared_fs/access/key_folder.py": ["auth"],
     "shared_fs/access/registry.py": ["auth"],
+    "shared_fs/access/token_source.py": ["auth"],
     "cli/commands/tables.py": ["spark"],
     "bench/spark/spark_export.py": ["spark"],
     "shared_fs/archive/archive_table.py": ["archive"],

@@ -1,0 +1,69 @@
+"""The doorkeeper: finds the grant of each request of a client before it is queued.
+
+In an open cluster every request goes straight to the inbox, and so do requests of servers and
+operators on the cluster's own subjects, which NATS guards.
+"""
+
+from __future__ import annotations
+
+from holdfast.coordinator.answering.inbox import RequestInbox
+from holdfast.coordinator.answering.replies import Replies
+from holdfast.coordinator.life import Life
+from holdfast.protocol.access.grants import TokenGrant
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.serving.grant_book import Claim
+from holdfast.protocol.serving.grant_desk import GrantDesk
+from holdfast.protocol.subjects import CLUSTER_TENANT
+
+
+class Doorkeeper:
+    """Admits requests to the inbox of an active coordinator. `run` it in a task."""
+
+    def __init__(self, life: Life, inbox: RequestInbox, replies: Replies) -> None:
+        self._life = life
+        self._inbox = inbox
+        self._replies = replies
+        self._desk: GrantDesk[BusMessage] | None = None
+        if life.tokens is not None:
+            self._desk = GrantDesk(
+                life.tokens,
+                life.background_tasks.blocking,
+                lambda: life.clock_ms() / 1000,
+                self._look,
+                self._refuse,
+            )
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """False in an open cluster."""
+        return self._desk is not None
+
+    def on_message(self, message: BusMessage) -> None:
+        """Queue a request that has arrived, or refuse it; perhaps once its token is read."""
+        subjects = self._life.subjects
+        if self._desk is None or subjects.tenant_of(message.subject) == CLUSTER_TENANT:
+            self._inbox.on_message(message)
+        elif subjects.may_answer(message.subject, message.reply):
+            self._look(message)
+
+    async def run(self) -> None:
+        """Read tokens and revocations until cancelled."""
+        if self._desk is not None:
+            await self._desk.run()
+
+    def _look(self, message: BusMessage) -> None:
+        desk, subjects = self._desk, self._life.subjects
+        assert desk is not None
+        subject = message.subject
+        claim = Claim(subjects.tenant_of(subject), subjects.grant_of(subject), subject)
+        found = desk.look(claim)
+        if isinstance(found, TokenGrant):
+            self._inbox.on_message(message, found)
+        elif found is None:
+            desk.wait(claim, message, len(message.payload))
+        else:
+            self._refuse(message, found)
+
+    def _refuse(self, message: BusMessage, error: HoldfastError) -> None:
+        self._replies.refuse(message.reply, error)

@@ -1,0 +1,126 @@
+"""A grant: what a verified token allows, as a server looks at it, frame by frame.
+
+Pure. Whoever uses a grant has found it in the grant book (`grant_book.py`), which says that it is
+neither expired nor revoked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+from holdfast.protocol.access.rights import Right, mask_needed
+from holdfast.protocol.access.tokens import Token
+from holdfast.protocol.errors import NotAllowedError
+from holdfast.protocol.limits import MAX_KNOWN_RIGHTS
+from holdfast.protocol.names import StoreKind
+
+#: What an error says is missing if the token itself is.
+A_TOKEN: Final = "a token"
+_NO_PATTERN: Final = "no pattern of the token matches it"
+#: The length of a bound writer id. Nobody finds a writer id that gives another's.
+_WRITER_BYTES: Final = 16
+#: The writers of one grant whose bound ids are known; a client has one.
+_MAX_WRITERS: Final = 16
+
+
+class KnownRights:
+    """The rights of grants on stores, as numbers, so that patterns are compared once for each
+    store. All grants share the room."""
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[str, int, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def mask(self, token: Token, kind: int, name: str) -> int:
+        key = (token.id, kind, name)
+        mask = self._masks.get(key)
+        if mask is None:
+            if len(self._masks) >= MAX_KNOWN_RIGHTS:
+                self._masks.clear()
+            mask = self._masks[key] = int(token.rights_on(kind, name))
+        return mask
+
+
+class TokenGrant:
+    """What one token allows."""
+
+    __slots__ = ("_holder_key", "_known", "_writers", "expires_at", "id", "loaded_at", "token")
+
+    def __init__(self, token: Token, known: KnownRights, loaded_at: float) -> None:
+        self.id = token.id
+        self.token = token
+        #: Seconds since 1970.
+        self.expires_at = math.inf if token.expires_at is None else float(token.expires_at)
+        self.loaded_at = loaded_at
+        self._known = known
+        self._holder_key = _holder_key(token)
+        self._writers: dict[bytes, bytes] = {}
+
+    def bound_writer(self, writer: bytes) -> bytes:
+        """Return the writer id that stores know for a writer of this holder. Nobody else can get
+        it, so nobody can answer for another's writer, or make its groups stale. It is the same for
+        all tokens of one issuer and subject, so a renewed token goes on with its groups."""
+        bound = self._writers.get(writer)
+        if bound is None:
+            if len(self._writers) >= _MAX_WRITERS:
+                self._writers.clear()
+            bound = blake2b(writer, key=self._holder_key, digest_size=_WRITER_BYTES).digest()
+            self._writers[writer] = bound
+        return bound
+
+    def refusal(
+        self, kind: int, name: str, operations: Sequence[Sequence[Any]]
+    ) -> NotAllowedError | None:
+        """Return why the operations may not be done on a store, or None if they may."""
+        lacking = mask_needed(operations) & ~self._known.mask(self.token, kind, name)
+        return self._lacks(Right(lacking), kind, name) if lacking else None
+
+    def lacks(self, right: Right, kind: int, name: str) -> NotAllowedError | None:
+        """Return why a store may not be used so, or None if it may."""
+        if right & self._known.mask(self.token, kind, name) == right:
+            return None
+        return self._lacks(right, kind, name)
+
+    def unseen(self, kind: int, name: str) -> NotAllowedError | None:
+        """Return why a store may not be used at all, or None if it may be in some way."""
+        if self.sees(kind, name):
+            return None
+        return NotAllowedError(
+            action="use", subject=_shown(kind, name), reason=_NO_PATTERN, missing="any right on it"
+        )
+
+    def sees(self, kind: int, name: str) -> bool:
+        """Tell whether it has any right on a store."""
+        return self._known.mask(self.token, kind, name) != 0
+
+    def _lacks(self, lacking: Right, kind: int, name: str) -> NotAllowedError:
+        words = ", ".join(lacking.words)
+        matched = self.sees(kind, name)
+        reason = f"the token does not allow {words}" if matched else _NO_PATTERN
+        return NotAllowedError(
+            action=words, subject=_shown(kind, name), reason=reason, missing=words
+        )
+
+
+def _shown(kind: int, name: str) -> str:
+    return f"{StoreKind(kind).word} {name}" if kind in tuple(StoreKind) else name
+
+
+def no_token(subject: str, reason: str) -> NotAllowedError:
+    """Return the refusal of a request on `subject` that has no valid token."""
+    return NotAllowedError(action="use", subject=subject, reason=reason, missing=A_TOKEN)
+
+
+def _holder_key(token: Token) -> bytes:
+    """Return the key of a token's holder: its issuer and subject, or its id without a subject."""
+    if token.subject:
+        # Neither an issuer nor a subject has a zero byte, so no two holders give the same text.
+        holder = f"subject\0{token.issuer}\0{token.subject}"
+    else:
+        holder = f"id\0{token.id}"
+    return blake2b(holder.encode(), digest_size=32).digest()

@@ -1,0 +1,70 @@
+"""What the coordinator answers to holders of tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.coordinator.answering.requests import (
+    ListServers,
+    ListStores,
+    ResolveRequest,
+    SuspectRequest,
+)
+from holdfast.coordinator.answering.restricting import restricted
+from holdfast.protocol.access.grants import KnownRights, TokenGrant
+from holdfast.protocol.access.rights import ALL_RIGHTS, Right
+from holdfast.protocol.errors import InvalidNameError, NotAllowedError
+from holdfast.protocol.names import StoreId, StoreKind
+from tests.support.tokens import a_token
+
+MINE, OTHER = (StoreId("acme", StoreKind.STREAM, name) for name in ("mine.notes", "other.notes"))
+
+
+def grant(rights: Right = ALL_RIGHTS, *stores: str) -> TokenGrant:
+    return TokenGrant(a_token(rights, stores or [">"]), KnownRights(), 0.0)
+
+
+def listing(prefix: str = "") -> ListStores:
+    return ListStores("acme", None, prefix, None, 100)
+
+
+def test_a_store_without_any_right_is_refused_in_its_slot() -> None:
+    wrong = InvalidNameError(what="store", name="a b", reason="no")
+    request = ResolveRequest((MINE, OTHER, wrong))
+    answer = restricted(request, grant(Right.CONSUME, "mine.>"))
+    assert isinstance(answer, ResolveRequest)
+    mine, other, still_wrong = answer.stores
+    assert (mine, still_wrong) == (MINE, wrong)
+    assert isinstance(other, NotAllowedError)
+    assert other.subject == "stream other.notes"
+
+
+def test_listing_needs_a_right() -> None:
+    with pytest.raises(NotAllowedError) as refused:
+        restricted(listing(), grant(Right.READ | Right.WRITE))
+    assert refused.value.missing == "list"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "asked", "read"),
+    [
+        (["project.42.*"], "", "project.42."),
+        (["project.42.*"], "project.42.no", "project.42.no"),
+        (["project.42.*", "kv:project.43.>"], "", "project.4"),
+        (["project.42.*", "user"], "", ""),
+        (["*.notes"], "", ""),
+        (["notes"], "other", "other"),
+    ],
+)
+def test_a_listing_reads_only_names_that_may_match(
+    patterns: list[str], asked: str, read: str
+) -> None:
+    answer = restricted(listing(asked), grant(Right.LIST, *patterns))
+    assert isinstance(answer, ListStores)
+    assert answer.prefix == read
+    assert answer.shown is not None
+
+
+def test_everybody_with_a_token_may_ask_for_servers() -> None:
+    for request in (ListServers(), SuspectRequest("s1", "01")):
+        assert restricted(request, grant(Right.READ, "notes")) is request
