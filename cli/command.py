@@ -50,6 +50,7 @@ _COMMANDS: Final = {
     "import": ("commands.tables", "import_command"),
     "issuer": ("access.issuer", "issuer"),
     "kv": ("commands.kv", "kv"),
+    "nats-config": ("access.nats_config", "nats_config"),
     "persist": ("commands.parts", "persist"),
     "probe": ("commands.probe", "probe"),
     "rebuild": ("commands.rebuild", "rebuild"),

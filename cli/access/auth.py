@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from holdfast.cli.access.registry_options import (
 )
 from holdfast.cli.render import JsonObject, print_json
 from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.protocol.bus.login import TLS_OPTIONS
 from holdfast.protocol.errors import HoldfastError
 
 
@@ -69,6 +71,48 @@ Next, for a NATS of your own (`holdfast up --auth` does all of this on one machi
   4. holdfast token create {where} --tenant acme --stores '>' --allow read,write --out acme.token
   5. HOLDFAST_TOKEN="$(cat acme.token)" holdfast --tenant acme stream ls"""
     )
+
+
+@auth.command()
+@registry_options
+@KEYS_OPTION
+@click.option(
+    "--alive-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Touch this file every few seconds while the event loop runs, for a supervisor.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Log events of this level and above, to stderr.",
+)
+@shared_options("nats", *TLS_OPTIONS, "prefix")
+@pass_settings
+def serve(
+    settings: Settings,
+    data: Path | None,
+    bucket: str | None,
+    keys: Path | None,
+    alive_file: Path | None,
+    log_level: str,
+) -> None:
+    """Run the service that nats-server asks about tokens. Run two or more, on different hosts."""
+    place = AccessPlace(data, bucket, keys)
+    place.check()
+    with needed_access_packages():
+        from holdfast.gateway.auth.__main__ import main
+    arguments = [*place.arguments, "--prefix", settings.prefix]
+    if not settings.nats_from_environment:
+        # Otherwise it may have a password, and the service reads it where it is.
+        arguments += ["--nats", settings.nats_url]
+    for name in TLS_OPTIONS:
+        if name in (files := settings.login.to_options()):
+            arguments += [f"--{name}", files[name]]
+    if alive_file is not None:
+        arguments += ["--alive-file", str(alive_file)]
+    sys.exit(main([*arguments, "--log-level", log_level]))
 
 
 def init_report(keys: str, public_keys: JsonObject) -> JsonObject:

@@ -61,6 +61,8 @@ LOGIN_OPTIONS: Final = {
     "tls-cert": "the client certificate (PEM)",
     "tls-key": "its private key (PEM), if --tls-cert does not contain it",
 }
+#: Those that say nothing of who this is, except by a client certificate.
+TLS_OPTIONS: Final = ("tls-ca", "tls-cert", "tls-key")
 
 #: The path of a file.
 StrPath = str | os.PathLike[str]

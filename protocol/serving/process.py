@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -43,6 +43,9 @@ OnSignals = Callable[[Callable[[], object]], None]
 #: Takes the options, the bus, what sets the function of a signal, and what to set once it serves.
 Serve = Callable[[argparse.Namespace, Bus, OnSignals, asyncio.Event], Awaitable[None]]
 
+#: The same without the bus, for a process that connects by itself.
+Work = Callable[[argparse.Namespace, OnSignals, asyncio.Event], Awaitable[None]]
+
 
 class ZonedFormatter(logging.Formatter):
     """Formats times as ISO 8601 with the zone, since logs of
@@ -56,16 +59,15 @@ class ZonedFormatter(logging.Formatter):
 
 def server_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that every server has."""
-    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser = process_parser(program, description, LOGIN_OPTIONS)
+    parser.add_argument(
+        "--inbox-prefix",
+        default=os.environ.get(variable("inbox-prefix"), DEFAULT_INBOXES),
+        metavar="TOKEN",
+        help=f"the first token of all inboxes; default: {DEFAULT_INBOXES}",
+    )
     parser.add_argument(
         "--data", type=Path, required=True, help="the root of the shared file system"
-    )
-    _add_nats_options(parser)
-    parser.add_argument(
-        "--prefix",
-        type=_prefix,
-        default=DEFAULT_PREFIX,
-        help="the first token of all subjects; default: hf",
     )
     parser.add_argument(
         "--fence-read",
@@ -73,6 +75,22 @@ def server_parser(program: str, description: str) -> argparse.ArgumentParser:
         default="auto",
         help="how to read fences, terms and dead logs: past this host's cache (direct), through it "
         "(plain), or past it unless the file system is local; default: %(default)s",
+    )
+    return parser
+
+
+def process_parser(
+    program: str, description: str, login_options: Iterable[str]
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that every process has that serves until it is stopped, and
+    with those `login_options` of LOGIN_OPTIONS."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    _add_nats_options(parser, login_options)
+    parser.add_argument(
+        "--prefix",
+        type=_prefix,
+        default=DEFAULT_PREFIX,
+        help="the first token of all subjects; default: hf",
     )
     parser.add_argument(
         "--log-level",
@@ -88,7 +106,7 @@ def server_parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_nats_options(parser: argparse.ArgumentParser) -> None:
+def _add_nats_options(parser: argparse.ArgumentParser, login_options: Iterable[str]) -> None:
     """Add what says where NATS is and who this is: the environment sets the defaults."""
     nats = parser.add_argument_group("NATS")
     nats.add_argument(
@@ -97,15 +115,10 @@ def _add_nats_options(parser: argparse.ArgumentParser) -> None:
         help=f"a URL, or several; with a password only as {variable('nats')}; "
         f"default: {DEFAULT_NATS}",
     )
-    for name, text in LOGIN_OPTIONS.items():
+    for name in login_options:
         default = os.environ.get(variable(name)) or None
-        nats.add_argument(f"--{name}", type=Path, default=default, metavar="FILE", help=text)
-    nats.add_argument(
-        "--inbox-prefix",
-        default=os.environ.get(variable("inbox-prefix"), DEFAULT_INBOXES),
-        metavar="TOKEN",
-        help=f"the first token of all inboxes; default: {DEFAULT_INBOXES}",
-    )
+        help_text = LOGIN_OPTIONS[name]
+        nats.add_argument(f"--{name}", type=Path, default=default, metavar="FILE", help=help_text)
 
 
 def login_of(options: argparse.Namespace) -> NatsLogin:
@@ -129,6 +142,33 @@ def run_server(
 
     Raises SystemExit(2) for wrong usage.
     """
+
+    async def work(
+        options: argparse.Namespace, on_signals: OnSignals, ready: asyncio.Event
+    ) -> None:
+        bus = await connect_nats(
+            options.nats,
+            name=parser.prog.replace(" ", "-"),
+            login=login_of(options),
+            inboxes=inboxes_of(options),
+            patient=True,
+            strict=True,
+        )
+        try:
+            await serve(options, bus, on_signals, ready)
+        finally:
+            await bus.close()
+
+    return run_process(parser, arguments, work)
+
+
+def run_process(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, work: Work
+) -> int:
+    """Parse, work until SIGTERM or SIGINT, and return the exit code.
+
+    Raises SystemExit(2) for wrong usage.
+    """
     options = parser.parse_args(arguments)
     if options.nats is None:
         # Not a default of the parser, which would refuse its password as it does that of `--nats`.
@@ -144,7 +184,7 @@ def run_server(
     gc.set_threshold(50_000, 20, 100)
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            runner.run(_run(parser.prog, options, serve))
+            runner.run(_run(options, work))
     except InvalidArgumentError as error:
         # A combination of options that the parser cannot check.
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -158,7 +198,7 @@ def run_server(
     return 0
 
 
-async def _run(program: str, options: argparse.Namespace, serve: Serve) -> None:
+async def _run(options: argparse.Namespace, work: Work) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -180,18 +220,7 @@ async def _run(program: str, options: argparse.Namespace, serve: Serve) -> None:
         asyncio.create_task(supervision.tell_when(ready)),
     ]
     try:
-        bus = await connect_nats(
-            options.nats,
-            name=program.replace(" ", "-"),
-            login=login_of(options),
-            inboxes=inboxes_of(options),
-            patient=True,
-            strict=True,
-        )
-        try:
-            await serve(options, bus, on_signals, ready)
-        finally:
-            await bus.close()
+        await work(options, on_signals, ready)
     finally:
         for each in telling:
             each.cancel()

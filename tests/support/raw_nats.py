@@ -80,9 +80,14 @@ class RawConnection(asyncio.Protocol):
 
     @classmethod
     async def connect(
-        cls, url: str, on_message: Callable[[Arrived], None], name: str = "raw"
+        cls,
+        url: str,
+        on_message: Callable[[Arrived], None],
+        name: str = "raw",
+        token: str | None = None,
     ) -> RawConnection:
-        """Connect to `nats://user:password@host:port`. Raises RawConnectionError."""
+        """Connect to `nats://user:password@host:port`, or with a token. Raises
+        RawConnectionError."""
         parts = urlsplit(url)
         loop = asyncio.get_running_loop()
         try:
@@ -97,6 +102,7 @@ class RawConnection(asyncio.Protocol):
                     "no_responders": True,
                     "user": parts.username,
                     "pass": parts.password,
+                    "auth_token": token,
                     "name": name,
                     "lang": "raw",
                     "version": "0",

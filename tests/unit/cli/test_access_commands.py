@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import stat
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from nacl.signing import SigningKey
 
 from holdfast.cli.access.issuer import parse_public_key
+from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.command import holdfast
 from holdfast.cli.quantities import parse_byte_rate, parse_bytes, parse_rate, parse_seconds
 from holdfast.protocol.access.rights import ALL_RIGHTS, Right
@@ -198,6 +200,28 @@ def test_a_token_is_not_taken_from_the_command_line(data: str, command: str) -> 
 def test_wrong_usage_creates_nothing(data: str, arguments: tuple[str, ...]) -> None:
     assert run(*arguments, "--data", data).exit_code == 2
     assert printed("token", "list", "--data", data) == {"tokens": []}
+
+
+def test_nats_server_accepts_both_configurations(data: str, tmp_path: Path) -> None:
+    tokens = [
+        done(*ACME, "--data", data).strip(),
+        done(*ACME, "--subject", 'a "quote" \\ and $dollar', "--data", data).strip(),
+        done("token", "create", "--operator", "--data", data).strip(),
+    ]
+    revoked = done(*ACME, "--data", data).strip()
+    done("token", "revoke", "--file", "-", "--data", data, stdin=revoked)
+    for kind in ("--callout", "--static"):
+        file = tmp_path / f"nats{kind}.conf"
+        done("nats-config", kind, "--out", str(file), "--prefix", "my.prefix", "--data", data)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        command = [str(find_nats_server()), "-t", "-c", str(file)]
+        checked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert checked.returncode == 0, checked.stderr
+        text = file.read_text()
+        assert "my.prefix." in text and '"hf.' not in text
+        assert [each in text for each in (*tokens, revoked)] == [kind == "--static"] * 3 + [False]
+        for secret in Path(data, "keys").iterdir():
+            assert secret.read_text() not in text
 
 
 def test_what_is_not_there_is_said(data: str, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_each_section_lists_the_options_of_its_command(path: str) -> None:
     listed = {name for row in rows for name in re.findall(r"(?<![\w-])--?[a-z][\w-]*", row)}
     assert listed == options(command, shared=False)
     [line] = re.findall(r"^Shared options: (.*)\.$", body, re.MULTILINE)
-    names = set(CLIENT_OPTIONS) if line == "all" else set(re.findall(r"`--(\w+)`", line))
+    names = set(CLIENT_OPTIONS) if line == "all" else set(re.findall(r"`--([\w-]+)`", line))
     if "the login" in line:
         names |= set(NATS_OPTIONS)
     assert {f"--{name}" for name in names} == options(command, shared=True)

@@ -320,7 +320,9 @@ def test_every_variable_that_is_mentioned_exists() -> None:
 def logged_events() -> dict[str, set[str]]:
     """Each event that the code logs, with the levels it is logged at."""
     found: dict[str, set[str]] = {}
-    for package in ("cli", "client", "coordinator", "persist", "protocol", "shared_fs"):
+    for package in (
+        *("cli", "client", "coordinator", "gateway", "persist", "protocol", "shared_fs"),
+    ):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "Trouble":

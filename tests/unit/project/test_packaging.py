@@ -26,6 +26,7 @@ EXTRAS_OF_PACKAGE: dict[str, list[str]] = {
     "client": [],
     "shared_fs": ["server"],
     "coordinator": ["server"],
+    "gateway": ["server", "auth"],
     "persist": ["server"],
     "bench": ["server"],
     "cli": ["cli", "embedded"],

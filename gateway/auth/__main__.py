@@ -1,0 +1,144 @@
+"""The process of an auth service: python -m holdfast.gateway.auth, or `holdfast auth serve`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import nats.errors
+from nats.aio.client import Client
+
+from holdfast.gateway.auth.known_tokens import KnownTokens
+from holdfast.gateway.auth.login import Answering
+from holdfast.gateway.auth.nats_configuration import CLUSTER_ACCOUNT
+from holdfast.gateway.auth.service import AuthService
+from holdfast.protocol.bus.login import TLS_OPTIONS, NatsLogin
+from holdfast.protocol.bus.nats_url import parse_url, without_passwords
+from holdfast.protocol.errors import ConnectionFailedError, HoldfastError, InvalidArgumentError
+from holdfast.protocol.serving.process import (
+    OnSignals,
+    login_of,
+    process_parser,
+    run_process,
+)
+from holdfast.shared_fs.access.key_folder import AUTH_FILE, KeyFolder
+from holdfast.shared_fs.access.registry import AccessRegistry
+from holdfast.shared_fs.access.set_up import KEYS_FOLDER, registry_in_bucket, registry_on_disk
+
+logger = logging.getLogger("holdfast.gateway")
+
+#: How long to wait for a NATS that starts at the same time.
+_CONNECT_SECONDS = 10.0
+_PING_SECONDS = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the auth service until SIGTERM or SIGINT, and return the exit code."""
+    parser = process_parser(
+        "holdfast auth serve", "Check the tokens of those who log in to NATS.", TLS_OPTIONS
+    )
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--data", type=Path, help="the root of the shared file system")
+    place.add_argument("--bucket", help="the bucket of a cluster without a shared file system")
+    parser.add_argument("--keys", type=Path, help="the private keys; default: keys, in --data")
+    return run_process(parser, arguments, _serve)
+
+
+async def _serve(options: argparse.Namespace, on_signals: OnSignals, ready: asyncio.Event) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    on_signals(task.cancel)
+    keys = _keys(options)
+    answering = Answering(keys.account_key(), CLUSTER_ACCOUNT, options.prefix)
+    registry = _registry(options)
+    try:
+        # Whatever variables say of other processes: this one is the auth service.
+        login = replace(login_of(options), nkey=keys.path / AUTH_FILE)
+        client, closed = await _connected(options.nats, login)
+        try:
+            tokens = KnownTokens(registry, time.monotonic, time.time)
+            callout_key = keys.callout_key()
+            service = AuthService(client, closed, tokens, answering, callout_key, time.time)
+            await service.serve(ready)
+        finally:
+            await client.close()
+            logger.info("auth.stopped")
+    finally:
+        registry.close()
+
+
+def _keys(options: argparse.Namespace) -> KeyFolder:
+    if options.keys is None and options.data is None:
+        raise InvalidArgumentError(argument="keys", reason="--bucket needs --keys FOLDER")
+    return KeyFolder((options.keys or options.data / KEYS_FOLDER).resolve())
+
+
+def _registry(options: argparse.Namespace) -> AccessRegistry:
+    if options.data is not None:
+        return registry_on_disk(options.data)
+    return registry_in_bucket(options.bucket)
+
+
+async def _connected(
+    url: str, login: NatsLogin
+) -> tuple[Client, asyncio.Future[HoldfastError]]:
+    """Return a connection that is re-established for ever, and what gets an error if nats-py gives
+    it up all the same. Raises ConnectionFailedError, InvalidArgumentError.
+
+    This is nats-py's own client, because a bus has neither queue groups nor headers. Only
+    nats-server publishes to it, and what it says is encrypted and signed whatever TLS does.
+    """
+    client = Client()
+    reason = ""
+    closed: asyncio.Future[HoldfastError] = asyncio.get_running_loop().create_future()
+    shown = without_passwords(url)
+    options = login.nats_options()
+    if login.tls is not None:
+        options["tls"] = await asyncio.to_thread(login.tls_context)
+
+    async def on_error(error: Exception) -> None:
+        nonlocal reason
+        text = str(error) or type(error).__name__
+        if text != reason:
+            # Each attempt to connect fails alike: log it once.
+            reason = text
+            logger.warning("auth.connection_lost reason=%s", text)
+
+    async def on_reconnect() -> None:
+        nonlocal reason
+        reason = ""
+        logger.info("auth.reconnected")
+
+    async def on_close() -> None:
+        if not closed.done():
+            why = reason or "NATS ended the connection"
+            closed.set_result(ConnectionFailedError(url=shown, reason=why))
+
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            await client.connect(
+                servers=list(parse_url(url).servers),
+                name="holdfast-auth",
+                error_cb=on_error,
+                reconnected_cb=on_reconnect,
+                closed_cb=on_close,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                ping_interval=_PING_SECONDS,
+                **options,
+            )
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        await client.close()
+        why = reason or str(error) or f"no answer within {_CONNECT_SECONDS:g} s"
+        raise ConnectionFailedError(url=shown, reason=why) from error
+    return client, closed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
