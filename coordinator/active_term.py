@@ -59,6 +59,7 @@ class ActiveTerm:
         """
         life, tasks = self._life, self._life.background_tasks
         recorded = await tasks.blocking(_read, self._state)
+        self._loop.take_over(recorded.servers.ended)
         try:
             async with tasks:
                 requests = [

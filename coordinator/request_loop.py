@@ -9,6 +9,7 @@ requests fail and the service continues.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.inbox import Asked, RequestInbox
@@ -20,8 +21,10 @@ from holdfast.coordinator.answering.requests import (
     Prove,
     Register,
     ReleaseAll,
+    Seal,
     SuspectRequest,
 )
+from holdfast.coordinator.answering.seals import Seals
 from holdfast.coordinator.decisions.events import DrainChanged, Released
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import MembershipDriver
@@ -48,6 +51,11 @@ class RequestLoop:
         self._driver = driver
         self._replies = replies
         self._proofs = Proofs(life, state, replies)
+        self._seals = Seals(life, state, replies)
+
+    def take_over(self, ended: Collection[tuple[str, str]]) -> None:
+        """Start from the incarnations that earlier coordinators recorded as ended."""
+        self._seals.take_over(ended)
 
     async def run(self) -> None:
         """Answer requests until the coordinator stops."""
@@ -98,6 +106,9 @@ class RequestLoop:
                 continue
             if isinstance(request, Prove):
                 self._proofs.ask(request, each.reply_to)
+                continue
+            if isinstance(request, Seal):
+                self._seals.ask(each.reply_to)
                 continue
             if isinstance(request, ReleaseAll):
                 self._driver.step(Released(request.server, request.incarnation))

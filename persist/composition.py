@@ -210,11 +210,10 @@ def compose(
     )
     heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
     openings = Openings(
-        life,
         open_stores,
         path.inbox,
         storage.opener(tier),
-        storage.dead_logs,
+        storage.read_dead_logs,
         tier.cold_stores if tier is not None else None,
         tasks,
     )

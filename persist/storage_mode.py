@@ -26,14 +26,6 @@ from holdfast.shared_fs.disk.tombstone import Grave
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 
-class DeadLogReader(Protocol):
-    """The logs of fenced incarnations."""
-
-    def refresh(self) -> None:
-        """Read the logs of incarnations that were fenced since the last call. Blocking.
-        Raises StorageError."""
-
-
 class Opener(Protocol):
     """Opens stores that the coordinator has granted."""
 
@@ -71,9 +63,6 @@ class StorageMode(Protocol):
     def synced_log(self) -> SyncedLog: ...
 
     @property
-    def dead_logs(self) -> DeadLogReader: ...
-
-    @property
     def log_level(self) -> Durability:
         """The level of durability that a sync of the log achieves."""
 
@@ -96,6 +85,10 @@ class StorageMode(Protocol):
     async def prove(self, give_up: Callable[[], bool]) -> None:
         """Show that this server would see its fence at once, before it may own anything. Return
         early if `give_up` returns True. Raises StaleFileSystemError, StorageError."""
+
+    async def read_dead_logs(self) -> None:
+        """Read the logs of incarnations that were fenced since the last call. Raises StorageError,
+        which is StaleFileSystemError if they cannot be shown to be read whole, UnavailableError."""
 
     async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
         """Tell the coordinator that the files of stores are durable, each at a revision, if other

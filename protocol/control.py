@@ -26,8 +26,13 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
               the number is durable beside the fence, with the term: a server that reads less there
               has a mount that lies. Before `register`, and now and then. An answer without a
               number means that there is no such file, as in a bucket
+    seal      {server, incarnation} -> {term, logs: [[server, incarnation], ...]}
+              these are fenced and have left a log, and their logs are sealed: a server that does
+              not see the seals has a mount that shows something older. An answer without `logs`
+              means that there are no such files, as in a bucket
     open      {server, incarnation, stores: [[tenant, kind, name, create, known_epoch], ...]}
-              -> {term, grants: [grant | error, ...]}
+              -> {term, grants: [grant | error, ...], ended}
+              `ended` changes whenever an incarnation has ended in this term. It may be left out.
               grant is [epoch, state, state_before, cold, revision]; for the states see StoreState.
               `epoch` is above `known_epoch`, which is what the server found on disk, or nil.
               `state_before` is the state before this request.

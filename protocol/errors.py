@@ -431,8 +431,9 @@ class FencedError(StorageError):
 
 
 class StaleFileSystemError(StorageError):
-    """A server's mount shows older content than the coordinator has written durably. It would hide
-    a fence likewise, so the server serves nothing.
+    """A server's mount shows something older than the coordinator has made durable: beside a fence,
+    so that it would hide a fence likewise and the server serves nothing; or of a dead server's log,
+    so that what this may have changed is not opened.
     """
 
     code = "stale_file_system"

@@ -200,8 +200,11 @@ CONTROL_TIMEOUT_SECONDS: Final = 2.0
 PROOF_ROUNDS: Final = 10
 #: Between two later rounds of a server that has stores open. Each costs the coordinator a sync.
 PROOF_SECONDS: Final = 5.0
-#: How long the client of a network file system may answer from its cache. The longest that was
-#: measured is 1 s, with GlusterFS.
+#: How long a new owner goes on asking for the seals of dead logs, and reading those again, while
+#: its mount shows something older (`seal.py`). GlusterFS does for 1 s.
+SEAL_SECONDS: Final = 10.0
+#: How long the client of a network file system may answer from its cache: the wait of a new owner
+#: if the coordinator, of an earlier version, seals no log. The longest that was measured is 1 s.
 NETWORK_CACHE_SECONDS: Final = 1.2
 
 # Persist server

@@ -33,6 +33,7 @@ from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.errors import (
     HoldfastError,
     MalformedFrameError,
+    StaleFileSystemError,
     StorageFailedError,
     UnavailableError,
 )
@@ -43,7 +44,7 @@ from holdfast.protocol.names import StoreKind
 #: A pause between tries, for errors that come at once.
 _RETRY_SECONDS: Final = 0.2
 #: Errors that pass, if only once an operator has repaired the owner's disk.
-OUTAGES: Final = (UnavailableError, StorageFailedError)
+OUTAGES: Final = (UnavailableError, StorageFailedError, StaleFileSystemError)
 
 
 class Track:

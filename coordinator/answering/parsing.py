@@ -32,6 +32,7 @@ from holdfast.coordinator.answering.requests import (
     ReleaseRequest,
     Request,
     ResolveRequest,
+    Seal,
     SuspectRequest,
     Vacate,
 )
@@ -150,6 +151,10 @@ def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 def _prove(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Prove(*_peer(fields), _count(fields))
+
+
+def _seal(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return Seal(*_peer(fields))
 
 
 def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -317,6 +322,7 @@ _OPERATOR_VERBS: Final[dict[str, _Parser]] = {
 _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "register": _register,
     "prove": _prove,
+    "seal": _seal,
     "open": _open,
     "adopt": _adopt,
     "owners": _owners,

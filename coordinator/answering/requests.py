@@ -74,6 +74,14 @@ class Prove:
 
 
 @dataclass(frozen=True, slots=True)
+class Seal:
+    """The server is about to read the logs of fenced incarnations, and wants them sealed."""
+
+    server: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStore:
     """`known_epoch` is what the server has found on disk, if that is at or above its grant."""
 
@@ -206,6 +214,7 @@ Request = (
     | Drain
     | Register
     | Prove
+    | Seal
     | Open
     | Adopt
     | Created

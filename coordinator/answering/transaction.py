@@ -75,7 +75,8 @@ class Transaction:
                 return FencedError(server=server, incarnation=incarnation)
             case Open(server, incarnation, opened):
                 grants = [self._assigner.grant(server, incarnation, s) for s in opened]
-                return {"term": self._state.term, "grants": grants}
+                ended = self._state.servers.ended_count
+                return {"term": self._state.term, "grants": grants, "ended": ended}
             case Adopt(server, incarnation, named):
                 grants = [self._assigner.adopt(server, incarnation, store) for store in named]
                 return {"term": self._state.term, "grants": grants}

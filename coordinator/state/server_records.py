@@ -59,6 +59,8 @@ class ServerRecords:
     def __init__(self, execute: Execute, promised: PromisedStores) -> None:
         self._execute = execute
         self._promised = promised
+        #: How many ends were recorded in this term, counting those whose transaction failed.
+        self.ended_count = 0
 
     def present(self) -> dict[tuple[str, str], int]:
         """Return the number of assigned stores of each present (server, incarnation)."""
@@ -87,6 +89,7 @@ class ServerRecords:
 
         Its stores keep their rows, except those never written to; it had at most some of them open.
         """
+        self.ended_count += 1
         self._execute(_FORGET_EPOCH_OF, (server, incarnation))
         self._execute(_FORGET_OF, (server, incarnation))
         self._execute(_END_INCARNATION, (server, incarnation, state.value, now_ms))

@@ -104,6 +104,11 @@ class BucketMode:
         self._manifests = await self._slow_thread(partial(open_manifests, self._bucket))
         await self._put_thread(self._uploader.begin)
 
+    async def read_dead_logs(self) -> None:
+        """Read the logs of incarnations that were fenced since the last call. Raises
+        BucketError."""
+        await self._life.run_in_thread(self.dead_logs.refresh)
+
     async def prove(self, give_up: Callable[[], bool]) -> None:
         """Do nothing: a bucket shows at once what was put."""
 

@@ -95,7 +95,7 @@ class OpenQueue:
             if self._phase.opens_nothing:
                 await self._turn_away(wanted, grants)
                 return
-            await self._openings.refresh_logs()
+            await self._openings.read_dead_logs()
         except BusyError as error:
             for each in wanted:
                 self._openings.refuse(each.store, error)

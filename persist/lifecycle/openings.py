@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.storage_mode import DeadLogReader, Opener
+from holdfast.persist.storage_mode import Opener
 from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
@@ -118,31 +117,26 @@ class Openings:
 
     def __init__(
         self,
-        life: Incarnation,
         open_stores: OpenStores,
         inbox: Inbox,
         opener: Opener,
-        dead_logs: DeadLogReader,
+        read_dead_logs: Callable[[], Awaitable[None]],
         cold_stores: ColdStores | None,
         tasks: SpawnedTasks,
     ) -> None:
         """`cold_stores` is None if the server has no bucket."""
-        self._run_in_thread = life.run_in_thread
         self._open_stores = open_stores
         self._inbox = inbox
         self._opener = opener
-        self._dead_logs = dead_logs
+        #: Reads the logs of incarnations that were fenced since the last call. Raises
+        #: StorageError, UnavailableError.
+        self.read_dead_logs = read_dead_logs
         self._cold_stores = cold_stores
         self._tasks = tasks
         self.opens = Opens()
         self._places = _Places(_PARALLEL_OPENS)
         self.has_opened = False
         self._failing = Trouble(logger, "store.open_failed", logging.ERROR)
-
-    async def refresh_logs(self) -> None:
-        """Read the logs of incarnations that were fenced since the last call.
-        Raises StorageError."""
-        await self._run_in_thread(self._dead_logs.refresh)
 
     def begin(self, wanted: WantedStore, grant: Grant, tasks: asyncio.TaskGroup) -> None:
         """Open a granted store, in a task."""

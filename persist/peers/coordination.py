@@ -73,6 +73,9 @@ class Coordination:
         self.cluster = ""
         self._register_again = asyncio.Event()
         self._waiting = Trouble(logger, "server.waiting")
+        #: Changes when a coordinator records that an incarnation has ended: its term and a count,
+        #: as told with the last grants. None if it does not tell, as one of an earlier version.
+        self.ended: tuple[int, int] | None = None
         #: The highest term heard.
         self.term = 0
         #: True once the coordinator has accepted this incarnation, which then may own stores.
@@ -139,6 +142,19 @@ class Coordination:
         said = ProofNumber(answer.get("term"), answer.get("number"))
         return said if all(type(each) is int for each in said) else NO_NUMBER
 
+    async def seal(self) -> frozenset[tuple[str, str]] | None:
+        """Have the coordinator seal the logs of all fenced incarnations (`seal.py`). Return those
+        that have one, or None if the coordinator seals none: an older one, or one without a shared
+        file system.
+
+        Raises UnavailableError, StorageError, OtherClusterError.
+        """
+        try:
+            logs = (await self._ask("seal")).get("logs")
+        except UnknownOperationError:
+            return None
+        return None if logs is None else frozenset((log[0], log[1]) for log in logs)
+
     async def patiently(
         self, ask: Callable[[], Awaitable[_Answer]], give_up: Callable[[], bool]
     ) -> _Answer | None:
@@ -177,7 +193,10 @@ class Coordination:
         for each `[epoch, state, state_before]` or `[None, code, fields]`. Raises
         NoCoordinatorError, FencedError."""
         stores = [[*store, create, above.get(store)] for store, create in wanted]
-        grants: list[list[Any]] = (await self._ask("open", stores=stores))["grants"]
+        answer = await self._ask("open", stores=stores)
+        ended = answer.get("ended")
+        self.ended = (answer["term"], ended) if type(ended) is int else None
+        grants: list[list[Any]] = answer["grants"]
         return grants
 
     async def raise_epoch(self, store: StoreId, known_epoch: int) -> int:

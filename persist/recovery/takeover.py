@@ -22,21 +22,20 @@ started from all there was.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StoreDamagedError
-from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import fence
-from holdfast.shared_fs.disk.commit_log import LogContents, LogRecord, read_log
+from holdfast.shared_fs.disk.commit_log import LogContents, LogRecord, read_log, segments
 from holdfast.shared_fs.disk.dead_incarnation import is_let_go, log_is_missing, loss_is_accepted
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.quarantine import kept_records
+from holdfast.shared_fs.disk.seal import UnsealedError
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 
 logger = logging.getLogger("holdfast.persist")
@@ -129,6 +128,8 @@ class DeadLog:
     problem: str = ""
     #: An operator accepts the loss.
     accepted: bool = False
+    #: Its seals have shown that it was read to its end.
+    is_sealed: bool = False
     #: For each store with records after the last damage: the epoch of its last one.
     sound_epochs: Mapping[StoreId, int] = field(default_factory=dict)
 
@@ -240,16 +241,8 @@ def _may_lack(
 class DeadLogs:
     """The logs of fenced incarnations on the shared file system, by store."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        layout: Layout,
-        incarnation: str,
-        *,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, disk: Disk, layout: Layout, incarnation: str) -> None:
         """`incarnation` is the caller's own, whose log is never read."""
-        self._wait = wait
         self._disk = disk
         self._layout = layout
         self._own = incarnation
@@ -257,26 +250,26 @@ class DeadLogs:
         #: The records that were kept with files in quarantine, by tenant and folder.
         self._kept: dict[tuple[str, str], DeadLog] = {}
 
-    def refresh(self) -> None:
+    def refresh(self, sealed: Collection[tuple[str, str]] | None = None) -> None:
         """Read the logs of incarnations that were fenced since the last call. Blocking.
+
+        With `sealed`, this host is not believed: exactly these incarnations have ended with a log,
+        and what is read of each must show its seal. What does not is left out, and the first such
+        place is raised as UnsealedError in the end.
 
         May run in a thread: readers see either the old collection or the new one.
         Raises StorageFailedError.
         """
-        lives = [
-            (server, incarnation)
-            for server in self._disk.names(self._layout.servers)
-            for incarnation in self._disk.names(self._layout.server(server))
-            if incarnation != self._own
-        ]
-        ended = {life for life in lives if self._has_ended(*life)}
-        if ended and self._disk.direct:
-            # Wait until this host's caches from before the fences, of sizes and small files, have
-            # expired. Direct reads alone do not bypass all of them.
-            self._wait(NETWORK_CACHE_SECONDS)
+        unsealed: UnsealedError | None = None
         loaded = {}
-        for life in lives:
-            log = self._find(*life, self._loaded.get(life), has_ended=life in ended)
+        for life in dict.fromkeys((*self._lives(), *(sealed or ()))):
+            if life[1] == self._own:
+                continue
+            try:
+                log = self._find(*life, self._loaded.get(life), sealed)
+            except UnsealedError as error:
+                unsealed = unsealed or error
+                continue
             if log is not None:
                 loaded[life] = log
         # Read quarantine after the logs, and set it before them: what a log drops was
@@ -286,6 +279,8 @@ class DeadLogs:
             kept[place] = self._kept.get(place) or self._read_kept(*place)
         self._kept = kept
         self._loaded = loaded
+        if unsealed is not None:
+            raise unsealed
 
     def logs(self) -> list[DeadLog]:
         """Return every log read so far."""
@@ -312,28 +307,41 @@ class DeadLogs:
         log = self._loaded.get((server, incarnation))
         return list(log.records) if log is not None else []
 
+    def _lives(self) -> list[tuple[str, str]]:
+        return [
+            (server, incarnation)
+            for server in self._disk.names(self._layout.servers)
+            for incarnation in self._disk.names(self._layout.server(server))
+        ]
+
     def _has_log(self, server: str, incarnation: str) -> bool:
         folder = self._layout.log(server, incarnation)
-        return self._disk.exists(folder) and bool(self._disk.names(folder))
-
-    def _has_ended(self, server: str, incarnation: str) -> bool:
-        """Tell if an incarnation is fenced and has left a log that was not read yet."""
-        known = self._loaded.get((server, incarnation))
-        if known is not None and known.problem != _MISSING:
-            return False
-        return self._has_log(server, incarnation) and not fence.is_open(
-            self._disk, self._layout.fence(server, incarnation)
-        )
+        return self._disk.exists(folder) and bool(segments(self._disk, folder))
 
     def _find(
-        self, server: str, incarnation: str, known: DeadLog | None, *, has_ended: bool
+        self,
+        server: str,
+        incarnation: str,
+        known: DeadLog | None,
+        sealed: Collection[tuple[str, str]] | None,
     ) -> DeadLog | None:
-        """Return the log of an incarnation, or None if it is alive or nothing of it is left."""
-        if self._has_log(server, incarnation):
+        """Return the log of an incarnation, or None if it is alive or nothing of it is left. Raises
+        UnsealedError."""
+        is_sealed = sealed is not None and (server, incarnation) in sealed
+        if is_sealed:
+            if known is None or not known.is_sealed:
+                known = self._read(server, incarnation, is_sealed=True)
+        elif self._has_log(server, incarnation):
             if known is None or known.problem == _MISSING:
-                if not has_ended:
+                path = self._layout.fence(server, incarnation)
+                if fence.is_open(self._disk, path):
                     return None
-                known = self._read(server, incarnation)
+                # One without a fence that the coordinator does not know never owned anything, or
+                # is being removed, or somebody has removed its fence and the state: nobody seals
+                # it.
+                if sealed is not None and self._disk.exists(path):
+                    raise UnsealedError(path.parent, "the coordinator has not sealed its log")
+                known = self._read(server, incarnation, is_sealed=False)
         elif not log_is_missing(self._disk, self._layout, server, incarnation):
             return None
         if known is None:
@@ -343,10 +351,12 @@ class DeadLogs:
             logger.warning("log.loss_accepted server=%s incarnation=%s", server, incarnation)
         return known
 
-    def _read(self, server: str, incarnation: str) -> DeadLog:
+    def _read(self, server: str, incarnation: str, *, is_sealed: bool) -> DeadLog:
         if is_let_go(self._disk, self._layout, server, incarnation):
-            return DeadLog(server, incarnation)
-        contents = read_log(self._disk, self._layout.log(server, incarnation))
+            return DeadLog(server, incarnation, is_sealed=is_sealed)
+        contents = read_log(
+            self._disk, self._layout.log(server, incarnation), sealed=is_sealed
+        )
         for damage in contents.damage:
             logger.log(
                 logging.INFO if damage.torn_end else logging.ERROR,
@@ -357,7 +367,7 @@ class DeadLogs:
                 damage.offset,
                 damage.reason,
             )
-        log = DeadLog.of(server, incarnation, contents)
+        log = replace(DeadLog.of(server, incarnation, contents), is_sealed=is_sealed)
         logger.info(
             "log.read server=%s incarnation=%s stores=%d records=%d size_bytes=%d",
             server,

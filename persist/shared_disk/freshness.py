@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final, NoReturn
 
 from holdfast.persist.incarnation import Incarnation
@@ -159,9 +160,15 @@ class Freshness:
             *found,
         )
         life.gate.fence_myself()
-        mend = cache_mend([mount.type])
-        raise StaleFileSystemError(
-            path=str(self._path),
-            type=mount.type or "a file system of unknown type",
-            mend=mend if life.disk.direct else _READ_DIRECTLY + mend,
-        )
+        raise stale_file_system(life, self._path)
+
+
+def stale_file_system(life: Incarnation, path: Path) -> StaleFileSystemError:
+    """Return the error of an incarnation whose mount shows something older at `path`."""
+    mount = mount_of(life.layout.root)
+    mend = cache_mend([mount.type])
+    return StaleFileSystemError(
+        path=str(path),
+        type=mount.type or "a file system of unknown type",
+        mend=mend if life.disk.direct else _READ_DIRECTLY + mend,
+    )

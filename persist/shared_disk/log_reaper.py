@@ -25,6 +25,7 @@ from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLog, DeadLogs
 from holdfast.protocol.errors import AlreadyRunningError, HoldfastError
 from holdfast.protocol.serving.trouble import Trouble
+from holdfast.shared_fs.disk.commit_log import segments
 from holdfast.shared_fs.disk.dead_incarnation import (
     let_go,
     log_is_missing,
@@ -60,7 +61,7 @@ class LogReaper:
                 # start with a digit.
                 continue
             path = layout.fence(server, earlier)
-            if disk.names(layout.log(server, earlier)):
+            if segments(disk, layout.log(server, earlier)):
                 if is_open(disk, path):
                     fence(disk, path)
             elif not log_is_missing(disk, layout, server, earlier) or loss_is_accepted(

@@ -3,7 +3,8 @@
     log     `commit_log.py`, synced in a thread of its own or in the loop
     fence   a file, read after each sync and watched (`fence_watch.py`), once the server has shown
             that it reads fresh (`freshness.py`)
-    others  the logs of fenced incarnations, reaped once they are not needed (`log_reaper.py`)
+    others  the logs of fenced incarnations, which must show their seals (`sealed_logs.py`), reaped
+            once they are not needed (`log_reaper.py`)
 
 With a bucket, writes of level `stored` also go to a log there, and the logs that dead servers left
 in the bucket are reaped too.
@@ -27,6 +28,7 @@ from holdfast.persist.shared_disk.freshness import Freshness
 from holdfast.persist.shared_disk.job_results import FilePlacement, FileTombstones
 from holdfast.persist.shared_disk.log_reaper import LogReaper
 from holdfast.persist.shared_disk.opening import StoreOpener
+from holdfast.persist.shared_disk.sealed_logs import SealedLogs
 from holdfast.persist.shared_disk.withdrawing import Withdrawal
 from holdfast.persist.storage_mode import Opener, Publish
 from holdfast.persist.store.open_stores import OpenStores
@@ -40,6 +42,7 @@ from holdfast.protocol.errors import (
     StaleFileSystemError,
     StorageError,
     StoreDamagedError,
+    UnavailableError,
 )
 from holdfast.protocol.limits import SYNC_STALL_SECONDS
 from holdfast.protocol.messages import Durability
@@ -84,6 +87,7 @@ class SharedDiskMode:
         self._log = CommitLog(life.disk, life.layout.log(life.server, life.id))
         self.synced_log = SyncedLog(self._log, sync_in_thread)
         self.dead_logs = DeadLogs(life.disk, life.layout, life.id)
+        self._sealed_logs = SealedLogs(life, coordination, self.dead_logs)
         self._freshness = Freshness(life, coordination, open_stores)
         self._withdrawal = Withdrawal(life)
         self._stored: StoredWriter | None = None
@@ -104,6 +108,11 @@ class SharedDiskMode:
         except StaleFileSystemError:
             self.leave()
             raise
+
+    async def read_dead_logs(self) -> None:
+        """Read the logs of incarnations that were fenced since the last call. Raises
+        StaleFileSystemError, StorageError, UnavailableError."""
+        await self._sealed_logs.read()
 
     async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
         """Tell the coordinator that the files of stores are durable, each at a revision."""
@@ -204,9 +213,9 @@ class SharedDiskMode:
             await asyncio.sleep(_REAP_SECONDS)
             try:
                 reaper.end_unknown_lives()
-                await life.run_in_thread(self.dead_logs.refresh)
+                await self.read_dead_logs()
                 await reaper.run_pass()
-            except StorageError as error:
+            except (StorageError, UnavailableError) as error:
                 self._reap_failing.note("server=%s reason=%s", life.server, error)
             except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
                 self._mishaps.note("log.reap_failed", life.server, error)

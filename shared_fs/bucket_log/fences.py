@@ -8,15 +8,19 @@ what leaves without a put, such as a read or a broadcast, does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from holdfast.protocol.errors import FencedError
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log import bucket_log
 from holdfast.shared_fs.disk import fence
+from holdfast.shared_fs.disk.commit_log import segments
+from holdfast.shared_fs.disk.dead_incarnation import is_let_go
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.proof import ProofNumber, write_proof
+from holdfast.shared_fs.disk.seal import seal_log
 
 
 class Fences(Protocol):
@@ -34,6 +38,12 @@ class Fences(Protocol):
         (`proof.py`). Return False where fences are always read fresh, and nothing is written.
         Raises FileNotFoundError too."""
 
+    def seal(self, ended: Iterable[tuple[str, str]]) -> list[tuple[str, str]] | None:
+        """Seal the logs of all fenced incarnations, and return those that have one (`seal.py`).
+        Return None where logs are always read whole, and nothing is sealed.
+
+        `ended` are some of which the caller knows, so that none depends on a listing."""
+
     def incarnations(self) -> list[tuple[str, str]]:
         """Return all known `(server, incarnation)`."""
 
@@ -48,15 +58,47 @@ class FileFences:
     def __init__(self, disk: Disk, layout: Layout) -> None:
         self._disk = disk
         self._layout = layout
+        #: Those that are fenced and whose folders this host has found: for `seal`.
+        self._ended: dict[tuple[str, str], None] = {}
 
     def fence(self, server: str, incarnation: str) -> None:
         fence.fence(self._disk, self._layout.fence(server, incarnation))
+        self._ended[server, incarnation] = None
 
     def is_open(self, server: str, incarnation: str) -> bool:
         return fence.is_open(self._disk, self._layout.fence(server, incarnation))
 
     def write_proof(self, server: str, incarnation: str, number: ProofNumber) -> bool:
         write_proof(self._disk, self._layout.proof(server, incarnation), number)
+        return True
+
+    def seal(self, ended: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        sealed = []
+        # A missing fence reads as fenced. But a log may be sealed only after its fence, so who is
+        # not known to have ended needs a fence that is there.
+        for life in dict.fromkeys((*self._ended, *ended, *self.incarnations())):
+            if not self._disk.exists(self._layout.incarnation(*life)):
+                # What was found once, and is not there now, was removed: no folder is made twice.
+                # So this host need not be believed that something never was there.
+                self._ended.pop(life, None)
+            elif life in self._ended or not self.is_open(*life):
+                self._ended[life] = None
+                if self._seal(*life):
+                    sealed.append(life)
+        return sealed
+
+    def _seal(self, server: str, incarnation: str) -> bool:
+        log = self._layout.log(server, incarnation)
+        if is_let_go(self._disk, self._layout, server, incarnation):
+            return False
+        names = segments(self._disk, log)
+        if not names:
+            return False
+        try:
+            seal_log(self._disk, log, names)
+        except FileNotFoundError:
+            # It is being removed, or a zombie has retired a segment.
+            return bool(segments(self._disk, log))
         return True
 
     def incarnations(self) -> list[tuple[str, str]]:
@@ -89,6 +131,10 @@ class BucketFences:
     def write_proof(self, server: str, incarnation: str, number: ProofNumber) -> bool:
         # Buckets are consistent: a read begun after a put finds it.
         return False
+
+    def seal(self, ended: Iterable[tuple[str, str]]) -> None:
+        # For the same reason.
+        return None
 
     def incarnations(self) -> list[tuple[str, str]]:
         return [(log.server, log.incarnation) for log in bucket_log.list_logs(self._bucket)]

@@ -34,6 +34,7 @@ from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.limits import LOG_SEGMENT_BYTES
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import AppendFile, Disk
+from holdfast.shared_fs.disk.seal import UnsealedError, read_sealed, require_seal
 
 _MAGIC: Final = b"HFlg"
 _HEADER: Final = struct.Struct("<4sIQQI")
@@ -208,6 +209,11 @@ def encode_frame(
     return _HEADER.pack(_MAGIC, len(body), tick, synced, checksum) + body
 
 
+def segments(disk: Disk, directory: Path) -> list[str]:
+    """Return the names of a log's segments, oldest first. Raises StorageFailedError."""
+    return [name for name in disk.names(directory) if name.endswith(_SUFFIX)]
+
+
 class _Frame(NamedTuple):
     segment: str
     offset: int
@@ -225,22 +231,33 @@ class _Gap(NamedTuple):
 
 
 def read_log(
-    disk: Disk, directory: Path, take: Callable[[LogRecord], LogRecord | None] | None = None
+    disk: Disk,
+    directory: Path,
+    take: Callable[[LogRecord], LogRecord | None] | None = None,
+    *,
+    sealed: bool = False,
 ) -> LogContents:
     """Read the whole log of a fenced incarnation.
 
     `take` gets each record as it is read, and returns what to keep of it, or
-    None. Raises StorageFailedError.
+    None. `sealed`: the log must show its seal, which proves that it is read to its end.
+    Raises UnsealedError, StorageFailedError.
     """
     contents = LogContents()
     pieces: list[_Frame | _Gap] = []
     emptied: _Gap | None = None
-    for name in disk.names(directory):
+    names = disk.names(directory)
+    if sealed:
+        require_seal(directory, names)
+    for name in names:
         if not name.endswith(_SUFFIX):
             continue
+        path = directory / name
         try:
-            data = disk.read_patiently(directory / name)
+            data = read_sealed(disk, path) if sealed else disk.read_patiently(path)
         except FileNotFoundError:
+            if sealed and name in disk.names(directory):
+                raise UnsealedError(path, "it is listed and not found") from None
             # It was retired after the listing: its stores are durable elsewhere.
             continue
         contents.size_bytes += len(data)

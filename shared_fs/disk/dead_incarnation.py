@@ -2,7 +2,7 @@
 
     servers/<server>/<incarnation>/
         fence             fenced, or about to be
-        log/              needed until every store in it was taken over
+        log/              needed until every store in it was taken over; may be sealed (`seal.py`)
         letting-go        no store needs the log any more: everything here is being removed
         loss-accepted     an operator accepts that a damaged or missing log is all there is
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 
 from holdfast.shared_fs.disk import fence
+from holdfast.shared_fs.disk.commit_log import segments
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 
@@ -37,7 +38,7 @@ def log_is_missing(disk: Disk, layout: Layout, server: str, incarnation: str) ->
     return (
         disk.exists(fence_path)
         and not fence.is_open(disk, fence_path)
-        and not disk.names(layout.log(server, incarnation))
+        and not segments(disk, layout.log(server, incarnation))
         and not disk.exists(layout.letting_go(server, incarnation))
         # Checked again at the end: everything may have been removed while this looked.
         and disk.exists(fence_path)

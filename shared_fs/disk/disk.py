@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
 from holdfast.shared_fs.disk.file_lookups import (
@@ -47,6 +47,14 @@ _STALE_WAIT_SECONDS: Final = 0.05
 _HELD_BY_ANOTHER: Final = frozenset((errno.EACCES, errno.EAGAIN))
 #: The errors of file systems without hard links.
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK))
+
+
+class FileAttributes(NamedTuple):
+    """What the file system says of a file at one moment."""
+
+    size_bytes: int
+    #: When it was last changed, in whole seconds since 1970.
+    changed_seconds: int
 
 
 class AppendFile(Protocol):
@@ -82,10 +90,13 @@ class Disk:
     vfs: str | None = None
     #: True if reads go past this host's cache.
     direct: bool = False
+    #: True if other hosts may change what this host caches.
+    remote: bool = False
 
-    def __init__(self, *, direct: bool = False) -> None:
+    def __init__(self, *, direct: bool = False, remote: bool = False) -> None:
         assert O_DIRECT or not direct
         self.direct = direct
+        self.remote = remote
 
     def read(self, path: Path) -> bytes:
         """Return the content. The file is freshly opened: close-to-open
@@ -275,6 +286,20 @@ class Disk:
         """Return the size. Raises FileNotFoundError, StorageFailedError."""
         with _storage_errors(path):
             return looked_up(path.stat).st_size
+
+    def attributes(self, path: Path) -> FileAttributes:
+        """Return size and time of change as one answer of the file system, of a freshly opened
+        file. Raises FileNotFoundError, StorageFailedError."""
+        with _storage_errors(path), opened(path, direct=self.direct) as descriptor:
+            found = os.fstat(descriptor)
+            return FileAttributes(found.st_size, found.st_mtime_ns // 1_000_000_000)
+
+    def set_changed(self, path: Path, seconds: int) -> None:
+        """Set a file's time of change, durably. Its content is left alone. Raises
+        FileNotFoundError, StorageFailedError."""
+        with _storage_errors(path), opened(path, direct=False) as descriptor:
+            os.utime(descriptor, (seconds, seconds))
+            os.fsync(descriptor)
 
     def remove(self, path: Path) -> None:
         """Remove a file; a missing one is fine. Durable after `sync_directory` of its parent."""

@@ -8,6 +8,7 @@
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?
     servers/<server>/<incarnation>/proof       does its server read fresh? See `proof.py`
     servers/<server>/<incarnation>/log/<segment>.log
+    servers/<server>/<incarnation>/log/sealed    the listing is from after the fence: see `seal.py`
     servers/<server>/<incarnation>/letting-go, loss-accepted      see `dead_incarnation.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
     stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`

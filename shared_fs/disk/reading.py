@@ -5,7 +5,8 @@ fence, a coordinator when it reads the term, and a new owner when it reads the l
 On one host, the page cache is always right. On a network file system it may be stale: with their
 defaults, a plain read shows a fence after a second on GlusterFS, and some fences never on
 ceph-fuse. So a file system that is not known to be local is read with O_DIRECT if it supports that.
-`choose_disk` tries, measures, and logs what it chose.
+`choose_disk` tries, measures, and logs what it chose. What is read of dead servers there must show
+a seal as well (`seal.py`).
 
 A plain read of a fence takes 7 us on ext4, a direct one 80; on GlusterFS 50 and 700.
 """
@@ -78,7 +79,7 @@ def choose_disk(
         direct_ms,
         refusal or "none",
     )
-    return Disk(direct=True) if direct else plain
+    return Disk(direct=direct, remote=not mount.local)
 
 
 def _measure(disk: Disk, folder: Path) -> float:

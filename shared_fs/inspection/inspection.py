@@ -36,7 +36,7 @@ import apsw
 from holdfast.protocol.errors import InvalidNameError, StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs.disk import fence
-from holdfast.shared_fs.disk.commit_log import LogContents, read_log
+from holdfast.shared_fs.disk.commit_log import LogContents, read_log, segments
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import HASH_FOLDER, OLDER_ACCEPTED, Layout
 from holdfast.shared_fs.store_file import schema
@@ -124,7 +124,7 @@ def incarnations(layout: Layout, disk: Disk) -> Iterator[FoundIncarnation]:
                 state,
                 # Names sort by the start of the life, and only the last open one can hold the lock.
                 running=locked and name == still_open[-1:][0] if still_open else False,
-                has_log=bool(disk.names(layout.log(server, name))),
+                has_log=bool(segments(disk, layout.log(server, name))),
             )
 
 

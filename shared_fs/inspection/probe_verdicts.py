@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
+from holdfast.protocol.limits import NETWORK_CACHE_SECONDS, SEAL_SECONDS
 from holdfast.shared_fs.bucket.bucket_capabilities import Capability
 from holdfast.shared_fs.disk.file_system import cache_mend
 from holdfast.shared_fs.inspection.probe_peer import LONGEST_NAME_BYTES, Way
@@ -168,14 +168,16 @@ def _findings(measured: Measured) -> Iterator[Judged]:
         yield Judged(Need.OTHER_FENCE, Verdict.SKIPPED, "see the fence")
     else:
         yield _other_fence(fences, mend)
-    for need, way in (
-        (Need.LOG, Way.APPEND),
-        (Need.CREATED, Way.CREATE),
-        (Need.REPLACED, Way.REPLACE),
-        (Need.REMOVED, Way.REMOVE),
+    for need, way, copes_seconds in (
+        # A takeover waits until it sees them.
+        (Need.LOG, Way.APPEND, SEAL_SECONDS),
+        (Need.CREATED, Way.CREATE, SEAL_SECONDS),
+        # What is looked up in vain is looked up again.
+        (Need.REPLACED, Way.REPLACE, NETWORK_CACHE_SECONDS),
+        (Need.REMOVED, Way.REMOVE, NETWORK_CACHE_SECONDS),
     ):
         seen = [one for one in measured.sights if one.way is way]
-        yield _broken(need, broken) or _sight(need, seen, mend, waits=True)
+        yield _broken(need, broken) or _sight(need, seen, mend, copes_seconds=copes_seconds)
     yield from _abilities(measured, mend)
     mend = _CEPH_SLOW if "fuse.ceph-fuse" in types else _ANY_SLOW
     contested = [took for one in used for took in one.write_ms]
@@ -260,9 +262,10 @@ def _freed(freed_ms: Sequence[float | None]) -> Judged:
     return Judged(need, Verdict.OK, f"after {_ms(max(times))}")
 
 
-def _sight(need: Need, sights: Sequence[Sights], mend: str, *, waits: bool = False) -> Judged:
-    """Judge what was seen. `waits`: a takeover waits for NETWORK_CACHE_SECONDS before it reads
-    this where it reads directly."""
+def _sight(
+    need: Need, sights: Sequence[Sights], mend: str, *, copes_seconds: float = 0.0
+) -> Judged:
+    """Judge what was seen. What is late by less than `copes_seconds` only takes longer."""
     count = sum(one.count for one in sights)
     never = sum(one.never_count for one in sights)
     late = [took for one in sights for took in one.late_ms]
@@ -272,11 +275,7 @@ def _sight(need: Need, sights: Sequence[Sights], mend: str, *, waits: bool = Fal
         return Judged(need, Verdict.FAILED, f"{never:,} of {count:,} never seen{told}", mend)
     if late:
         found = f"{len(late):,} of {count:,} stale, by {_ms(max(late))}{told}"
-        copes = waits and all(
-            one.direct and max(one.late_ms) < NETWORK_CACHE_SECONDS * 1000
-            for one in sights
-            if one.late_ms
-        )
+        copes = max(late) < copes_seconds * 1000
         return Judged(need, Verdict.SLOW if copes else Verdict.FAILED, found, mend)
     how = "direct" if all(one.direct for one in sights) else "plain"
     if need is Need.FENCE:

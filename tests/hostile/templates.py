@@ -327,6 +327,7 @@ VERBS: Final[dict[str, _Verb]] = {
 FORGED_VERBS: Final[dict[str, _Verb]] = {
     "register": _of_server(),
     "prove": _of_server(),
+    "seal": _of_server(),
     "open": _of_server(True, None),
     "adopt": _of_server(),
     "created": _of_server(1),

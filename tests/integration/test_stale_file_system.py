@@ -15,14 +15,41 @@ from pathlib import Path
 import pytest
 
 from holdfast.coordinator.answering import parsing
-from holdfast.persist.shared_disk import freshness
+from holdfast.persist.shared_disk import freshness, sealed_logs
 from holdfast.protocol import frames
 from holdfast.protocol.errors import StaleFileSystemError
 from holdfast.protocol.limits import PROOF_ROUNDS
-from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.disk import Disk, FileAttributes
 from holdfast.shared_fs.disk.proof import ProofNumber, read_proof
 from tests.support.cluster import until, values
 from tests.support.world_in_loop import World, world_in_loop
+
+
+class LaggingDisk(Disk):
+    """A network file system's mount: shows logs as they were when it was told to lag behind."""
+
+    def __init__(self) -> None:
+        super().__init__(remote=True)
+        self._names: dict[Path, list[str]] = {}
+        self._segments: dict[Path, tuple[bytes, FileAttributes]] = {}
+
+    def lag(self, log: Path) -> None:
+        self._names[log] = super().names(log)
+        for path in (log / name for name in self._names[log]):
+            self._segments[path] = super().read(path), super().attributes(path)
+
+    def catch_up(self) -> None:
+        self._names.clear()
+        self._segments.clear()
+
+    def names(self, path: Path) -> list[str]:
+        return self._names.get(path) or super().names(path)
+
+    def read(self, path: Path) -> bytes:
+        return self._segments[path][0] if path in self._segments else super().read(path)
+
+    def attributes(self, path: Path) -> FileAttributes:
+        return self._segments[path][1] if path in self._segments else super().attributes(path)
 
 
 class CachingDisk(Disk):
@@ -163,3 +190,78 @@ async def test_another_coordinator_is_proven_with_all_rounds(
         # It is heard of with the first store that is opened.
         await world.peer.write("notes", 1, [frames.APPEND, b"1"])
         await until(lambda: number_of(world, "s1") >= (2, 2 * PROOF_ROUNDS), "proof")
+
+
+# At a takeover
+async def dies(world: World, server: str) -> None:
+    """End a server without a word to anybody, and have a client complain."""
+    suspect = world.servers[server]
+    world.ends[server].cancel()
+    await asyncio.gather(world.ends[server], return_exceptions=True)
+    fields = {"server": server, "incarnation": suspect.incarnation}
+    await world.peer.bus.request(
+        "hf.acme.coord.suspect", frames.encode_control(**fields), 5.0, "acme"
+    )
+    assert not world.fence_is_open(suspect)
+
+
+@pytest.mark.parametrize("new_segment", [False, True])
+async def test_a_takeover_waits_until_its_mount_shows_the_seal(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    new_segment: bool,
+) -> None:
+    if new_segment:
+        monkeypatch.setattr("holdfast.shared_fs.disk.commit_log.LOG_SEGMENT_BYTES", 1)
+    async with world_in_loop(tmp_path) as world:
+        first = await world.start("s1")
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        disk = LaggingDisk()
+        await world.start("s2", disk)
+        disk.lag(world.layout.log("s1", first.incarnation))
+        await world.peer.write("notes", 2, [frames.APPEND, b"2"])
+        asked = world.published("hf._.coord.seal")
+        await dies(world, "s1")
+        writing = asyncio.create_task(world.peer.write("notes", 3, [frames.APPEND, b"3"]))
+        await until(lambda: len(asked) >= 3, "the third question")
+        assert not writing.done()
+        disk.catch_up()
+        await writing
+        assert await values(world.peer) == [b"1", b"2", b"3"]
+        assert "log.late server=s2" in caplog.text
+
+
+async def test_a_takeover_that_never_sees_the_seal_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_logs, "SEAL_SECONDS", 0.02)
+    async with world_in_loop(tmp_path) as world:
+        first = await world.start("s1")
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        disk = LaggingDisk()
+        await world.start("s2", disk)
+        disk.lag(world.layout.log("s1", first.incarnation))
+        await world.peer.write("notes", 2, [frames.APPEND, b"2"])
+        await dies(world, "s1")
+        with pytest.raises(StaleFileSystemError, match="--fence-read auto"):
+            await world.peer.read("notes", [frames.HEAD])
+        assert "log.stale server=s2" in caplog.text
+        # The server goes on, and the next try may succeed.
+        disk.catch_up()
+        assert await values(world.peer) == [b"1", b"2"]
+
+
+async def test_a_takeover_with_a_coordinator_that_seals_nothing_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As one of an earlier version.
+    monkeypatch.delitem(parsing._CLUSTER_VERBS, "seal")
+    monkeypatch.setattr(sealed_logs, "NETWORK_CACHE_SECONDS", 0.01)
+    async with world_in_loop(tmp_path) as world:
+        await world.start("s1")
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        await world.start("s2", Disk(remote=True))
+        await dies(world, "s1")
+        assert await values(world.peer) == [b"1"]
+        assert "log.unsealed server=s2" in caplog.text

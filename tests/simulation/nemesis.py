@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from holdfast.protocol.limits import SILENCE_SECONDS
+from holdfast.shared_fs.disk.layout import Layout
 from tests.simulation.doomed import DoomedStream
 from tests.simulation.expiring import ExpiringKeys
 from tests.simulation.simulated_cluster import Simulation
-from tests.simulation.simulated_nodes import Node, ServerNode
+from tests.simulation.simulated_nodes import ROOT, Node, ServerNode
 from tests.simulation.stranger import Stranger
 
 Fault = Callable[[], Awaitable[None]]
@@ -100,6 +101,10 @@ class Nemesis:
         has_stops = simulation.chance("stops of the storage").random() < 0.1
         self._others.append(self._stop_storage)
         self._other_weights.append(has_stops)
+        lags: list[tuple[Fault, int]] = [(self._old_logs, 2)]
+        has_lags = simulation.chance("old logs").random() < 0.1
+        self._others += [fault for fault, _ in lags]
+        self._other_weights += [weight * has_lags for _, weight in lags]
         self._alone = only is not None
         if self._alone:
             self._other_weights = []
@@ -279,6 +284,21 @@ class Nemesis:
         await asyncio.sleep(chance.uniform(0.5, 2.0))
         server.mount_lies = False
         server.disk.cached = None
+
+    async def _old_logs(self) -> None:
+        """Let the mount of a server lag behind while another one writes on, ends, and is taken
+        over."""
+        chance = self._other_chance
+        behind, ends = chance.sample(self._simulation.servers, 2)
+        disk = behind.disk
+        if behind.running:
+            disk.remember_logs(Layout(ROOT))
+        await asyncio.sleep(chance.uniform(0.3, 2.0))
+        ends.kill()
+        # Either it shows the truth in time, or the takeover is refused.
+        await asyncio.sleep(chance.choice((0.5, 2.0, 14.0)))
+        disk.forget_logs()
+        ends.start()
 
     # --- the bucket ------------------------------------------------------------------------------
     async def _crash_in_bucket(self) -> None:

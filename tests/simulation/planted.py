@@ -38,6 +38,7 @@ from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol.frames import EXPECT, ChangeBatch, decode_changes
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.fence import FenceGate
 from holdfast.shared_fs.disk.proof import Sight
@@ -59,6 +60,16 @@ def skip_the_fence_check() -> Iterator[None]:
 def believe_the_mount() -> Iterator[None]:
     """A server takes what it reads for fresh, whatever the coordinator says it wrote."""
     with patch.object(freshness, "judge", lambda before, told, found: Sight.FRESH):
+        yield
+
+
+@contextlib.contextmanager
+def believe_old_logs() -> Iterator[None]:
+    """A takeover takes whatever its mount shows of a log for all of it."""
+    with (
+        patch.object(commit_log, "require_seal", lambda directory, names: None),
+        patch.object(commit_log, "read_sealed", lambda disk, path: disk.read(path)),
+    ):
         yield
 
 
@@ -312,6 +323,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     for bug in (
         skip_the_fence_check,
         believe_the_mount,
+        believe_old_logs,
         ack_before_the_sync,
         replay_old_epochs,
         forget_outcomes_in_a_takeover,

@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
-from holdfast.shared_fs.disk.disk import Disk, LockFile
-from tests.simulation.simulated_files import Directory, Inode, Operation, SimulatedFileSystem
+from holdfast.shared_fs.disk.disk import Disk, FileAttributes, LockFile
+from holdfast.shared_fs.disk.layout import Layout
+from tests.simulation.simulated_files import Directory, Inode, Node, Operation, SimulatedFileSystem
 from tests.simulation.simulated_vfs import SimulatedVfs
 
 _vfs_numbers = itertools.count(1)
@@ -44,6 +45,9 @@ class HostDisk(Disk):
         #: On a mount that lies: what it goes on showing of the files that must be read fresh, once
         #: it has shown it.
         self.cached: dict[Path, bytes] | None = None
+        #: On a mount that lags behind: the names in folders and the files that it goes on showing.
+        self._old_names: dict[Path, list[str]] = {}
+        self._old_files: dict[Path, tuple[bytes, FileAttributes]] = {}
         self._files = files
         self._locked: dict[Inode, None] = {}
         self._vfs = SimulatedVfs(self, f"holdfast-simulated-{next(_vfs_numbers)}")
@@ -65,6 +69,30 @@ class HostDisk(Disk):
     def while_alive(self) -> AbstractContextManager[None]:
         """Swallow the error of a process that is dead."""
         return self._while_alive
+
+    def remember_logs(self, layout: Layout) -> None:
+        """From now on show all logs, and who has one, as they are now."""
+        self.remote = True
+        for server in self._entries(layout.servers):
+            lives = self._entries(layout.server(server))
+            self._old_names[layout.server(server)] = sorted(lives)
+            for log in (layout.log(server, life) for life in lives):
+                segments = self._entries(log)
+                if segments:
+                    self._old_names[log] = sorted(segments)
+                for name, node in segments.items():
+                    assert isinstance(node, Inode)
+                    attributes = FileAttributes(len(node.content), node.changed_ms // 1000)
+                    self._old_files[log / name] = bytes(node.content), attributes
+
+    def _entries(self, path: Path) -> dict[str, Node]:
+        node = self._files.find(path)
+        return node.entries if isinstance(node, Directory) else {}
+
+    def forget_logs(self) -> None:
+        """Show what there is again."""
+        self._old_names.clear()
+        self._old_files.clear()
 
     # --- primitives ------------------------------------------------------------------------------
     def enter(self, kind: str, path: Path, size_bytes: int = 0) -> None:
@@ -109,6 +137,8 @@ class HostDisk(Disk):
     def read(self, path: Path) -> bytes:
         with _StorageErrors(path):
             self.enter("read", path)
+            if path in self._old_files:
+                return self._old_files[path][0]
             content = bytes(self._files.file(path, self.host).content)
             if self.cached is not None and path.name in _FRESH_NAMES:
                 return self.cached.setdefault(path, content)
@@ -186,6 +216,8 @@ class HostDisk(Disk):
     def names(self, path: Path) -> list[str]:
         with _StorageErrors(path):
             self.enter("read", path)
+            if path in self._old_names:
+                return self._old_names[path]
             try:
                 return sorted(self._files.directory(path, self.host).entries)
             except FileNotFoundError:
@@ -198,6 +230,19 @@ class HostDisk(Disk):
         with _StorageErrors(path):
             self.enter("read", path)
             return len(self._files.file(path, self.host).content)
+
+    def attributes(self, path: Path) -> FileAttributes:
+        with _StorageErrors(path):
+            self.enter("read", path)
+            if path in self._old_files:
+                return self._old_files[path][1]
+            inode = self._files.file(path, self.host)
+            return FileAttributes(len(inode.content), inode.changed_ms // 1000)
+
+    def set_changed(self, path: Path, seconds: int) -> None:
+        with _StorageErrors(path):
+            self.enter("set_changed", path)
+            self._files.file(path, self.host).changed_ms = seconds * 1000
 
     def remove(self, path: Path) -> None:
         with _StorageErrors(path):

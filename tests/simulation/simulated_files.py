@@ -34,7 +34,7 @@ SECTOR_BYTES: Final = 512
 
 class Operation(NamedTuple):
     """A primitive operation about to happen. `kind` is one of create, write, truncate, sync,
-    rename, remove, make_directory, remove_directory, sync_directory, read, lock."""
+    rename, remove, make_directory, remove_directory, sync_directory, set_changed, read, lock."""
 
     host: str
     process: str

@@ -49,6 +49,7 @@ _FRESH_SEEDS = [secrets.randbelow(1 << 31) for _ in range(_FRESH_SEED_COUNT)]
 _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "skip_the_fence_check": (10, None),
     "believe_the_mount": (3, "lying_mount"),
+    "believe_old_logs": (3, "old_logs"),
     "ack_before_the_sync": (10, None),
     "replay_old_epochs": (40, "overtake"),
     "forget_outcomes_in_a_takeover": (20, None),
@@ -75,6 +76,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
 _FOUND_BY = {
     "skip_the_fence_check": 4,
     "believe_the_mount": 3,
+    "believe_old_logs": 3,
     "replay_old_epochs": 6,
     "forget_outcomes_in_a_takeover": 4,
     "retire_the_log_without_a_sync": 2,
@@ -135,6 +137,12 @@ def test_a_server_whose_mount_lies_serves_nothing() -> None:
     result = run_seed(1, "lying_mount")
     _assert_well(result)
     assert any("fence.stale" in line for line in result.trace)
+
+
+def test_a_takeover_whose_mount_shows_old_logs_loses_nothing() -> None:
+    result = run_seed(3, "old_logs", seconds=_PLANTED_SECONDS)
+    _assert_well(result)
+    assert any("log.late" in line or "log.stale" in line for line in result.trace)
 
 
 @pytest.mark.parametrize("seed", _LIMITED_SEEDS)

@@ -54,6 +54,7 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "release"): {**PEER, "stores": [["acme", 1, "one", 5, False, 5]]},
     ("_", "vacate"): {**PEER, "number": 1},
     ("_", "prove"): {**PEER, "number": 1},
+    ("_", "seal"): PEER,
 }
 HEARTBEAT = Heartbeat("a", "a1", ServerPhase.RUNNING, 1, 2, 3.0, 4, 5)._asdict()
 COMMANDS = [

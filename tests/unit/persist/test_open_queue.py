@@ -41,9 +41,8 @@ class World:
         inbox: Any = SimpleNamespace(submit_again=self._submitted)
         coordination: Any = SimpleNamespace(open=self._grant)
         checkpointer: Any = SimpleNamespace()
-        dead_logs: Any = SimpleNamespace(refresh=lambda: None)
         self.openings = Openings(
-            life, self.open_stores, inbox, self, dead_logs, cold_stores=None, tasks=tasks
+            self.open_stores, inbox, self, self._read_dead_logs, cold_stores=None, tasks=tasks
         )
         self.queue = OpenQueue(
             life,
@@ -58,6 +57,9 @@ class World:
 
     async def _grant(self, wanted: list[Any], known: object = None) -> list[list[Any]]:
         return [[1, 1, 1, None] for _ in wanted]
+
+    async def _read_dead_logs(self) -> None:
+        """Nobody died."""
 
     def _submitted(self, arrivals: list[Arrival]) -> None:
         self.opened += [arrival.store.name for arrival in arrivals]
