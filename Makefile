@@ -72,9 +72,10 @@ bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, large,
 	@$(BIN)/holdfast bench $(BENCH) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(JSON),--json $(JSON)) $(if $(PROFILE),--profile $(PROFILE))
 
-generate: $(STAMP) ## Write the blocking API anew from the asyncio one, and docs/api.md from the docstrings.
+generate: $(STAMP) ## Write the blocking API anew from the asyncio one, docs/api.md from the docstrings, and the table of docs/access.md.
 	$(BIN)/python -P docs/generate/blocking_api.py
 	$(BIN)/python -P docs/generate/api_page.py
+	$(BIN)/python -P docs/generate/access_table.py
 
 check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts; compare what is generated.
 	$(BIN)/ruff check .
@@ -82,6 +83,7 @@ check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts; compare wha
 	$(BIN)/lint-imports
 	$(BIN)/python -P docs/generate/blocking_api.py --check
 	$(BIN)/python -P docs/generate/api_page.py --check
+	$(BIN)/python -P docs/generate/access_table.py --check
 
 lock: $(STAMP) ## Write constraints.txt anew from pyproject.toml.
 	$(BIN)/python -m venv $(VENV)/lock

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -35,7 +36,10 @@ _DEADLINE_SECONDS = 15.0
 
 
 def nats_server_binary() -> str:
-    """Return the nats-server beside the interpreter or on PATH; skips the test without one."""
+    """Return the nats-server of HOLDFAST_TEST_NATS_SERVER, beside the interpreter or on PATH; skips
+    the test without one."""
+    if chosen := os.environ.get("HOLDFAST_TEST_NATS_SERVER"):
+        return chosen
     beside = Path(sys.prefix) / "bin" / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:

@@ -503,6 +503,11 @@ def test_the_api_page_is_that_of_the_docstrings() -> None:
     assert (ROOT / "docs" / "api.md").read_text() == page(), "run make generate"
 
 
+def test_the_table_of_who_may_do_what_is_that_of_the_code() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "generate" / "access_table.py"))["page"]
+    assert (ROOT / "docs" / "access.md").read_text() == page(), "run make generate"
+
+
 def anchors(text: str) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

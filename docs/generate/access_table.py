@@ -1,0 +1,166 @@
+"""Writes the table of docs/access.md: who may publish and subscribe what in NATS.
+
+    python docs/generate/access_table.py [--check]
+
+The cells come from the permissions that the code gives to a token or a user. A test tries each of
+them on a real nats-server. `--check` writes nothing, and exits with 1 if the page differs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.gateway.auth.nats_configuration import AUTH_PERMISSIONS
+from holdfast.protocol.access.nats_permissions import (
+    NatsPermissions,
+    permissions_of,
+    servers_permissions,
+)
+from holdfast.protocol.access.rights import ALL_RIGHTS, RIGHT_OF_WORD, Right
+from holdfast.protocol.access.tokens import EVERY_TENANT, Token
+from holdfast.protocol.subjects import DEFAULT_PREFIX
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "access.md"
+#: Ids of the token that is looked at, and of another one of the same tenant.
+OWN, OTHER = "a" * 32, "b" * 32
+TENANT: Final = "acme"
+#: What the tokens of the table are for.
+PATTERN: Final = "project.*"
+
+
+@dataclass(frozen=True)
+class Deed:
+    """Something that a connection tries in NATS. `{own}` and `{other}` in the subject are ids."""
+
+    says: str
+    action: str
+    subject: str
+
+    def of(self, own: str, other: str) -> str:
+        """Return the subject for these ids."""
+        return self.subject.format(own=own, other=other)
+
+
+#: Each deed is tried by each holder.
+DEEDS: Final = (
+    Deed("ask the coordinator, in its own name", "publish", "hf.acme.coord.resolve.{own}"),
+    Deed("... in another's name", "publish", "hf.acme.coord.resolve.{other}"),
+    Deed("... in nobody's name", "publish", "hf.acme.coord.resolve"),
+    Deed("ask a server, in its own name", "publish", "hf.acme.srv.s1.{own}"),
+    Deed("... in another's name", "publish", "hf.acme.srv.s1.{other}"),
+    Deed("... in nobody's name", "publish", "hf.acme.srv.s1"),
+    Deed("destroy a store, in its own name", "publish", "hf.acme.destroy.s1.{own}"),
+    Deed("... in another's name", "publish", "hf.acme.destroy.s1.{other}"),
+    Deed("ask about stores of another tenant", "publish", "hf.zoo.coord.stores.{own}"),
+    Deed("read and write stores of another tenant", "publish", "hf.zoo.srv.s1.{own}"),
+    Deed("destroy a store of another tenant", "publish", "hf.zoo.destroy.s1.{own}"),
+    Deed("drain a server", "publish", "hf._.coord.drain"),
+    Deed("back up, restore, delete stores", "publish", "hf._.ops.s1"),
+    Deed("register as a server", "publish", "hf._.coord.register"),
+    Deed("send a server's heartbeats", "publish", "hf._.hb"),
+    Deed("pass for the coordinator", "publish", "hf._.ctl.s1"),
+    Deed("announce a change that is none", "publish", "hf.acme.chg.s.project.x"),
+    Deed("answer in a server's place", "publish", "_INBOX.acme.{other}.1"),
+    Deed("answer another tenant", "publish", "_INBOX.zoo.{other}.1"),
+    Deed("answer an operator", "publish", "_INBOX._.{other}.1"),
+    Deed("let somebody in to NATS", "publish", "$SYS._INBOX.x.1"),
+    Deed("follow a store that matches", "subscribe", "hf.acme.chg.s.project.x"),
+    Deed("follow all stores that match", "subscribe", "hf.acme.chg.k.project.*"),
+    Deed("follow another store", "subscribe", "hf.acme.chg.s.secret"),
+    Deed("follow everything", "subscribe", "hf.acme.chg.s.>"),
+    Deed("follow another tenant", "subscribe", "hf.zoo.chg.s.project.x"),
+    Deed("hear its own answers", "subscribe", "_INBOX.acme.{own}.>"),
+    Deed("hear another's answers", "subscribe", "_INBOX.acme.{other}.>"),
+    Deed("hear the whole tenant's answers", "subscribe", "_INBOX.acme.>"),
+    Deed("hear another tenant's answers", "subscribe", "_INBOX.zoo.{other}.>"),
+    Deed("hear its own answers as an operator", "subscribe", "_INBOX._.{own}.>"),
+    Deed("hear another operator's answers", "subscribe", "_INBOX._.{other}.>"),
+    Deed("hear what others ask servers", "subscribe", "hf.acme.srv.>"),
+    Deed("hear what others ask the coordinator", "subscribe", "hf.acme.coord.>"),
+    Deed("hear servers and operators", "subscribe", "hf._.>"),
+    Deed("hear who logs in", "subscribe", "$SYS.REQ.USER.AUTH"),
+    Deed("hear everything", "subscribe", ">"),
+)
+
+
+def token_of(holder: str) -> Token | None:
+    """Return the token of a column; None for those that log in with an nkey."""
+    if holder in ("servers", "auth service"):
+        return None
+    is_operator = holder == "operator"
+    rights = ALL_RIGHTS if is_operator else RIGHT_OF_WORD[holder]
+    tenant = EVERY_TENANT if is_operator else TENANT
+    stores = (">",) if is_operator else (PATTERN,)
+    return Token(OWN, "cluster", tenant, stores, Right(rights), 0)
+
+
+#: The columns: tokens with one right each, and the others.
+HOLDERS: Final = (*RIGHT_OF_WORD, "operator", "servers", "auth service")
+
+
+def permissions(holder: str) -> NatsPermissions:
+    """Return the permissions of a column."""
+    token = token_of(holder)
+    if token is not None:
+        return permissions_of(token, DEFAULT_PREFIX)
+    return servers_permissions(DEFAULT_PREFIX) if holder == "servers" else AUTH_PERMISSIONS
+
+
+def may(holder: str, deed: Deed) -> bool:
+    """Tell whether a holder may do a deed."""
+    allowed = permissions(holder)
+    patterns = allowed.publish if deed.action == "publish" else allowed.subscribe
+    return any(covers(pattern, deed.of(OWN, OTHER)) for pattern in patterns)
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Tell whether whatever matches `subject`, which may have wildcards, matches `pattern`."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for position, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > position
+        if position >= len(given) or given[position] == ">":
+            return False
+        if token not in ("*", given[position]):
+            return False
+    return len(wanted) == len(given)
+
+
+def table() -> str:
+    """Return the table."""
+    lines = [f"| to | with NATS | {' | '.join(HOLDERS)} |", f"|---|---|{':-:|' * len(HOLDERS)}"]
+    for deed in DEEDS:
+        subject = deed.of("*own*", "*other*").replace("*own*", "OWN").replace("*other*", "OTHER")
+        cells = " | ".join("yes" if may(holder, deed) else "·" for holder in HOLDERS)
+        lines.append(f"| {deed.says} | {deed.action} `{subject}` | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """Return the page with the table as the code has it."""
+    start, end = "<!-- generated by docs/generate/access_table.py -->\n", "<!-- end -->\n"
+    pattern = re.compile(f"(?<={re.escape(start)}).*?(?={re.escape(end)})", re.DOTALL)
+    found, count = pattern.subn(lambda _: f"\n{table()}\n", PAGE.read_text())
+    assert count == 1, "the page has the marks of the table once"
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or compare it, and return the exit code."""
+    text = page()
+    if "--check" in arguments:
+        if PAGE.read_text() != text:
+            print("docs/access.md differs: run make generate", file=sys.stderr)
+            return 1
+        return 0
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
