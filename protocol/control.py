@@ -238,8 +238,16 @@ class Heartbeat(NamedTuple):
             bucket_requests=int(_load(fields, "bucket_requests")),
             cluster=_cluster(fields.get("cluster", "")),
             loop_seconds=float(_load(fields, "loop_seconds")),
-            asks_for_tokens=fields.get("asks_for_tokens") is True,
+            asks_for_tokens=_flag(fields, "asks_for_tokens"),
         )
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    """Return whether something holds; it does not if it is left out."""
+    value = fields.get(name, False)
+    if type(value) is not bool:
+        raise InvalidArgumentError(argument=name, reason="it must be true or false")
+    return value
 
 
 def _cluster(value: object) -> str:

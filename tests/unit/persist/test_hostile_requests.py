@@ -55,6 +55,7 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "vacate"): {**PEER, "number": 1},
     ("_", "prove"): {**PEER, "number": 1},
     ("_", "seal"): PEER,
+    ("_", "owners"): {**PEER, "stores": [["acme", 1, "one"]]},
 }
 HEARTBEAT = Heartbeat("a", "a1", ServerPhase.RUNNING, 1, 2, 3.0, 4, 5)._asdict()
 COMMANDS = [
