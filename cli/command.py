@@ -59,7 +59,7 @@ _COMMANDS: Final = {
     "stores": ("commands.servers", "stores"),
     "stream": ("commands.stream", "stream"),
     "tenant": ("tenants.tenant", "tenant"),
-    "tenants": ("commands.servers", "tenants"),
+    "tenants": ("tenants.listing", "tenants"),
     "token": ("access.token", "token"),
     "undrain": ("commands.drain", "undrain"),
     "up": ("commands.up", "up"),

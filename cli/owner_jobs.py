@@ -121,6 +121,11 @@ class ConnectedOwners:
         async for tenant in self._router.tenants():
             yield ConnectedOwners(self._bus, replace(self._settings, tenant=tenant))
 
+    @property
+    def router(self) -> Router:
+        """Asks the coordinator."""
+        return self._router
+
     async def ask(self, store: StoreId, verb: str, **fields: object) -> Mapping[str, Any]:
         """Have a store's owner do a job, and return its report.
 

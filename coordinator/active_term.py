@@ -19,10 +19,12 @@ from holdfast.coordinator.collecting import collect_garbage
 from holdfast.coordinator.decisions.events import TimePassed
 from holdfast.coordinator.decisions.roster import MAX_ENDED_REMEMBERED
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
+from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import KnownServers, MembershipDriver
 from holdfast.coordinator.peers.heartbeat_feed import HeartbeatFeed
 from holdfast.coordinator.peers.orders import Orders
+from holdfast.coordinator.quota_watch import QuotaWatch
 from holdfast.coordinator.request_loop import RequestLoop
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.survey import Survey
@@ -50,7 +52,11 @@ class ActiveTerm:
         self._doorkeeper = Doorkeeper(life, self._inbox, replies)
         orders = Orders(life, state, cluster)
         self._driver = MembershipDriver(life, orders, self._records, waiting, replies)
-        self._loop = RequestLoop(life, state, self._inbox, self._records, self._driver, replies)
+        limits = TenantLimits()
+        self._quota_watch = QuotaWatch(life, limits)
+        self._loop = RequestLoop(
+            life, state, self._inbox, self._records, self._driver, replies, limits
+        )
 
     async def serve(self, heard: StandbyHeartbeats, ready: asyncio.Event | None) -> None:
         """Answer requests until the coordinator stops. Set `ready` once requests are answered.
@@ -60,6 +66,7 @@ class ActiveTerm:
         life, tasks = self._life, self._life.background_tasks
         recorded = await tasks.blocking(_read, self._state)
         self._loop.take_over(recorded.servers.ended)
+        await self._quota_watch.look()
         try:
             async with tasks:
                 requests = [
@@ -99,6 +106,8 @@ class ActiveTerm:
         if recorded.files_pending or (recorded.manifests_pending and bucket):
             survey = Survey(life.storage, tasks, self._records)
             tasks.start("survey", survey.run(recorded.files_pending))
+        if life.storage.quotas is not None:
+            tasks.start("quotas", self._quota_watch.run())
         if bucket is not None:
             tasks.start("collect", collect_garbage(life, bucket))
 

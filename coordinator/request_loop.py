@@ -26,6 +26,7 @@ from holdfast.coordinator.answering.requests import (
 )
 from holdfast.coordinator.answering.seals import Seals
 from holdfast.coordinator.decisions.events import DrainChanged, Released
+from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import MembershipDriver
 from holdfast.coordinator.state.state_file import StateFile
@@ -43,6 +44,7 @@ class RequestLoop:
         records: RecordQueue,
         driver: MembershipDriver,
         replies: Replies,
+        limits: TenantLimits,
     ) -> None:
         self._life = life
         self._state = state
@@ -50,6 +52,7 @@ class RequestLoop:
         self._records = records
         self._driver = driver
         self._replies = replies
+        self._limits = limits
         self._proofs = Proofs(life, state, replies)
         self._seals = Seals(life, state, replies)
 
@@ -76,6 +79,7 @@ class RequestLoop:
                 requests=[request for request, _ in asked],
                 members=self._driver.members(),
                 now_ms=self._life.clock_ms(),
+                limits=self._limits,
             )
             outcome = await self._life.background_tasks.blocking(execute, self._state, batch)
             self._records.settle(records, outcome.failure, self._life.now())

@@ -6,6 +6,7 @@ from typing import Final
 
 from holdfast.coordinator.state.lost_state import has_past, open_state
 from holdfast.coordinator.state.state_file import StateFile
+from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster_id
 from holdfast.shared_fs.bucket_log.fences import BucketFences, Fences, FileFences
@@ -30,15 +31,18 @@ class Storage:
         *,
         bucket: Bucket | None = None,
         fences: Fences | None = None,
+        quotas: ReadsQuotas | None = None,
     ) -> None:
         """`bucket` has the cold stores; a coordinator that lost its state looks for them there.
 
-        `fences` are by default those under `layout`.
+        `fences` are by default those under `layout`. `quotas` is where operators set what tenants
+        may use.
         """
         self.layout = layout
         self.disk = disk
         self.bucket = bucket
         self.fences = fences or FileFences(disk, layout)
+        self.quotas = quotas
 
     def has_past(self) -> bool:
         """Tell whether a coordinator or a store was here before. Ask before `lock`."""

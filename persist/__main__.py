@@ -36,6 +36,7 @@ from holdfast.protocol.serving.process import (
     server_parser,
 )
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.access.quotas import quotas_of
 from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_capabilities import S3_WAYS, Ways
@@ -161,6 +162,7 @@ async def _serve(
     machine = Machine(loop_watch=loop_watch)
     own_bucket = bucket if options.disk == "local" else None
     tokens = await asyncio.to_thread(find_tokens, layout.root, own_bucket)
+    quotas = quotas_of(layout, own_bucket)
     stopping = asyncio.Event()
     life = 0
     while not stopping.is_set():
@@ -173,6 +175,7 @@ async def _serve(
             bucket=bucket,
             machine=machine,
             tokens=tokens,
+            quotas=quotas,
         )
         running = asyncio.ensure_future(server.run(ready))
         on_signals(functools.partial(_stop, server, running, stopping))

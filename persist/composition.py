@@ -35,6 +35,8 @@ from holdfast.persist.parts import Parts
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
+from holdfast.persist.quotas.quota_book import QuotaBook
+from holdfast.persist.quotas.quota_keeping import QuotaKeeping
 from holdfast.persist.reception import Reception
 from holdfast.persist.shared_disk.shared_disk_mode import SharedDiskMode
 from holdfast.persist.storage_mode import StorageMode
@@ -66,6 +68,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.grant_desk import TokenSource
+from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
@@ -89,6 +92,8 @@ class Origins(NamedTuple):
     machine: Machine
     #: Where tokens are read; None in an open cluster.
     tokens: TokenSource | None
+    #: None: no tenant has a quota.
+    quotas: ReadsQuotas | None = None
 
 
 class _Threads(NamedTuple):
@@ -124,7 +129,7 @@ def compose(
 
     Raises StorageError.
     """
-    bus, layout, disk, bucket, options, machine, _ = origins
+    bus, layout, disk, bucket, options, machine, _, registry = origins
     threads = _threads(machine, resources)
     clock = machine.clock_ms or SteadyClock()
     gate = _gate(origins, server, incarnation)
@@ -186,6 +191,7 @@ def compose(
         cooler = Cooler(snapshotter, life, coordination, threads.tier.snapshots)
         tier = Tier(server, bucket, snapshotter, cooler, cold_stores)
     stored = storage.stored_writer(tier, path.releaser)
+    quotas = QuotaBook()
     promises = Promises(
         options.durability, storage.log_level, stored.writes if stored is not None else None
     )
@@ -193,7 +199,7 @@ def compose(
         life,
         storage.synced_log,
         path.inbox,
-        TurnBuilder(server, path.inbox, open_stores, promises),
+        TurnBuilder(server, path.inbox, open_stores, promises, quotas),
         path.progress,
         path.releaser,
         stored,
@@ -209,6 +215,12 @@ def compose(
         asks_for_tokens=gatekeeper.asks_for_tokens,
     )
     heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
+    open_stores.on_opened(quotas.touched)
+    quota_keeping = None
+    if registry is not None:
+        quota_keeping = QuotaKeeping(
+            registry, quotas, open_stores, coordination, threads.run_in_thread
+        )
     openings = Openings(
         open_stores,
         path.inbox,
@@ -281,6 +293,7 @@ def compose(
         path.archive_reads,
         tier,
         archiver,
+        quota_keeping,
     )
 
 

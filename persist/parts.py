@@ -14,6 +14,7 @@ from holdfast.persist.lifecycle.heartbeats import Heartbeats
 from holdfast.persist.lifecycle.leaving import Leaving
 from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.quotas.quota_keeping import QuotaKeeping
 from holdfast.persist.reception import Reception
 from holdfast.persist.storage_mode import StorageMode
 from holdfast.persist.store.open_stores import OpenStores
@@ -48,6 +49,7 @@ class Parts:
     archive_reads: ArchiveReads
     tier: Tier | None
     archiver: Archiver | None
+    quota_keeping: QuotaKeeping | None
 
     def work(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""
@@ -62,3 +64,5 @@ class Parts:
         yield self.open_queue.run()
         yield self.gatekeeper.run()
         yield self.leaving.drain()
+        if self.quota_keeping is not None:
+            yield self.quota_keeping.run()

@@ -31,6 +31,7 @@ from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
 from holdfast.protocol.limits import EXPIRY_CHECK_SECONDS
 from holdfast.protocol.names import check_server
 from holdfast.protocol.serving.grant_desk import TokenSource
+from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
@@ -60,11 +61,13 @@ class PersistServer:
         bucket: Bucket | None = None,
         machine: Machine | None = None,
         tokens: TokenSource | None = None,
+        quotas: ReadsQuotas | None = None,
     ) -> None:
         """`bucket` takes snapshots. In a bucket-only cluster it holds everything. Without `tokens`
-        the server is open: it asks nobody for one."""
-        options = options or ServerOptions()
-        self._origins = Origins(bus, layout, disk, bucket, options, machine or Machine(), tokens)
+        the server is open: it asks nobody for one. `quotas` is where operators set what tenants
+        may use."""
+        options, machine = options or ServerOptions(), machine or Machine()
+        self._origins = Origins(bus, layout, disk, bucket, options, machine, tokens, quotas)
         self.server = check_server(server)
         self.incarnation = incarnation or new_incarnation()
         self._phase = LifePhase(self.server)
@@ -111,6 +114,8 @@ class PersistServer:
         await parts.storage.begin()
         await coordination.begin()
         await parts.storage.prove(self._phase.stopping.is_set)
+        if parts.quota_keeping is not None:
+            await parts.quota_keeping.look()
         await coordination.register(self._phase.stopping.is_set)
         await parts.reception.take_requests()
         logger.info(

@@ -90,13 +90,13 @@ class StorageMode(Protocol):
         """Read the logs of incarnations that were fenced since the last call. Raises StorageError,
         which is StaleFileSystemError if they cannot be shown to be read whole, UnavailableError."""
 
-    async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
-        """Tell the coordinator that the files of stores are durable, each at a revision, if other
-        servers can use those files. Raises UnavailableError."""
+    async def confirm(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
+        """Tell the coordinator that the files of stores are durable, each at a revision and size,
+        if other servers can use those files. Raises UnavailableError."""
 
-    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
+    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, int]]) -> None:
         """Tell the coordinator likewise of durable files that were closed: store,
-        epoch, revision."""
+        epoch, revision, bytes."""
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:
         """Take the damaged file of a leased store out of service. Return whether the store can be

@@ -17,7 +17,10 @@ Operators to the coordinator, on `hf._.coord.<verb>`, which no tenant may publis
     drain     {server} -> {term, incarnation}           it gets no new stores and releases its own
     undrain   {server} -> {term, incarnation}           it takes stores again
     tenants   {after} -> {tenants: [name, ...], next | nil}
-              those that have or had stores, in order; `after` is the last `next`, or empty
+              those that have or had stores, in order; `after` is the last `next`, or empty. Also
+              `use`, for each [streams, kvs, bytes, quota]: what it has, and what it may use
+    tenant    {tenant} -> {term, use, rates: [[server, operations, bytes], ...]}
+              the same of one; if it has a quota, what was lately asked of each server, a second
 
 Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
@@ -43,12 +46,13 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
               reached; a lower one means an older file.
     adopt     {server, incarnation, stores: [[tenant, kind, name], ...]} -> as open
               grants those that exist and have no owner any more
-    created   {server, incarnation, stores: [[tenant, kind, name, revision], ...]} -> {term}
+    created   {server, incarnation, stores: [[tenant, kind, name, revision, bytes], ...]} -> {term}
               their files are durable at that revision. From now on a missing file is damage, and
-              a store that went cold at a lower revision is hot
-    closed    {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]} -> {term}
-              their files were closed, durable, at that revision. Changes nothing if the epoch is
-              not the store's. May come late, or never
+              a store that went cold at a lower revision is hot. `bytes` is the size of the content,
+              nil or left out if it is not known
+    closed    {server, incarnation, stores: [[tenant, kind, name, epoch, revision, bytes], ...]}
+              -> {term}    their files were closed, durable, at that revision. Changes nothing if
+              the epoch is not the store's. May come late, or never
     owners    {stores: [[tenant, kind, name], ...]} -> as `resolve`
               for servers of a cluster that asks for tokens, since they have none
     cold      {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]}
@@ -59,13 +63,19 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
               the store is deleted and has no owner; true if that is recorded. The next owner of
               the name has a higher epoch
     release   {server, incarnation,
-               stores: [[tenant, kind, name, epoch, nothing, revision], ...] | nil} -> {term}
+               stores: [[tenant, kind, name, epoch, nothing, revision, bytes], ...] | nil} -> {term}
               the stores are closed and checkpointed. With an epoch, only if it is still the
               store's. With `nothing` there is no file and no record of the store, and the
               coordinator keeps none either. `revision`, unless nil or left out, is as in
               `closed`. nil releases all stores and ends the incarnation
     vacate    {server, incarnation, number} -> {term}   nothing is open: all stores are released,
               and the incarnation lives on. A number that was used already changes nothing
+    usage     {server, incarnation, stores: [[tenant, kind, name, epoch, bytes], ...],
+               tenants: [[tenant, operations, bytes], ...]}
+              -> {term, tenants: {tenant: [bytes, share, byte_share], ...}}
+              the sizes of open stores, and what was asked of the server, a second, where tenants
+              have quotas. The answer tells what each tenant has in the cluster, and the server's
+              shares of its rates
 
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 

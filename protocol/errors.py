@@ -155,8 +155,8 @@ class TooLargeError(RequestError):
 
 
 class LimitExceededError(RequestError):
-    """A limit of the store refuses the write: `what` is the name of the limit, `value` what the
-    write would have led to.
+    """A limit of the store or of its tenant refuses the write: `what` is the name of the limit,
+    after `the tenant's ` if it is the tenant's; `value` is what the write would have led to.
     """
 
     code = "limit_exceeded"
@@ -302,8 +302,8 @@ class BusyError(UnavailableError):
 
 
 class RateLimitedError(UnavailableError):
-    """A rate of the store is used up, and nothing was stored. The client does not retry this error:
-    try again after `retry_after_seconds`.
+    """A rate of the store or of its tenant is used up, and nothing was stored. The client does not
+    retry this error: try again after `retry_after_seconds`.
     """
 
     code = "rate_limited"

@@ -1,19 +1,17 @@
-"""`holdfast servers`, `stores` and `tenants`: list what the coordinator knows."""
+"""`holdfast servers` and `holdfast stores`: list what the coordinator knows."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import click
 
-from holdfast.cli.owner_jobs import connected_owners
-from holdfast.cli.render import JsonObject, print_json, print_table, size, store_row
+from holdfast.cli.render import print_json, print_table, size, store_row
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.stores.listing import list_stores
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreKind
 
 
 class NotLiveError(HoldfastError):
@@ -102,34 +100,3 @@ def stores(settings: Settings, name_prefix: str, kind: str | None, limit: int | 
         ],
         right=("epoch",),
     )
-
-
-@click.command()
-@client_command
-def tenants(settings: Settings) -> None:
-    """List the tenants that have stores. Needs an operator's permissions."""
-    rows = asyncio.run(_tenants(settings))
-    if settings.json:
-        print_json({"tenants": rows})
-        return
-    print_table(
-        ("tenant", "streams", "kvs"),
-        [(row["tenant"], f"{row['streams']:,}", f"{row['kvs']:,}") for row in rows],
-        right=("streams", "kvs"),
-    )
-
-
-async def _tenants(settings: Settings) -> list[JsonObject]:
-    rows = []
-    async with connected_owners(settings) as owners:
-        async for each in owners.of_every_tenant():
-            stores = await each.all(None)
-            if stores:
-                rows.append(tenant_row(each.tenant, stores))
-    return rows
-
-
-def tenant_row(tenant: str, stores: Sequence[StoreId]) -> JsonObject:
-    """Return the row of a tenant as JSON."""
-    streams = sum(1 for store in stores if store.kind == StoreKind.STREAM)
-    return {"tenant": tenant, "streams": streams, "kvs": len(stores) - streams}

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol.access.quota import TenantInfo
 from holdfast.protocol.bus.bus import Bus, BusTimeoutError, NoRespondersError
 from holdfast.protocol.control import Owner, ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.errors import (
@@ -40,6 +41,14 @@ RESEND_SECONDS: Final = 0.3
 LOOK_SECONDS: Final = 0.05
 #: Rows in one page of `stores`.
 STORES_PAGE_ROWS: Final = 1000
+
+
+class AskedOfServer(NamedTuple):
+    """What the clients of one tenant asked of one server, a second; refused or not."""
+
+    server: str
+    operations: float
+    bytes: float
 
 
 class Router:
@@ -114,6 +123,36 @@ class Router:
                 raise MalformedFrameError(reason=f"tenants: {error!r}") from error
             for tenant in page:
                 yield tenant
+
+    async def tenant_infos(self) -> AsyncIterator[TenantInfo]:
+        """Yield what tenants have and may have, as `tenants` yields their names."""
+        after: str | None = ""
+        while after is not None:
+            fields = await self._ask_as_operator("tenants", after=after)
+            try:
+                rows = zip(fields["tenants"], fields["use"], strict=True)
+                page = [TenantInfo.from_wire(str(tenant), row) for tenant, row in rows]
+                after = fields["next"]
+            except (KeyError, TypeError, ValueError) as error:
+                raise MalformedFrameError(reason=f"tenants: {error!r}") from error
+            for info in page:
+                yield info
+
+    async def tenant_info(self, tenant: str) -> tuple[TenantInfo, list[AskedOfServer]]:
+        """Return what a tenant has and may have, and, if its rates are limited, what was lately
+        asked of each server. For operators only.
+
+        Raises InvalidNameError, NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        fields = await self._ask_as_operator("tenant", tenant=tenant)
+        try:
+            rates = [
+                AskedOfServer(str(server), float(operations), float(size_bytes))
+                for server, operations, size_bytes in fields["rates"]
+            ]
+            return TenantInfo.from_wire(tenant, fields["use"]), rates
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedFrameError(reason=f"tenant: {error!r}") from error
 
     async def stores(
         self, kind: int | None, prefix: str, timeout_seconds: float | None = None

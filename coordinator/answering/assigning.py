@@ -22,6 +22,7 @@ from holdfast.coordinator.decisions.assignment import (
     decide_open,
 )
 from holdfast.coordinator.decisions.member import MemberView
+from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
 from holdfast.protocol.control import Grant, StoreState
@@ -37,8 +38,11 @@ from holdfast.protocol.names import StoreId
 class Assigner:
     """Assigns stores within one open transaction."""
 
-    def __init__(self, state: StateFile, members: Sequence[MemberView]) -> None:
+    def __init__(
+        self, state: StateFile, members: Sequence[MemberView], limits: TenantLimits
+    ) -> None:
         self._state = state
+        self._limits = limits
         self._members = members
         # No store can be assigned to a member that is not recorded yet.
         self._recorded = state.servers.present()
@@ -83,14 +87,17 @@ class Assigner:
         )
         if isinstance(decision, NotOwner):
             return _error_slot(NotOwnerError(server=server))
+        before = known = StoreState.UNKNOWN if row is None else StoreState(row.state)
+        creates = opened.create and known is StoreState.UNKNOWN
+        if creates and (refusal := self._too_many(opened.store.tenant)) is not None:
+            return _error_slot(refusal)
         owner = decision.owner
         if opened.known_epoch is not None:
             owner = owner._replace(epoch=max(owner.epoch, opened.known_epoch + 1))
         promised = row is not None and row.promised
         if promised or isinstance(decision, Assign) or owner != decision.owner:
             self._state.stores.assign(opened.store, owner)
-        before = known = StoreState.UNKNOWN if row is None else StoreState(row.state)
-        if opened.create and known is StoreState.UNKNOWN:
+        if creates:
             known = StoreState.CREATED
             self._state.stores.raise_state(opened.store, known)
         cold = row.cold if row is not None else None
@@ -111,6 +118,13 @@ class Assigner:
             self._state.stores.assign(store, decision.owner)
         epoch = decision.owner.epoch
         return _wire_grant(Grant(epoch, row.state, row.state, row.cold, row.revision))
+
+    def _too_many(self, tenant: str) -> HoldfastError | None:
+        """Return why the tenant may not have another store, or None."""
+        if self._limits.max_stores(tenant) is None:
+            return None
+        use = self._state.stores.use(tenant)
+        return self._limits.store_refusal(tenant, use.streams + use.kvs)
 
     def _takes_new(self, server: str, incarnation: str) -> bool:
         return any(

@@ -10,7 +10,7 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.coordinator.answering.records import Record, write_record
 from holdfast.coordinator.answering.requests import (
@@ -19,6 +19,7 @@ from holdfast.coordinator.answering.requests import (
 )
 from holdfast.coordinator.answering.transaction import Reply, Transaction
 from holdfast.coordinator.decisions.member import MemberView
+from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.protocol.errors import (
     DeposedError,
@@ -36,6 +37,7 @@ class RequestBatch:
     requests: Sequence[Request]
     members: Sequence[MemberView]
     now_ms: int
+    limits: TenantLimits = field(default_factory=TenantLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +91,5 @@ def _commit(
     with state.transaction():
         for record in records:
             write_record(state, record, batch.now_ms)
-        transaction = Transaction(state, batch.members, batch.now_ms)
+        transaction = Transaction(state, batch.members, batch.now_ms, batch.limits)
         return [transaction.answer(request) for request in requests]

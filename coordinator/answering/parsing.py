@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from holdfast.coordinator.answering.requests import (
     Adopt,
+    AskedRate,
     Closed,
     ClosedStore,
     ColdStore,
@@ -33,7 +34,10 @@ from holdfast.coordinator.answering.requests import (
     Request,
     ResolveRequest,
     Seal,
+    ShowTenant,
+    StoreSize,
     SuspectRequest,
+    UsageRequest,
     Vacate,
 )
 from holdfast.protocol.errors import (
@@ -167,7 +171,8 @@ def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 def _created(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> CreatedStore:
-        return CreatedStore(_store(*item[:3]), _number("revision", item[3:]))
+        revision, size_bytes = _number("revision", item[3:]), _number("bytes", item[4:])
+        return CreatedStore(_store(*item[:3]), revision, size_bytes)
 
     return Created(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 
@@ -181,7 +186,7 @@ def _adopt(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 def _closed(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> ClosedStore:
-        return ClosedStore(*_store_at(item))
+        return ClosedStore(*_store_at(item), _number("bytes", item[5:]))
 
     return Closed(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
 
@@ -199,7 +204,8 @@ def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
 
     def slot(item: list[Any]) -> ReleasedStore:
         epoch, revision = _epoch(item[3:]), _number("revision", item[5:])
-        return ReleasedStore(_store(*item[:3]), epoch, item[4:5] == [True], revision)
+        nothing, size_bytes = item[4:5] == [True], _number("bytes", item[6:])
+        return ReleasedStore(_store(*item[:3]), epoch, nothing, revision, size_bytes)
 
     return ReleaseRequest(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 
@@ -216,6 +222,33 @@ def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Vacate(*_peer(fields), _count(fields))
+
+
+def _usage(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> StoreSize:
+        return StoreSize(*_store_at(item))
+
+    tenants = fields.get("tenants")
+    if type(tenants) is not list or len(tenants) > MAX_FRAME_OPERATIONS:
+        raise InvalidArgumentError(argument="tenants", reason="it must be a list of tenants")
+    rates = tuple(map(_asked_rate, tenants))
+    return UsageRequest(*_peer(fields), tuple(_all_slots(fields, 5, slot)), rates)
+
+
+def _asked_rate(item: Any) -> AskedRate:
+    if type(item) is not list or len(item) < 3 or not all(map(_is_rate, item[1:3])):
+        raise InvalidArgumentError(
+            argument="tenants", reason="each must be [name, operations, bytes]"
+        )
+    return AskedRate(check_tenant(item[0]), float(item[1]), float(item[2]))
+
+
+def _is_rate(number: Any) -> bool:
+    return type(number) in (int, float) and 0 <= number < _MAX_NUMBER
+
+
+def _tenant(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return ShowTenant(check_tenant(fields.get("tenant", "")))
 
 
 def _identify(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -318,6 +351,7 @@ _OPERATOR_VERBS: Final[dict[str, _Parser]] = {
     "drain": _drain,
     "undrain": _undrain,
     "tenants": _tenants,
+    "tenant": _tenant,
 }
 _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "register": _register,
@@ -332,5 +366,6 @@ _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "deleted": _deleted,
     "release": _release,
     "vacate": _vacate,
+    "usage": _usage,
     "cluster": _identify,
 }

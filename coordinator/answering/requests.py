@@ -59,6 +59,13 @@ class ListTenants:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowTenant:
+    """An operator asks what a tenant uses."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
 class Register:
     server: str
     incarnation: str
@@ -111,6 +118,7 @@ class CreatedStore(NamedTuple):
 
     store: StoreId
     revision: int | None = None
+    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +132,13 @@ class ClosedStore(NamedTuple):
     store: StoreId
     epoch: int
     revision: int
+    #: None if an older server closed it.
+    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The files of these stores are durable and were closed, at a revision each."""
+    """The files of these stores are durable and were closed, each at a revision and size."""
 
     server: str
     incarnation: str
@@ -161,13 +171,14 @@ class DeletedRequest:
 
 class ReleasedStore(NamedTuple):
     """With an epoch, it is released only if that is still its epoch, so a late retry changes
-    nothing. `nothing`: it has no file and no record in a log. `revision`: that of the closed,
-    durable file."""
+    nothing. `nothing`: it has no file and no record in a log. `revision` and `bytes`:
+    those of the closed, durable file."""
 
     store: StoreId
     epoch: int | None = None
     nothing: bool = False
     revision: int | None = None
+    bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +203,30 @@ class Vacate:
     number: int
 
 
+class StoreSize(NamedTuple):
+    store: StoreId
+    epoch: int
+    bytes: int
+
+
+class AskedRate(NamedTuple):
+    """What clients of a tenant asked of the server, a second."""
+
+    tenant: str
+    operations: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRequest:
+    """What open stores take, and what their tenants ask for, where they have quotas."""
+
+    server: str
+    incarnation: str
+    stores: tuple[StoreSize, ...]
+    rates: tuple[AskedRate, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Identify:
     """A coordinator that starts asks for the id of the cluster, which every answer has."""
@@ -211,6 +246,7 @@ Request = (
     | ListServers
     | ListStores
     | ListTenants
+    | ShowTenant
     | Drain
     | Register
     | Prove
@@ -224,6 +260,7 @@ Request = (
     | ReleaseRequest
     | ReleaseAll
     | Vacate
+    | UsageRequest
     | Identify
 )
 
@@ -245,6 +282,8 @@ def store_count(request: Request) -> int:
             return len(cooled)
         case ReleaseRequest(stores=released) | DeletedRequest(stores=released):
             return len(released)
+        case UsageRequest(stores=stores_told, rates=rates):
+            return len(stores_told) + len(rates)
         case ListStores(limit=limit):
             return limit
         case ListTenants():

@@ -8,6 +8,7 @@ from typing import Any
 from holdfast.coordinator.answering.assigning import Assigner
 from holdfast.coordinator.answering.requests import (
     Adopt,
+    AskedRate,
     Closed,
     ColdStore,
     Cool,
@@ -23,12 +24,17 @@ from holdfast.coordinator.answering.requests import (
     ReleaseRequest,
     Request,
     ResolveRequest,
+    ShowTenant,
+    StoreSize,
+    UsageRequest,
     Vacate,
 )
 from holdfast.coordinator.decisions.member import MemberView
+from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.state.server_records import IncarnationState
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
+from holdfast.protocol.access.quota import NO_QUOTA
 from holdfast.protocol.compression import ENCODINGS
 from holdfast.protocol.control import ServerInfo, ServerState, StoreInfo, StoreState
 from holdfast.protocol.errors import (
@@ -47,11 +53,18 @@ Reply = Fields | HoldfastError
 class Transaction:
     """Answers requests within one open transaction."""
 
-    def __init__(self, state: StateFile, members: Sequence[MemberView], now_ms: int) -> None:
+    def __init__(
+        self,
+        state: StateFile,
+        members: Sequence[MemberView],
+        now_ms: int,
+        limits: TenantLimits | None = None,
+    ) -> None:
         self._state = state
         self._members = members
         self._now_ms = now_ms
-        self._assigner = Assigner(state, members)
+        self._limits = limits or TenantLimits()
+        self._assigner = Assigner(state, members, self._limits)
 
     def answer(self, request: Request) -> Reply:
         """Return the fields of the reply, or the error to answer with. Raises StorageError."""
@@ -71,6 +84,7 @@ class Transaction:
                 | DeletedRequest(server, incarnation)
                 | Register(server, incarnation)
                 | Vacate(server, incarnation)
+                | UsageRequest(server, incarnation)
             ) if self._has_ended(server, incarnation):
                 return FencedError(server=server, incarnation=incarnation)
             case Open(server, incarnation, opened):
@@ -81,17 +95,21 @@ class Transaction:
                 grants = [self._assigner.adopt(server, incarnation, store) for store in named]
                 return {"term": self._state.term, "grants": grants}
             case Created(server, incarnation, created):
-                for store, revision in created:
+                for store, revision, size_bytes in created:
                     if self._owned(server, incarnation, store) is not None:
                         self._state.stores.raise_state(store, StoreState.DURABLE)
                         if revision is not None:
                             self._state.stores.set_hot(store, revision)
                             self._state.stores.raise_revision(store, revision)
+                        self._size(store, size_bytes)
             case Closed(server, incarnation, closed):
-                for store, epoch, revision in closed:
+                for store, epoch, revision, size_bytes in closed:
                     row = self._owned(server, incarnation, store)
                     if row is not None and row.epoch == epoch:
                         self._state.stores.raise_revision(store, revision)
+                        self._size(store, size_bytes)
+            case UsageRequest(server, incarnation, sizes, rates):
+                return self._usage(server, incarnation, sizes, rates)
             case Cool(server, incarnation, cooled):
                 cold = [self._cool(server, incarnation, each) for each in cooled]
                 return {"term": self._state.term, "cold": cold}
@@ -99,12 +117,13 @@ class Transaction:
                 gone = [self._forget(server, incarnation, each) for each in deleted]
                 return {"term": self._state.term, "deleted": gone}
             case ReleaseRequest(server, incarnation, released):
-                for store, at_epoch, nothing, revision in released:
+                for store, at_epoch, nothing, revision, size_bytes in released:
                     row = self._owned(server, incarnation, store)
                     if row is None or at_epoch not in (None, row.epoch):
                         continue
                     if revision is not None:
                         self._state.stores.raise_revision(store, revision)
+                    self._size(store, size_bytes)
                     self._state.stores.release(store)
                     if nothing and row.state != StoreState.DURABLE and row.cold is None:
                         self._state.stores.forget(store, row.epoch)
@@ -119,7 +138,15 @@ class Transaction:
                 return {"stores": page, "next": following}
             case ListTenants(after):
                 tenants, next_after = self._state.stores.tenants(after, TENANTS_PAGE_ROWS)
-                return {"tenants": tenants, "next": next_after}
+                return {
+                    "tenants": tenants,
+                    "next": next_after,
+                    "use": [self._tenant(each) for each in tenants],
+                }
+            case ShowTenant(tenant):
+                asked = self._limits.reports(tenant, self._now_ms)
+                lately = [[server, said[0], said[1]] for server, said in sorted(asked.items())]
+                return {"term": self._state.term, "use": self._tenant(tenant), "rates": lately}
         return {"term": self._state.term}
 
     def _list(self, wanted: ListStores) -> tuple[list[StoreInfo], tuple[str, int] | None]:
@@ -139,6 +166,35 @@ class Transaction:
                 # The next page begins behind the last store that may be named.
                 return page, (page[-1].name, page[-1].kind)
             after = following
+
+    def _size(self, store: StoreId, size_bytes: int | None) -> None:
+        """Record what a store takes, if its owner tells."""
+        if size_bytes is not None:
+            self._state.stores.set_bytes(store, size_bytes)
+
+    def _usage(
+        self,
+        server: str,
+        incarnation: str,
+        sizes: Sequence[StoreSize],
+        rates: Sequence[AskedRate],
+    ) -> Reply:
+        """Record what open stores take, and answer what tenants have used, with this server's
+        shares of their rates."""
+        for store, epoch, size_bytes in sizes:
+            row = self._owned(server, incarnation, store)
+            if row is not None and row.epoch == epoch:
+                self._state.stores.set_bytes(store, size_bytes)
+        tenants = {}
+        for tenant, operations, asked_bytes in rates:
+            shares = self._limits.asked(tenant, server, operations, asked_bytes, self._now_ms)
+            tenants[tenant] = [self._state.stores.use(tenant).bytes, *shares]
+        return {"term": self._state.term, "tenants": tenants}
+
+    def _tenant(self, tenant: str) -> list[object]:
+        """Return the use and the quota of a tenant: `[streams, kvs, bytes, quota]`."""
+        quota = self._limits.quotas.get(tenant, NO_QUOTA)
+        return [*self._state.stores.use(tenant), quota.to_wire()]
 
     def _cool(self, server: str, incarnation: str, cooled: ColdStore) -> bool:
         row = self._owned(server, incarnation, cooled.store)

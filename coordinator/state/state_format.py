@@ -71,6 +71,42 @@ _SCHEMA: Final = (
     END""",
 )
 
+#: How many stores each tenant has, and their bytes, as sums that triggers keep. An older version
+#: reads the file too, and its changes are summed all the same, so this is not another format: a
+#: file that lacks it gets it when it is opened. `bytes` is what the owner last told.
+_USE: Final = (
+    "ALTER TABLE stores ADD COLUMN bytes INTEGER",
+    """CREATE TABLE tenants(
+        tenant TEXT PRIMARY KEY,
+        streams INTEGER NOT NULL,
+        kvs INTEGER NOT NULL,
+        bytes INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID""",
+    """INSERT INTO tenants SELECT tenant, sum(kind = 1), sum(kind = 2), 0 FROM stores
+        WHERE state <> 0 GROUP BY tenant""",
+    """CREATE TRIGGER use_begun AFTER INSERT ON stores WHEN new.state <> 0 BEGIN
+        INSERT INTO tenants
+            VALUES (new.tenant, new.kind = 1, new.kind = 2, coalesce(new.bytes, 0))
+            ON CONFLICT(tenant) DO UPDATE SET streams = streams + excluded.streams,
+                kvs = kvs + excluded.kvs, bytes = bytes + excluded.bytes;
+    END""",
+    """CREATE TRIGGER use_changed AFTER UPDATE OF state, bytes ON stores
+        WHEN (old.state <> 0) <> (new.state <> 0) OR old.bytes IS NOT new.bytes BEGIN
+        INSERT INTO tenants VALUES (
+                new.tenant,
+                (new.kind = 1) * ((new.state <> 0) - (old.state <> 0)),
+                (new.kind = 2) * ((new.state <> 0) - (old.state <> 0)),
+                coalesce(new.bytes, 0) - coalesce(old.bytes, 0)
+            )
+            ON CONFLICT(tenant) DO UPDATE SET streams = streams + excluded.streams,
+                kvs = kvs + excluded.kvs, bytes = bytes + excluded.bytes;
+    END""",
+    """CREATE TRIGGER use_ended AFTER DELETE ON stores WHEN old.state <> 0 BEGIN
+        UPDATE tenants SET streams = streams - (old.kind = 1), kvs = kvs - (old.kind = 2),
+            bytes = bytes - coalesce(old.bytes, 0) WHERE tenant = old.tenant;
+    END""",
+)
+
 #: The statements that bring each format to the next one.
 _UPGRADES: Final = {
     1: (
@@ -129,7 +165,7 @@ def create(path: Path, disk: Disk, surveying: bool) -> None:
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", FORMAT_VERSION)
             with connection:
-                for statement in _SCHEMA:
+                for statement in (*_SCHEMA, *_USE):
                     connection.execute(statement)
                 connection.execute(SET_SURVEYING, (int(surveying),))
         finally:
@@ -162,6 +198,7 @@ def connect(path: Path, vfs: str | None) -> apsw.Connection:
         if mode != "wal":
             raise StorageFailedError(reason=f"{path}: SQLite gives journal mode {mode}")
         _upgrade(connection, version)
+        _sum_use(connection)
     except BaseException:
         connection.close(True)
         raise
@@ -187,6 +224,15 @@ def commits_alone(path: Path, vfs: str | None) -> int | None:
         return None
     finally:
         connection.close(True)
+
+
+def _sum_use(connection: apsw.Connection) -> None:
+    """Count what tenants have, in a file that does not do so yet."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'tenants'").get:
+        return
+    with connection:
+        for statement in _USE:
+            connection.execute(statement)
 
 
 def _upgrade(connection: apsw.Connection, version: int) -> None:

@@ -15,6 +15,14 @@ from holdfast.protocol.limits import PAGE_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
 
 
+class TenantUse(NamedTuple):
+    """What a tenant has: its stores, and their bytes as far as servers have told them."""
+
+    streams: int
+    kvs: int
+    bytes: int
+
+
 class StoreRow(NamedTuple):
     """What is recorded of a store.
 
@@ -59,7 +67,7 @@ _FOUND: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     VALUES (?, ?, ?, 0, ?, ?)
     ON CONFLICT DO UPDATE SET state = excluded.state WHERE state < excluded.state"""
 #: The epoch stays, so the next store of this name gets a higher one.
-_SET_DELETED: Final = f"""UPDATE stores SET owner = 0, cold = NULL, revision = 0,
+_SET_DELETED: Final = f"""UPDATE stores SET owner = 0, cold = NULL, revision = 0, bytes = NULL,
         state = {StoreState.UNKNOWN:d}
     WHERE tenant = ? AND kind = ? AND name = ?"""
 _FOUND_DELETED: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state)
@@ -82,6 +90,11 @@ _TENANTS: Final = """WITH RECURSIVE found(tenant) AS (
         SELECT (SELECT min(tenant) FROM stores WHERE tenant > found.tenant) FROM found
         WHERE found.tenant IS NOT NULL LIMIT ?2)
     SELECT tenant FROM found WHERE tenant IS NOT NULL"""
+# The triggers keep the sums, so these cost the same for any number of stores.
+_SET_BYTES: Final = f"""UPDATE stores SET bytes = ?4
+    WHERE tenant = ?1 AND kind = ?2 AND name = ?3 AND state <> {StoreState.UNKNOWN:d}
+        AND bytes IS NOT ?4"""
+_USE: Final = "SELECT streams, kvs, bytes FROM tenants WHERE tenant = ?"
 #: Above every character of a name, hence an upper bound for all names with a prefix.
 _LAST_CHARACTER: Final = "\U0010ffff"
 
@@ -146,6 +159,16 @@ class StoreRecords:
     def raise_revision(self, store: StoreId, revision: int) -> None:
         """Record that a store is durable up to a revision; it never goes back."""
         self._execute(_RAISE_REVISION, (*store, revision))
+
+    def set_bytes(self, store: StoreId, size_bytes: int) -> None:
+        """Record what a store takes."""
+        self._execute(_SET_BYTES, (*store, size_bytes))
+
+    def use(self, tenant: str) -> TenantUse:
+        """Return what a tenant has."""
+        for row in self._execute(_USE, (tenant,)):
+            return TenantUse(*row)
+        return TenantUse(0, 0, 0)
 
     def set_cold(self, store: StoreId, revision: int) -> None:
         """Record that the bucket has all of a store up to a revision, so

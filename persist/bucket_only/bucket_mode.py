@@ -116,10 +116,10 @@ class BucketMode:
         """Pass only if output may leave now. Raises FencedError, BucketError."""
         await self._look_thread(self._gate.confirm)
 
-    async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+    async def confirm(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
         """Do nothing: a file on this disk means nothing to other servers."""
 
-    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
+    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, int]]) -> None:
         """Do nothing, for the same reason."""
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:
@@ -234,7 +234,7 @@ class BucketMode:
                     # The coordinator takes a store recorded here for damaged if it has no snapshot.
                     # Before that, the log must stay, as the only thing that mentions the store.
                     await self._coordination.created(
-                        [(store, version.revision) for store, version in some]
+                        [(store, version.revision, version.bytes) for store, version in some]
                     )
                 except FencedError:
                     raise

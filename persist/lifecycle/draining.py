@@ -108,9 +108,9 @@ class Drainer:
             closed = await self._checkpointer.close_held(stores)
         if not closed:
             return 0
-        revisions = {store.id: store.revision for store in closed if store.revision}
+        ends = {store.id: (store.revision, store.bytes) for store in closed if store.revision}
         released = [(store.id, store.epoch) for store in closed]
-        heard = await self._giving_back.release(released, revisions)
+        heard = await self._giving_back.release(released, ends)
         error = NotOwnerError(server=self._server)
         for lease in leases:
             if lease.store in closed:

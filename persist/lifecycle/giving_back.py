@@ -95,15 +95,17 @@ class GivingBack:
             del self._untold[: len(untold)]
 
     async def release(
-        self, stores: list[tuple[StoreId, int]], revisions: Mapping[StoreId, int] = NOTHING_KNOWN
+        self,
+        stores: list[tuple[StoreId, int]],
+        ends: Mapping[StoreId, tuple[int, int]] = NOTHING_KNOWN,
     ) -> bool:
         """Tell the coordinator until it answers, or until this server gives up. Return whether it
-        answered. `revisions` are those of closed files."""
+        answered. `ends` are the revisions and bytes of closed files."""
         if not self._one_by_one:
             return True
         while True:
             try:
-                await self._coordination.release(stores, revisions=revisions)
+                await self._coordination.release(stores, ends=ends)
             except UnavailableError as error:
                 self._waiting.note("stores=%d reason=%s", len(stores), error)
             else:

@@ -97,6 +97,22 @@ def execute(
     return results
 
 
+def execute_but(
+    store: Store,
+    operations: list[list[Any]],
+    is_refused: Callable[[list[Any]], bool],
+    error: RequestError,
+    mishaps: list[Exception] | None = None,
+) -> list[Result]:
+    """Execute write operations as `execute` does, but answer those with `error` that `is_refused`
+    tells."""
+    refusal = error_to_wire(error)
+    return [
+        refusal if is_refused(operation) else _execute_one(store, operation, mishaps)
+        for operation in operations
+    ]
+
+
 def _run_within_limits(
     store: Store, retention: Retention, operations: list[list[Any]]
 ) -> frames.Run | None:

@@ -42,7 +42,7 @@ _RETRY_SECONDS: Final = 0.1
 #: For stores that this server has not given back.
 NO_EPOCHS: Final[Mapping[StoreId, int]] = MappingProxyType({})
 #: For requests without closed files.
-NOTHING_KNOWN: Final[Mapping[StoreId, int]] = NO_EPOCHS
+NOTHING_KNOWN: Final[Mapping[StoreId, tuple[int, int]]] = MappingProxyType({})
 #: How often a server whose tree has no cluster id yet looks again before it concludes that the
 #: coordinator belongs to another cluster.
 _LATE_TRIES: Final = 20
@@ -224,20 +224,37 @@ class Coordination:
         grants: list[list[Any]] = answer["grants"]
         return grants
 
-    async def created(self, stores: Sequence[tuple[StoreId, int]]) -> None:
-        """Report that the files of these stores are durable, each at a revision.
+    async def created(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
+        """Report that the files of these stores are durable: `(store, revision, bytes)`, None for
+        an unknown size.
 
         Raises NoCoordinatorError, FencedError.
         """
-        await self._ask("created", stores=[[*store, revision] for store, revision in stores])
+        await self._ask("created", stores=[[*store, *at] for store, *at in stores])
 
-    async def closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
-        """Report durable files that were closed: `(store, epoch, revision)`. The
+    async def closed(self, stores: Sequence[tuple[StoreId, int, int, int]]) -> None:
+        """Report durable files that were closed: `(store, epoch, revision, bytes)`. The
         report may be late.
 
         Raises NoCoordinatorError, FencedError.
         """
         await self._ask("closed", stores=[[*store, *at] for store, *at in stores])
+
+    async def usage(
+        self, stores: Sequence[tuple[StoreId, int, int]], rates: Sequence[tuple[str, float, float]]
+    ) -> Any:
+        """Report the sizes of open stores, `(store, epoch, bytes)`, and what tenants with quotas
+        asked for, `(tenant, operations, bytes)` a second. Return what each of these tenants has
+        used, and this server's shares of its rates: `{tenant: [bytes, share, byte share]}`.
+
+        Raises NoCoordinatorError, FencedError, and UnknownOperationError with an older coordinator.
+        """
+        answer = await self._ask(
+            "usage",
+            stores=[[*store, *at] for store, *at in stores],
+            tenants=[list(rate) for rate in rates],
+        )
+        return answer.get("tenants")
 
     async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> list[bool]:
         """Report that the bucket has all of `(store, epoch, revision)`. Return for each if that is
@@ -251,14 +268,14 @@ class Coordination:
         stores: Sequence[tuple[StoreId, int]],
         *,
         nothing: bool = False,
-        revisions: Mapping[StoreId, int] = NOTHING_KNOWN,
+        ends: Mapping[StoreId, tuple[int, int]] = NOTHING_KNOWN,
     ) -> None:
         """Give up `(store, epoch)` pairs, none of them open. With `nothing`, none of them
-        exists. `revisions` tells at which revision their files were closed, durable.
+        exists. `ends` tells at which revision their files were closed, durable, and their bytes.
         Raises NoCoordinatorError."""
         released = [
-            [*store, epoch, nothing, revision]
-            if (revision := revisions.get(store)) is not None
+            [*store, epoch, nothing, *end]
+            if (end := ends.get(store)) is not None
             else [*store, epoch, *([True] if nothing else [])]
             for store, epoch in stores
         ]

@@ -47,7 +47,7 @@ class FilePlacement:
 
     async def announce(self, store: StoreId, epoch: int, revision: int) -> None:
         """Tell the coordinator, and publish a snapshot. The restore is valid without it."""
-        await self._coordination.created([(store, revision)])
+        await self._coordination.created([(store, revision, None)])
         placed = self._life.layout.store(store, epoch)
         try:
             await self._life.run_in_thread(lambda: self._publish(placed, store))

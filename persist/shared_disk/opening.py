@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +57,7 @@ class StoreOpener:
         dead_logs: DeadLogs,
         *,
         raise_epoch: Callable[[StoreId, int], Awaitable[int]],
-        confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
+        confirm: Callable[[Sequence[tuple[StoreId, int, int | None]]], Awaitable[None]],
         cold_stores: ColdStores | None = None,
     ) -> None:
         """`raise_epoch` tells the coordinator a file's epoch and returns a higher one. `confirm`
@@ -106,7 +106,7 @@ class StoreOpener:
             ):
                 if standing is not Standing.DURABLE or accepted:
                     known_revision = file.meta.revision
-                    await self._confirm([(store, known_revision)])
+                    await self._confirm([(store, known_revision, file.meta.bytes)])
                 standing = Standing.DURABLE
                 if accepted:
                     self._life.disk.remove(self._life.layout.older_accepted(store))

@@ -114,12 +114,12 @@ class SharedDiskMode:
         StaleFileSystemError, StorageError, UnavailableError."""
         await self._sealed_logs.read()
 
-    async def confirm(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+    async def confirm(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
         """Tell the coordinator that the files of stores are durable, each at a revision."""
         await self._coordination.created(stores)
 
-    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int]]) -> None:
-        """Tell the coordinator of durable files that were closed: store, epoch, revision."""
+    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, int]]) -> None:
+        """Tell the coordinator of durable files that were closed: store, epoch, revision, bytes."""
         await self._coordination.closed(stores)
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:

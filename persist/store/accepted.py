@@ -79,6 +79,14 @@ class Accepted:
         self.uploads_due_at = _first_due(file.staged_bodies()) if file is not None else NEVER
         self._consumers: Consumers | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the content and of unfinished uploads. Asks the file, if there are any."""
+        if self.uploads_due_at == NEVER:
+            return self.bytes
+        uploads = map(self.contents.upload, self.contents.staged())
+        return self.bytes + sum(upload.size_bytes for upload in uploads if upload is not None)
+
     def sum_up_to(self, end_seq: int) -> tuple[int, int]:
         """Return how many messages there are up to `end_seq`, and their bytes."""
         if end_seq >= self.last_seq:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -70,6 +70,7 @@ class OpenStores:
         #: The leases on their files.
         self.leases = Leases(self.closed, self.in_use)
         self._open: dict[StoreId, Store] = {}
+        self._hear_opened: Callable[[Store], None] = _nobody
         self._waiting: dict[StoreId, _Waiting] = {}
         #: Per tenant, the stores to ask for. The tenant that has waited longest for
         #: its turn is first.
@@ -85,6 +86,10 @@ class OpenStores:
     def waiting_count(self) -> int:
         """How many groups wait for a store to open."""
         return sum(len(waiting.arrivals) for waiting in self._waiting.values())
+
+    def on_opened(self, hear: Callable[[Store], None]) -> None:
+        """Call `hear` from now on for each store that is opened."""
+        self._hear_opened = hear
 
     def find(self, store: StoreId) -> Store | None:
         """Return the open store, or None."""
@@ -141,6 +146,7 @@ class OpenStores:
             self._end(earlier)
         self._open[store.id] = store
         self.upkeep.opened(store)
+        self._hear_opened(store)
         waiting = self._waiting.pop(store.id, None)
         return waiting.arrivals if waiting is not None else []
 
@@ -169,3 +175,7 @@ class OpenStores:
         return self.upkeep.longest_unused(
             limit, lambda store: store.state is OpenState.SERVING and store.id not in self._waiting
         )
+
+
+def _nobody(store: Store) -> None:
+    return None

@@ -41,6 +41,12 @@ class TokenBucket:
         self._level = self._capacity
         self._at: int | None = None
 
+    def change(self, per_second: float) -> None:
+        """Yield another rate from now on. What is in the bucket stays, and so does a debt."""
+        self._per_second = per_second
+        self._capacity = max(1.0, per_second * _BURST_SECONDS) * 1000
+        self._level = min(self._level, self._capacity)
+
     def wait_seconds(self, now: int, amount: int) -> float:
         """Return how long `amount` must wait. If that is 0, call `take`."""
         if self._at is not None:

@@ -24,7 +24,7 @@ from holdfast.persist.store.writers import WriterState
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.limits import OUTCOME_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_changes import Forgotten
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -124,8 +124,11 @@ class Store(Accepted):
 
     def writer(self, writer: bytes) -> WriterState:
         """Return a writer's outcomes, loading them from the file the first time."""
-        later = self.pending.outcomes() + self.outcomes
-        return self.writers.load(writer, self.contents.file, later)
+        return self.writers.load(writer, self.contents.file, self.kept_outcomes())
+
+    def kept_outcomes(self) -> list[WriterOutcome]:
+        """Return the outcomes that the file lacks."""
+        return self.pending.outcomes() + self.outcomes
 
     def finish_tick(self, tick: int, segment: int) -> None:
         """Queue what was accepted since `begin` for the file: the log has it now, in `segment`."""
@@ -195,7 +198,7 @@ class Store(Accepted):
         if self.watcher is not None:
             self.watcher.wrote_file(self)
         self.contents.applied(self.unwritten)
-        self.writers.let_go(lambda: self.pending.outcomes() + self.outcomes)
+        self.writers.let_go(self.kept_outcomes)
 
     def previewed(self, synced_tick: int) -> AbstractContextManager[None]:
         """Let the body read `file` with every synced change in it, even while the disk
@@ -218,7 +221,7 @@ class Store(Accepted):
     def forgot(self, forgotten: Forgotten) -> None:
         """Note that the file dropped rows it no longer needed, and counted the rest."""
         if forgotten.has_gone:
-            self.writers.recount(self.file, self.pending.outcomes() + self.outcomes)
+            self.writers.recount(self.file, self.kept_outcomes())
         if forgotten.has_gone or not self._msg_ids_counted:
             self.msg_id_count = forgotten.msg_id_count + len(self._memtable.msg_ids)
             self._msg_ids_counted = True

@@ -68,6 +68,22 @@ class StoreWriters:
             return Admission.FULL
         return Admission.NEW if counter == first_unacked else Admission.FULL
 
+    def refuse(
+        self,
+        writer: WriterState,
+        counter: int,
+        first_unacked: int,
+        outcome: bytes,
+        waiting: Callable[[], Iterable[WriterOutcome]],
+    ) -> None:
+        """Refuse a group for good. An invented writer that is only refused is not counted, and is
+        let go like any that the file need not remember."""
+        before_bytes = writer.size_bytes
+        writer.refuse(counter, first_unacked, outcome)
+        self.outcome_bytes += writer.size_bytes - before_bytes
+        if not writer.last:
+            self.let_go(waiting)
+
     def take_back(self, outcomes: list[WriterOutcome]) -> None:
         """Forget what a failed tick recorded."""
         for kept in reversed(outcomes):
@@ -82,5 +98,9 @@ class StoreWriters:
         has the others, should they come back."""
         if len(self.known) > self._limit:
             kept = {outcome.writer for outcome in waiting()}
-            self.known = {each: self.known[each] for each in kept if each in self.known}
+            for each in self.known.keys() - kept:
+                gone = self.known.pop(each)
+                if not gone.last:
+                    # It was only refused, so the file has nothing of it.
+                    self.outcome_bytes -= gone.size_bytes
             self._limit = max(_MAX_KNOWN, 2 * len(self.known))

@@ -11,6 +11,8 @@ last one. Therefore:
   the client sends it again later;
 - a number below `first_unacked` was given up. Its caller was told "unknown", so it must not be
   applied now, perhaps minutes later;
+- a number that was refused for good, because its tenant had used up its quota, counts as given up:
+  memory keeps its answer for a copy that is on its way, and nothing durable does;
 - a new number far above `first_unacked` is refused until `first_unacked` rises: a writer whose
   `first_unacked` never rises would make the store keep all its outcomes.
 
@@ -43,6 +45,9 @@ class Admission(Enum):
 
 
 _NEW: Final = (Admission.NEW, None)
+#: Up to this size of a writer's outcomes, answers that refuse are kept: a few dozen. Memory holds
+#: them for a thousand writers of a store, invented ones too.
+_MAX_REFUSED_BYTES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -76,7 +81,7 @@ class WriterState:
             return Admission.KNOWN, known
         if counter < max(self.first_unacked, first_unacked) or counter <= self.last:
             return Admission.STALE, None
-        if counter > max(self.last + 1, first_unacked):
+        if counter > max(self.last + 1, first_unacked, self.first_unacked):
             return Admission.GAP, None
         return Admission.NEW, None
 
@@ -97,6 +102,15 @@ class WriterState:
                 self.size_bytes -= len(outcomes.pop(last, b""))
                 return
             self._drop_below(keep_from)
+
+    def refuse(self, counter: int, first_unacked: int, outcome: bytes) -> None:
+        """Let a new group count as given up. Its answer is kept for other copies of it, unless the
+        writer waits for much already; such a copy then hears that it is stale."""
+        self._drop_below(min(first_unacked, self.last or first_unacked))
+        if self.size_bytes + len(outcome) <= _MAX_REFUSED_BYTES:
+            self.outcomes[counter] = outcome
+            self.size_bytes += len(outcome)
+        self.first_unacked = max(self.first_unacked, counter + 1)
 
     def _judge_full(self, counter: int, first_unacked: int) -> tuple[Admission, bytes | None]:
         """Judge a new group again after dropping the outcomes that the writer no

@@ -140,12 +140,12 @@ class Checkpointer:
         files: DurableFiles,
         open_stores: OpenStores,
         progress: LogProgress,
-        tell_closed: Callable[[list[tuple[StoreId, int, int]]], Awaitable[None]],
+        tell_closed: Callable[[list[tuple[StoreId, int, int, int]]], Awaitable[None]],
         set_aside: Callable[[], Awaitable[None]],
         limits: OpenLimits | None = None,
     ) -> None:
         """`tell_closed` tells the coordinator of durable files that were closed: store, epoch,
-        revision. `set_aside` takes damaged stores out of service."""
+        revision, bytes. `set_aside` takes damaged stores out of service."""
         self._log = log
         self._gate = life.gate
         self._run_in_thread = life.run_in_thread
@@ -155,8 +155,9 @@ class Checkpointer:
         self._tell_closed = tell_closed
         self._set_aside = set_aside
         self._limits = limits or OpenLimits()
-        #: Closed stores that have advanced beyond what the coordinator knows: epoch and revision.
-        self._untold: dict[StoreId, tuple[int, int]] = {}
+        #: Closed stores that have advanced beyond what the coordinator knows: epoch, revision and
+        #: bytes.
+        self._untold: dict[StoreId, tuple[int, int, int]] = {}
         self._tell_at = 0.0
         self._telling = Trouble(logger, "store.closed_untold", logging.INFO)
         self._unreadable = Trouble(logger, "log.retire_waits")
@@ -292,13 +293,13 @@ class Checkpointer:
         while self._log.oldest_segment < first_needed:
             self._log.retire(self._log.oldest_segment)
 
-    def _note_closed(self, store: Store, file: StoreFile) -> None:
+    def _note_closed(self, store: Store, file: StoreFile, size_bytes: int) -> None:
         """Remember what to tell the coordinator of a durable file that was closed."""
         revision = file.meta.revision
         if file.in_memory or revision <= store.known_revision:
             return
         if len(self._untold) < _MAX_UNTOLD:
-            self._untold[store.id] = (store.epoch, revision)
+            self._untold[store.id] = (store.epoch, revision, size_bytes)
 
     async def _tell_of_closed(self) -> bool:
         """Tell the coordinator how far closed files had come, and return whether it answered.
@@ -332,12 +333,13 @@ class Checkpointer:
         ):
             return False
         if store.file is not None:
+            size_bytes = store.held_bytes
             try:
                 store.file.close()
             except StorageError as error:
                 logger.error("store.close_failed store=%s reason=%s", store.id, error)
             else:
-                self._note_closed(store, store.file)
+                self._note_closed(store, store.file, size_bytes)
             for hear in self._hear_closed:
                 hear(store, store.file)
         self._open_stores.closed(store)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from holdfast.persist.incarnation import Incarnation
@@ -53,7 +53,7 @@ class DurableFiles:
         leases: Leases,
         progress: LogProgress,
         materialiser: Materialiser,
-        confirm: Callable[[list[tuple[StoreId, int]]], Awaitable[None]],
+        confirm: Callable[[Sequence[tuple[StoreId, int, int | None]]], Awaitable[None]],
     ) -> None:
         """`confirm` tells the coordinator at which revision each of these stores'
         files is durable."""
@@ -154,7 +154,9 @@ class DurableFiles:
         for start in range(0, len(unconfirmed), CONFIRM_BATCH):
             batch = unconfirmed[start : start + CONFIRM_BATCH]
             try:
-                await self._confirm([(store.id, durable.revision) for store, durable in batch])
+                await self._confirm(
+                    [(store.id, durable.revision, durable.bytes) for store, durable in batch]
+                )
             except HoldfastError as error:
                 # The next pass tries again. Until then the log keeps these stores' changes.
                 self._unconfirmed.note("stores=%d reason=%s", len(batch), error)

@@ -20,10 +20,11 @@ from typing import Any, Final
 
 from holdfast.persist.bucket_log.stored import StoredWrites
 from holdfast.persist.operations import eviction, operations, uploads
+from holdfast.persist.quotas.tenant_quota import TenantQuota, adds
 from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
-from holdfast.persist.store.writers import Admission
+from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
     BusyError,
@@ -32,6 +33,7 @@ from holdfast.protocol.errors import (
     StaleWriteError,
     StorageError,
     WriterGapError,
+    error_to_wire,
     internal_error,
 )
 from holdfast.protocol.limits import MAX_OUTCOME_BYTES, PAGE_BYTES
@@ -79,6 +81,9 @@ class Tick:
         #: The tick whose sync this tick's answers must wait for.
         self.wait_for = 0
         self._writes: list[Arrival] = []
+        #: That of the tenant whose groups are executed, and when, in monotonic seconds.
+        self.quota: TenantQuota | None = None
+        self.now = 0.0
         #: Unexpected exceptions. Each is answered already, and is still to be logged.
         self.mishaps: list[Exception] = []
 
@@ -141,12 +146,19 @@ class Tick:
                 durability = _STORED
         writer = store.writers.known.get(writer_id) or store.writer(writer_id)
         verdict, known = writer.judge(counter, first_unacked)
+        quota = self.quota
+        if (
+            quota is not None
+            and verdict is Admission.NEW
+            and self._refuse_for_quota(quota, store, arrival, writer, durability)
+        ):
+            return
         if verdict is Admission.NEW and (
             not writer.last or store.writers.outcome_bytes > MAX_OUTCOME_BYTES
         ):
             verdict = store.writers.admit(writer_id, writer, counter, first_unacked)
         if verdict is not Admission.NEW:
-            if not writer.last:
+            if not writer.last and not writer.outcomes:
                 # The store knows nothing of this writer, and an invented one must not
                 # fill the memory.
                 store.writers.known.pop(writer_id, None)
@@ -159,7 +171,10 @@ class Tick:
         if time < store.time:
             time = store.now(self.time)
         store.time = time
-        results = operations.execute(store, group_operations, self.mishaps)
+        if quota is None:
+            results = operations.execute(store, group_operations, self.mishaps)
+        else:
+            results = self._execute_within(quota, store, arrival)
         outcome = frames.encode_outcome(store.epoch, time, durability, results)
         before_bytes = writer.size_bytes
         writer.record(counter, first_unacked, outcome)
@@ -179,6 +194,59 @@ class Tick:
         if answered is None:
             answered = answers[reply] = []
         answered.append([position, 0, outcome])
+
+    def refuses_read(self, store: Store, arrival: Arrival) -> bool:
+        """Refuse a group of reads if its tenant's rate is used up."""
+        # A read that waited for the archive comes a second time.
+        if self.quota is None or arrival.archived is not None:
+            return False
+        group = arrival.group
+        error = self.quota.rate_refusal(group.operations, 0, self.now)
+        if error is None:
+            return False
+        results = [error_to_wire(error)] * len(group.operations)
+        self.answer(arrival, frames.encode_outcome(store.epoch, store.time, 0, results))
+        return True
+
+    def _refuse_for_quota(
+        self,
+        quota: TenantQuota,
+        store: Store,
+        arrival: Arrival,
+        writer: WriterState,
+        durability: int,
+    ) -> bool:
+        """Refuse a new group if its tenant has used up its quota.
+
+        Nothing of it goes to the log: a refusal must cost less than the write. But no copy that is
+        still on its way may be executed, after its caller was told that nothing was stored.
+        """
+        group, size_bytes = arrival.group, arrival.size_bytes
+        error: HoldfastError | None = quota.rate_refusal(group.operations, size_bytes, self.now)
+        if error is None and all(map(adds, group.operations)):
+            error = quota.bytes_refusal(size_bytes)
+        if error is None:
+            return False
+        results = [error_to_wire(error)] * len(group.operations)
+        outcome = frames.encode_outcome(store.epoch, store.time, durability, results)
+        counter, first_unacked = group.counter, group.first_unacked
+        store.writers.refuse(writer, counter, first_unacked, outcome, store.kept_outcomes)
+        self.answer(arrival, outcome)
+        return True
+
+    def _execute_within(
+        self, quota: TenantQuota, store: Store, arrival: Arrival
+    ) -> frames.Run | list[operations.Result]:
+        """Execute a group of a tenant that has a quota."""
+        before_bytes, group_operations = store.bytes, arrival.group.operations
+        error = quota.bytes_refusal(arrival.size_bytes)
+        if error is None:
+            results = operations.execute(store, group_operations, self.mishaps)
+        else:
+            results = operations.execute_but(store, group_operations, adds, error, self.mishaps)
+        chunk_bytes = arrival.size_bytes if store.has_chunks else 0
+        quota.wrote(store, store.bytes - before_bytes + chunk_bytes)
+        return results
 
     def abort(self, store: Store, error: HoldfastError) -> None:
         """Take back everything that this tick did to a store, because its file

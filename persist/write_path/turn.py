@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from holdfast.persist.bucket_log.stored import StoredWrites
 from holdfast.persist.operations import eviction
 from holdfast.persist.operations.without_file import needs_file
+from holdfast.persist.quotas.quota_book import QuotaBook
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
@@ -86,12 +87,18 @@ class TurnBuilder:
     """Builds the ticks of one incarnation."""
 
     def __init__(
-        self, server: str, inbox: Inbox, open_stores: OpenStores, promises: Promises
+        self,
+        server: str,
+        inbox: Inbox,
+        open_stores: OpenStores,
+        promises: Promises,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self._server = server
         self._inbox = inbox
         self._open_stores = open_stores
         self._promises = promises
+        self._quotas = quotas or QuotaBook()
         #: Ends the turn although there is room left: the first group in the queue needs more than
         #: the rest of this turn.
         self._turn_is_over = False
@@ -111,6 +118,7 @@ class TurnBuilder:
             stored=promises.stored,
             log_level=promises.log,
         )
+        tick.now = conditions.now
         self.failures.clear()
         for reply, index, error in inbox.refusals:
             tick.refuse_at(reply, index, error)
@@ -137,6 +145,7 @@ class TurnBuilder:
         self._turn_is_over = False
         while groups and room > 0 and not self._turn_is_over:
             tenant, arrivals, allowance = groups.begin_turn()
+            tick.quota = self._quotas.of(tenant)
             allowance = min(allowance, room)
             spent = answered_bytes = 0
             while arrivals and spent < allowance and not self._turn_is_over:
@@ -174,6 +183,8 @@ class TurnBuilder:
         if store.retention is not None and not self._expires_first(tick, store, arrival):
             return False
         if not writes:
+            if tick.refuses_read(store, arrival):
+                return True
             tick.read(store, arrival)
             return False
         if log_is_full:
@@ -232,6 +243,7 @@ class TurnBuilder:
         """Remove what is due from an open store. Return False if there may be more."""
         if store.state is not _SERVING:
             return True
+        self._quotas.touched(store)
         try:
             return tick.expire(store)
         except StorageError as error:

@@ -13,6 +13,7 @@
     stores/<tenant>/<aaa>/<name>.<stream|kv>.<generation>.db
     stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator put an older file there
+    quotas/                                    what tenants may use: see `access/quotas.py`
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report and with the
                                                changes that may be in no file: see `quarantine.py`
     auth/                                      the registry of tokens: see `shared_fs/access/`
@@ -78,6 +79,10 @@ class Layout:
     @property
     def quarantine(self) -> Path:
         return self.root / "quarantine"
+
+    @property
+    def quotas(self) -> Path:
+        return self.root / "quotas"
 
     def server(self, server: str) -> Path:
         return self.servers / server

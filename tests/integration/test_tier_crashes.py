@@ -236,7 +236,7 @@ class Server:
             named = tuple(ColdStore(*each) for each in stores)
             return self.cluster.ask(self, Cool("s1", self.incarnation, named))["cold"]
 
-    async def created(self, stores: Sequence[tuple[StoreId, int]]) -> None:
+    async def created(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
         with self.steps.around("created"):
             named = tuple(CreatedStore(*each) for each in stores)
             self.cluster.ask(self, Created("s1", self.incarnation, named))
@@ -291,7 +291,7 @@ class Server:
         with self.steps.around("checkpoint"):
             file.checkpoint()
         opened.last_tick = 1
-        await self.created([(store, file.meta.revision)])
+        await self.created([(store, file.meta.revision, file.meta.bytes)])
         self.cluster.acknowledged[store].append(value)
         self.close(opened)
 

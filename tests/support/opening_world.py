@@ -65,7 +65,7 @@ class Life:
         return known + 1
 
     async def _confirm(self, stores: list[tuple[StoreId, int]]) -> None:
-        self.confirmed.update(stores)
+        self.confirmed.update((store, revision) for store, revision, _ in stores)
 
     async def open(
         self,

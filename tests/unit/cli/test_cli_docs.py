@@ -20,7 +20,6 @@ from holdfast.cli.commands.backup import delete_report, restore_report, version_
 from holdfast.cli.commands.collect import collect_report
 from holdfast.cli.commands.probe import probe_report
 from holdfast.cli.commands.rebuild import rebuild_report
-from holdfast.cli.commands.servers import tenant_row
 from holdfast.cli.commands.verify import verdict_row
 from holdfast.cli.demo.plan import DemoPlan
 from holdfast.cli.demo.report import DemoReport
@@ -37,6 +36,9 @@ from holdfast.cli.render import (
 )
 from holdfast.cli.settings import CLIENT_OPTIONS, NATS_OPTIONS
 from holdfast.cli.stores.configuring import config_json
+from holdfast.cli.tenants.use import tenant_row
+from holdfast.client.wire.router import AskedOfServer
+from holdfast.protocol.access.quota import Quota, TenantInfo
 from holdfast.protocol.access.rights import ALL_RIGHTS
 from holdfast.protocol.access.tokens import Token, TokenLimits
 from holdfast.protocol.bus.login import variable
@@ -82,6 +84,8 @@ VERSION = dict.fromkeys(
 )
 FAILURE = {"tenant": "t", "name": "n", "error": "e", "message": "m"}
 LISTED = StoreInfo(1, "notes", "s1", "i", 1, StoreState.DURABLE)
+TENANT = TenantInfo("acme", 12, 3, 4096, Quota(20, 10**10, 5000.0, 2e7))
+ASKED = AskedOfServer("s1", 12.0, 3456.0)
 SERVER = ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)
 TOKEN = Token("i", "s", "t", (">",), ALL_RIGHTS, 1, 2, "ada", TokenLimits(1, 1, 1))
 ENTRY = Entry("theme", b"dark", {}, 3, 1795230214000)
@@ -180,7 +184,9 @@ def documented(path: str) -> Any:
         ("kv delete NAME KEY", deleted_json(Deleted(1, 4))),
         ("stores [NAME_PREFIX]", {"stores": [store_row(LISTED)]}),
         ("servers", {"servers": [SERVER._asdict()]}),
-        ("tenants", {"tenants": [tenant_row("default", [STORE])]}),
+        ("tenants", {"tenants": [tenant_row(TENANT)]}),
+        ("tenant set TENANT", {"tenant": "acme", "quota": TENANT.quota.to_wire()}),
+        ("tenant show TENANT", {**tenant_row(TENANT), "servers": [ASKED._asdict()]}),
         ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
         ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),
         ("restore STORE", restore_report(STORE, VERSION | {"exact": True, "replayed": 0})),

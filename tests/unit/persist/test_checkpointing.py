@@ -40,7 +40,7 @@ class World(WritePath):
         self.root = root
         create_fence(self.disk, root / "fence")
         self.confirmed: list[StoreId] = []
-        self.told: list[tuple[StoreId, int, int]] = []
+        self.told: list[tuple[StoreId, int, int, int]] = []
         self.given_back: list[StoreId] = []
         self.away = False
         self.on_confirm: Callable[[], None] = lambda: None
@@ -67,11 +67,11 @@ class World(WritePath):
 
         return run()
 
-    async def confirm(self, stores: list[tuple[StoreId, int]]) -> None:
+    async def confirm(self, stores: list[tuple[StoreId, int, int]]) -> None:
         self.on_confirm()
-        self.confirmed.extend(store for store, _ in stores)
+        self.confirmed.extend(store for store, _, _ in stores)
 
-    async def tell_closed(self, stores: list[tuple[StoreId, int, int]]) -> None:
+    async def tell_closed(self, stores: list[tuple[StoreId, int, int, int]]) -> None:
         if self.away:
             raise NoCoordinatorError(prefix="hf")
         self.told.extend(stores)
@@ -165,7 +165,7 @@ async def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(worl
     assert world.told == [], "not with every pass"
     await world.run_pass(now=110.0)
     await world.run_pass(now=120.0)
-    assert world.told == [(store.id, 1, 1)]
+    assert world.told == [(store.id, 1, 1, store.bytes)]
     store = world.open_store("a")
     store.known_revision = 1
     await world.run_pass(now=200.0)

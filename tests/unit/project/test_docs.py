@@ -397,6 +397,7 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         str(layout.loss_accepted("<server>", "<incarnation>")),
         "stores/<tenant>/<aaa>/<name>.<kind>.<generation>.db",
         "stores/<tenant>/<aaa>/<name>.<kind>.deleted",
+        f"{layout.quotas}/",
         f"{layout.quarantine}/<tenant>/<file>.<time>/",
         f"{registry_folder(layout.root)}/",
         f"{layout.root / KEYS_FOLDER}/",

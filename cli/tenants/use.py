@@ -1,0 +1,59 @@
+"""How the use of tenants is shown, beside what they may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.cli.render import JsonObject, print_table, size
+from holdfast.protocol.access.quota import Quota, TenantInfo
+
+
+def tenant_row(info: TenantInfo) -> JsonObject:
+    """Return what a tenant has and may have as JSON."""
+    return {**info._asdict(), "quota": info.quota.to_wire()}
+
+
+def print_tenants(infos: Sequence[TenantInfo]) -> None:
+    """Print one line for each tenant; a `/` is followed by what it may use."""
+    print_table(
+        ("tenant", "streams", "kvs", "stores", "bytes", "operations/s", "bytes/s"),
+        [
+            (
+                info.tenant,
+                f"{info.streams:,}",
+                f"{info.kvs:,}",
+                of(f"{info.streams + info.kvs:,}", info.quota.max_stores, count),
+                of(size(info.bytes), info.quota.max_bytes, size),
+                of("", info.quota.max_rate, count),
+                of("", info.quota.max_bytes_per_second, size),
+            )
+            for info in infos
+        ],
+        right=("streams", "kvs", "stores", "bytes", "operations/s", "bytes/s"),
+        optional=("bytes/s", "operations/s", "kvs", "streams"),
+    )
+
+
+def quota_fields(quota: Quota) -> dict[str, str]:
+    """Return each limit of a quota for people."""
+    forms: dict[str, Callable[[Any], str]] = {
+        "max_stores": count,
+        "max_bytes": size,
+        "max_rate": count,
+        "max_bytes_per_second": size,
+    }
+    return {
+        name: "-" if value is None else forms[name](value)
+        for name, value in quota._asdict().items()
+    }
+
+
+def of(used: str, limit: Any, form: Callable[[Any], str]) -> str:
+    """Return what is used, of what limit."""
+    return used if limit is None else f"{used} / {form(limit)}".lstrip()
+
+
+def count(value: float) -> str:
+    """Return a number for people."""
+    return f"{value:,g}" if value != int(value) else f"{int(value):,}"
