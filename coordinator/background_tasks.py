@@ -7,6 +7,7 @@ service. A blocking call that has begun is always waited for, so nothing is clos
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -65,8 +66,10 @@ class BackgroundTasks:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            if not running.done():
-                await asyncio.wait([running])
+            while not running.done():
+                # Whoever cancels once more waits all the same.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
             if not running.cancelled():
                 # Retrieve the exception, or asyncio logs that it was never retrieved.
                 running.exception()
