@@ -397,6 +397,16 @@ class _LockFile:
             if error.errno not in _HELD_BY_ANOTHER:
                 raise
             raise AlreadyRunningError(what=what, path=str(path)) from error
+        if not self._has_name(path):
+            # Another process has just put a file that it has locked in the place of this one.
+            self.release()
+            raise AlreadyRunningError(what=what, path=str(path))
+
+    def _has_name(self, path: Path) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), path.stat())
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         # Nothing was written, so nothing can be lost: a descriptor that a file system has given up

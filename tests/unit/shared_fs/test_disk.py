@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import subprocess
@@ -164,6 +165,23 @@ def test_a_lock_of_another_process_is_seen_and_not_taken(tmp_path: Path) -> None
         other.kill()
         other.wait()
         assert not DISK.is_locked(path)
+    DISK.lock(path, "it").release()
+
+
+def test_a_lock_of_a_file_that_has_just_lost_its_name_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lockf = tmp_path / "lock", fcntl.lockf
+
+    def replaced_before_it_is_locked(descriptor: int, command: int) -> None:
+        (tmp_path / "new").touch()
+        (tmp_path / "new").rename(path)
+        lockf(descriptor, command)
+
+    monkeypatch.setattr("holdfast.shared_fs.disk.disk.fcntl.lockf", replaced_before_it_is_locked)
+    with pytest.raises(AlreadyRunningError):
+        DISK.lock(path, "it")
+    monkeypatch.undo()
     DISK.lock(path, "it").release()
 
 
