@@ -33,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Assigns each store to a persist server and fences dead servers.",
     )
     parser.add_argument(
-        "--standby", action="store_true", help="wait until the active coordinator ends"
+        "--standby",
+        action="store_true",
+        help="wait until the active coordinator ends or cannot work",
     )
     parser.add_argument(
         "--replace-damaged-state",

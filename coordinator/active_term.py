@@ -28,16 +28,20 @@ from holdfast.coordinator.quota_watch import QuotaWatch
 from holdfast.coordinator.request_loop import RequestLoop
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.survey import Survey
+from holdfast.protocol.errors import StorageError
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.protocol.subjects import granted
 
 logger = logging.getLogger("holdfast.coordinator")
 
 #: How often silent servers are looked for.
 TICK_SECONDS: Final = 0.1
+#: How often the coordinator looks for a later term, also when nobody asks for anything.
+TERM_WATCH_SECONDS: Final = 0.5
 
 
 class ActiveTerm:
-    """The work of the coordinator that holds the lock. Call `serve` once."""
+    """The work of the active coordinator. Call `serve` once."""
 
     def __init__(self, life: Life, cluster: str, feed: HeartbeatFeed, state: StateFile) -> None:
         self._life = life
@@ -103,6 +107,7 @@ class ActiveTerm:
         bucket = life.storage.bucket
         tasks.start("tick", self._tick())
         tasks.start("grants", self._doorkeeper.run())
+        tasks.start("watch the term", self._watch_term())
         if recorded.files_pending or (recorded.manifests_pending and bucket):
             survey = Survey(life.storage, tasks, self._records)
             tasks.start("survey", survey.run(recorded.files_pending))
@@ -116,6 +121,21 @@ class ActiveTerm:
             await asyncio.sleep(TICK_SECONDS)
             await self._feed.prove_hearing()
             self._driver.step(TimePassed(hearing=self._life.bus.connected))
+
+    async def _watch_term(self) -> None:
+        """End this coordinator soon after it was deposed: a later one may have taken over while it
+        was stopped. A mount that hangs shows here too."""
+        life = self._life
+        unreadable = Trouble(logger, "coordinator.term_unknown")
+        while True:
+            await asyncio.sleep(TERM_WATCH_SECONDS)
+            try:
+                with life.storage_use.call():
+                    await life.background_tasks.blocking(self._state.check_term)
+            except StorageError as error:
+                unreadable.note("reason=%s", error)
+            else:
+                unreadable.over()
 
 
 class _Recorded(NamedTuple):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from holdfast.coordinator.background_tasks import BackgroundTasks
 from holdfast.coordinator.storage import Storage
+from holdfast.coordinator.storage_use import StorageUse
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.serving.grant_desk import TokenSource
@@ -29,6 +30,7 @@ class Life:
     background_tasks: BackgroundTasks
     wakeup: Wakeup
     mishaps: Mishaps
+    storage_use: StorageUse
     #: Where tokens are read; None in an open cluster.
     tokens: TokenSource | None = None
 

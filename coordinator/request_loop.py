@@ -81,7 +81,8 @@ class RequestLoop:
                 now_ms=self._life.clock_ms(),
                 limits=self._limits,
             )
-            outcome = await self._life.background_tasks.blocking(execute, self._state, batch)
+            with self._life.storage_use.call():
+                outcome = await self._life.background_tasks.blocking(execute, self._state, batch)
             self._records.settle(records, outcome.failure, self._life.now())
             if outcome.failure is not None:
                 self._driver.recording_failed(records, outcome.failure)

@@ -1,13 +1,14 @@
 """The life of a coordinator: it stands by, becomes the active one, and ends.
 
-    stand by   wait for the lock, and listen to the heartbeats (`standby_heartbeats.py`) meanwhile
-    start      with the lock: refuse to start beside another cluster, open the state file
+    stand by   `standing_by.py`: wait for the lock, or until the active coordinator cannot work, and
+               listen to the heartbeats (`standby_heartbeats.py`) meanwhile
+    start      refuse to start beside another cluster, open the state file
     serve      `active_term.py`
     end        stopped, or deposed by a later term, or deaf: close the state file, release the lock
 
-The lock is held from before the state file is opened until after it is closed, so at most
-one coordinator is active. Whether a server is alive is decided in `membership.py`, and
-who owns a store in `assignment.py`.
+The lock is held from before the state file is opened until after it is closed, so that a standby
+waits. What keeps two coordinators from contradicting each other is the term (`term.py`). Whether a
+server is alive is decided in `membership.py`, and who owns a store in `assignment.py`.
 """
 
 from __future__ import annotations
@@ -17,28 +18,31 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Final
 
 from holdfast.coordinator.active_term import ActiveTerm
+from holdfast.coordinator.answer_questions import answer_questions
 from holdfast.coordinator.background_tasks import BackgroundTasks, RunBlocking
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.heartbeat_feed import HeartbeatFeed
 from holdfast.coordinator.peers.other_clusters import OtherClusters
+from holdfast.coordinator.standing_by import StandingBy
+from holdfast.coordinator.state.questions import StandbyQuestions
 from holdfast.coordinator.state.state_file import StateFile
+from holdfast.coordinator.state.term import TermFile
 from holdfast.coordinator.storage import Storage
+from holdfast.coordinator.storage_use import StorageUse
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.errors import AlreadyRunningError
 from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.disk.disk import LockFile
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: How often a standby tries to take the lock.
-STANDBY_POLL_SECONDS: Final = 0.25
+
+def _monotonic() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _wall_clock_ms() -> int:
@@ -73,6 +77,7 @@ class Coordinator:
             wakeup=Wakeup(),
             mishaps=Mishaps(logger),
             tokens=tokens,
+            storage_use=StorageUse(_monotonic),
         )
         self._standby = standby
         self._replace_damaged_state = replace_damaged_state
@@ -92,54 +97,42 @@ class Coordinator:
             blocking, storage = life.background_tasks.blocking, life.storage
             had_past = await blocking(storage.has_past)
             await blocking(storage.make_folder)
-            lock, had_waited = await self._take_lock(feed)
-            if lock is None:
+            questions = StandbyQuestions(storage.disk, storage.layout.coordinator, life.id)
+            standing_by = StandingBy(life, feed, heard, questions)
+            tenure = await standing_by.tenure(self._standby)
+            if tenure is None:
                 return
+            answering = asyncio.create_task(answer_questions(life, feed, questions))
             try:
                 others = OtherClusters(life, await blocking(storage.cluster_id))
                 feed.ignore(others)
                 await others.refuse()
                 # A coordinator that held the lock meanwhile may have left a past
                 # that `has_past` did not see.
-                state = await blocking(self._open_state, had_past or had_waited)
+                terms = tenure.succeeded or TermFile(storage.disk, storage.term_path, life.id)
+                state = await blocking(self._open_state, had_past or tenure.had_waited, terms)
                 try:
                     await ActiveTerm(life, others.cluster, feed, state).serve(heard, ready)
                 finally:
                     await blocking(state.close)
             finally:
-                lock.release()
+                answering.cancel()
+                await asyncio.wait([answering])
+                tenure.lock.release()
         finally:
             await heartbeats.unsubscribe()
+        if not answering.cancelled():
+            answering.result()
         logger.info("coordinator.stopped term=%s", state.term)
 
     def stop(self) -> None:
         """Ask `run` to finish the current requests, close the state file and return."""
         self._life.wakeup.stop()
 
-    async def _take_lock(self, feed: HeartbeatFeed) -> tuple[LockFile | None, bool]:
-        """Return the lock, or None if stopped first; and whether another coordinator held it."""
-        life = self._life
-        waited = False
-        while not life.wakeup.stopping:
-            try:
-                return await life.background_tasks.blocking(life.storage.lock), waited
-            except AlreadyRunningError as error:
-                if not self._standby:
-                    raise
-                if not waited:
-                    logger.info("coordinator.standing_by lock=%s", error.fields["path"])
-            waited = True
-            await feed.prove_hearing()
-            try:
-                async with asyncio.timeout(STANDBY_POLL_SECONDS):
-                    await life.wakeup.stopped()
-            except TimeoutError:
-                continue
-        return None, waited
-
-    def _open_state(self, had_past: bool) -> StateFile:
+    def _open_state(self, had_past: bool, terms: TermFile) -> StateFile:
         return self._life.storage.open_state(
             had_past=had_past,
             replace_damaged=self._replace_damaged_state,
             now_ms=self._life.clock_ms(),
+            terms=terms,
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from holdfast.coordinator.state.lost_state import has_past, open_state
 from holdfast.coordinator.state.state_file import StateFile
+from holdfast.coordinator.state.term import TermFile
 from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster_id
@@ -56,6 +58,24 @@ class Storage:
         """Take the lock of the active coordinator and return it. Raises AlreadyRunningError."""
         return self.disk.lock(self.layout.coordinator / "lock", "a coordinator")
 
+    def lock_again(self, terms: TermFile) -> LockFile:
+        """Make another file the lock of the active coordinator, and return it: the file that the
+        deposed one has locked loses its name. Raises DeposedError, StorageError."""
+        path = self.layout.coordinator / "lock"
+        draft = path.with_name(f"lock.{terms.term}.new")
+        lock = self.disk.lock(draft, "a coordinator")
+        try:
+            terms.check()
+            self.disk.rename(draft, path)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    @property
+    def term_path(self) -> Path:
+        return self.layout.coordinator / "term"
+
     def may_run(self, server: str) -> bool | None:
         """Tell whether a process of `server` runs, by its lock; None if the lock is out of reach,
         on a disk of the server's own. Raises StorageError."""
@@ -79,8 +99,16 @@ class Storage:
             return bucket_cluster_id(self.bucket)
         return make_cluster_id(self.disk, self.layout)
 
-    def open_state(self, *, had_past: bool, replace_damaged: bool, now_ms: int) -> StateFile:
-        """Open the state file; call it under the lock. Raises as `open_state_file` does."""
+    def open_state(
+        self,
+        *,
+        had_past: bool,
+        replace_damaged: bool,
+        now_ms: int,
+        terms: TermFile,
+    ) -> StateFile:
+        """Open the state file; call it under the lock. `terms` may have begun a term past the lock
+        of another coordinator. Raises as `open_state_file` does."""
         return open_state(
             self.layout,
             self.disk,
@@ -88,4 +116,5 @@ class Storage:
             had_past=had_past,
             replace_damaged=replace_damaged,
             now_ms=now_ms,
+            terms=terms,
         )

@@ -77,7 +77,9 @@ def needed_server_packages() -> Iterator[None]:
 @click.command()
 @_DATA
 @click.option(
-    "--standby", is_flag=True, help="Wait until the active coordinator ends, then take over."
+    "--standby",
+    is_flag=True,
+    help="Wait until the active coordinator ends or cannot work, then take over.",
 )
 @click.option(
     "--replace-damaged-state",

@@ -215,8 +215,8 @@ EPOCHS = Check(
     "HF-027",
     "epochs",
     "no store file has a higher epoch than the coordinator has recorded",
-    "state.db is an older copy: stop the coordinator, remove coordinator/state.db and its WAL, and "
-    "start it again; it finds the stores, and servers ask for higher epochs by themselves",
+    "state.db is an older copy: stop the coordinator, remove coordinator/state*.db* and start it "
+    "again; it finds the stores, and servers ask for higher epochs by themselves",
 )
 
 MISSING_LOGS = Check(

@@ -27,6 +27,7 @@ from holdfast.cli.doctor.checks import (
 )
 from holdfast.coordinator.state.progress import Progress, ProgressFile
 from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION
+from holdfast.coordinator.state.state_names import current_state
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import Disk
@@ -111,7 +112,8 @@ def known_stores(layout: Layout, findings: Findings) -> Iterator[KnownStores | N
 
 
 def _running(layout: Layout) -> str:
-    holders = [lock_holder(layout.coordinator / name) for name in ("lock", "state.db")]
+    files = (layout.coordinator / "lock", _state_file(layout))
+    holders = [lock_holder(path) for path in files]
     pids = [pid for pid in holders if pid is not None]
     if not pids:
         return ""
@@ -122,10 +124,14 @@ def _running(layout: Layout) -> str:
     )
 
 
+def _state_file(layout: Layout) -> Path:
+    return current_state(layout.coordinator, Disk())
+
+
 def _open(layout: Layout, findings: Findings, stack: contextlib.ExitStack) -> KnownStores | None:
-    path = layout.coordinator / "state.db"
-    where = "coordinator/state.db"
-    wal = path.with_name("state.db-wal")
+    path = _state_file(layout)
+    where = f"coordinator/{path.name}"
+    wal = path.with_name(f"{path.name}-wal")
     try:
         if not path.exists():
             _report_missing(layout, findings, wal)

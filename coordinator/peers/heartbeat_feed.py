@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from holdfast.coordinator.decisions.succession import Succession
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.other_clusters import OtherClusters
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import ConnectionFailedError, HoldfastError
 from holdfast.protocol.frames import decode_control, encode_control
-from holdfast.protocol.limits import MAX_ARRAY_LENGTH
+from holdfast.protocol.limits import MAX_ARRAY_LENGTH, SILENCE_SECONDS
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -60,6 +62,19 @@ class HeartbeatFeed:
         #: When this coordinator became the active one.
         self._active_since: float | None = None
         self._own_message_count = 0
+        #: While this coordinator stands by.
+        self._succession: Succession | None = None
+        #: When a server of this cluster was last heard.
+        self._server_heard_at = -math.inf
+
+    def stand_by(self, succession: Succession) -> None:
+        """Tell `succession` what is heard of other coordinators, until this one is active."""
+        self._succession = succession
+
+    def hears_servers(self) -> bool:
+        """Tell whether servers reach this coordinator over NATS."""
+        silent_seconds = self._life.now() - self._server_heard_at
+        return self._life.bus.connected and silent_seconds <= SILENCE_SECONDS
 
     def ignore(self, others: OtherClusters) -> None:
         """Ignore other clusters from now on; `others` knows the id of this one."""
@@ -68,6 +83,7 @@ class HeartbeatFeed:
     def hand_over(self, listener: HeartbeatListener) -> None:
         """Make `listener` the judge: this coordinator is the active one from now on."""
         self._listener = listener
+        self._succession = None
         self._active_since = self._life.now()
 
     async def prove_hearing(self) -> None:
@@ -93,6 +109,7 @@ class HeartbeatFeed:
             sent_at=self._life.now(),
             cluster=self._others.cluster if self._others is not None else "",
             active_seconds=self._active_seconds() or 0.0,
+            storage_seconds=self._life.storage_use.longest_seconds(),
         )
         try:
             async with asyncio.timeout(OWN_MESSAGE_TIMEOUT_SECONDS):
@@ -103,6 +120,8 @@ class HeartbeatFeed:
     def on_connected(self) -> None:
         """Note that the bus reconnected."""
         self._listener.connected(self._life.now(), self._own_message_count)
+        if self._succession is not None:
+            self._succession.start_over(self._life.now())
 
     def on_message(self, message: BusMessage) -> None:
         """Take a message of the subject. Malformed ones are dropped."""
@@ -116,14 +135,29 @@ class HeartbeatFeed:
             logger.debug("coordinator.heartbeat_malformed reason=%s", error)
             return
         if self._others is None or not self._others.is_stranger(heartbeat):
-            self._listener.heartbeat(heartbeat, self._life.now())
+            now = self._server_heard_at = self._life.now()
+            if self._succession is not None:
+                self._succession.others_heard(now)
+            self._listener.heartbeat(heartbeat, now)
 
     def _on_coordinator(self, fields: Mapping[str, Any]) -> None:
         """Take a message that a coordinator sent to itself: this one or another one."""
         if fields["coordinator"] == self._life.id:
             self._listener.own_message(int(fields["number"]), float(fields["sent_at"]))
         else:
-            self._meet(fields.get("cluster"), float(fields.get("active_seconds", 0.0)))
+            active_seconds = float(fields.get("active_seconds", 0.0))
+            if self._succession is not None:
+                # An earlier version does not say how long its call of the storage has lasted.
+                storage_seconds = float(fields.get("storage_seconds", 0.0))
+                self._hear_of_the_active_one(active_seconds, storage_seconds)
+            self._meet(fields.get("cluster"), active_seconds)
+
+    def _hear_of_the_active_one(self, active_seconds: float, storage_seconds: float) -> None:
+        assert self._succession is not None
+        if active_seconds > 0:
+            self._succession.announced(storage_seconds, self._life.now())
+        else:
+            self._succession.others_heard(self._life.now())
 
     def _meet(self, cluster: object, active_seconds: float) -> None:
         own_seconds = self._active_seconds()

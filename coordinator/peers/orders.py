@@ -45,6 +45,7 @@ class Orders:
         self._now = life.now
         self._storage = life.storage
         self._background_tasks = life.background_tasks
+        self._storage_use = life.storage_use
         self._state = state
         self._cluster = cluster
         self._silent = Trouble(logger, "coordinator.probe_failed", logging.INFO)
@@ -107,7 +108,8 @@ class Orders:
         with an error does not hang; the fence will fail too, and be tried again."""
         began_at = self._now()
         try:
-            await self._background_tasks.blocking(self._storage.test)
+            with self._storage_use.call():
+                await self._background_tasks.blocking(self._storage.test)
         except StorageError as error:
             self._storage_failing.note("reason=%s", error)
         else:

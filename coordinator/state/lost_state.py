@@ -14,8 +14,9 @@
   files. Until a coordinator that knows the bucket has done that, servers look in the
   bucket before they create a new store.
 
-The state is lost if the file is missing although there is a past, or if the file is older than what
-was last committed (`progress.py`); an old file goes to quarantine. A damaged file is refused,
+The state is lost if the file is missing although there is a past, if the file is older than what
+was last committed (`progress.py`), or if another coordinator has it open and it cannot be copied
+(`state_copy.py`); an old file goes to quarantine. A damaged file is refused,
 unless the operator has it replaced: then it goes to quarantine and counts as missing.
 """
 
@@ -29,10 +30,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdfast.coordinator.state.progress import OldStateError
+from holdfast.coordinator.state.state_copy import copy_state
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
 from holdfast.coordinator.state.state_format import is_missing
+from holdfast.coordinator.state.state_names import (
+    FIRST_NAME,
+    current_state,
+    remove_earlier_states,
+    state_path,
+)
+from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import StoreState
-from holdfast.protocol.errors import InvalidNameError, StoreDamagedError
+from holdfast.protocol.errors import InvalidNameError, StorageError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log.fences import Fences
@@ -80,26 +89,60 @@ def open_state(
     had_past: bool,
     replace_damaged: bool,
     now_ms: int,
+    terms: TermFile | None = None,
 ) -> StateFile:
     """Open the state file; start with an empty one if it is lost or out of date.
 
-    The caller holds the coordinator's lock. Raises as `open_state_file` does.
+    If `terms` has begun the term already, another coordinator may have the file open, so it is
+    copied. Otherwise the caller holds the lock. Raises as `open_state_file` does.
     """
-    path = layout.coordinator / "state.db"
+    terms = terms or TermFile(disk, layout.coordinator / "term")
+    found = path = current_state(layout.coordinator, disk)
+    is_copied = True
+    if terms.term:
+        had_past, path = True, state_path(layout.coordinator, terms.term)
+        is_copied = copy_state(found, path, disk, layout.coordinator_progress, terms.term)
+    state = _open_or_replace(
+        layout, disk, fences, path, terms, had_past, replace_damaged, now_ms
+    )
+    try:
+        if not is_copied:
+            _set_aside(layout, disk, now_ms, found, ("", "-wal", "-journal"))
+        # The state has this term now, and no earlier file can have it.
+        remove_earlier_states(state.path, disk)
+    except StorageError as error:
+        logger.warning("coordinator.earlier_state_left reason=%s", error)
+    return state
+
+
+def _open_or_replace(
+    layout: Layout,
+    disk: Disk,
+    fences: Fences,
+    path: Path,
+    terms: TermFile,
+    had_past: bool,
+    replace_damaged: bool,
+    now_ms: int,
+) -> StateFile:
     progress = layout.coordinator_progress
     try:
         if is_missing(path, disk):
             if had_past:
                 _fence_everyone(fences)
             state = open_state_file(
-                path, disk, surveying=disk.exists(layout.root / "stores"), progress=progress
+                path,
+                disk,
+                surveying=disk.exists(layout.root / "stores"),
+                progress=progress,
+                terms=terms,
             )
             with state.transaction():
                 if not state.cluster.surveying():
                     # A new cluster may be given a bucket that has stores of an earlier one.
                     state.cluster.set_surveying(False)
             return state
-        state = open_state_file(path, disk, progress=progress)
+        state = open_state_file(path, disk, progress=progress, terms=terms)
         if replace_damaged:
             state.check_content()
         return state
@@ -108,26 +151,30 @@ def open_state(
         # Fence before moving the files: a start that is interrupted here finds the file old again,
         # with or without its WAL.
         _fence_everyone(fences)
-        _set_aside(layout, disk, now_ms, ("state.db-wal", "state.db-journal", "state.db"))
+        _set_aside(layout, disk, now_ms, path, ("-wal", "-journal", ""))
     except StoreDamagedError as error:
         if not replace_damaged:
             raise
         logger.error("coordinator.state_damaged reason=%s", error)
         # Move the file before its WAL. If this is interrupted, the next start refuses a WAL alone,
         # but it might open a file alone as it was before the last changes.
-        _set_aside(layout, disk, now_ms, ("state.db", "state.db-wal", "state.db-journal"))
+        _set_aside(layout, disk, now_ms, path, ("", "-wal", "-journal"))
         _fence_everyone(fences)
-    return open_state_file(path, disk, surveying=True, progress=progress)
+    return open_state_file(path, disk, surveying=True, progress=progress, terms=terms)
 
 
-def _set_aside(layout: Layout, disk: Disk, now_ms: int, names: Iterable[str]) -> None:
+def _set_aside(
+    layout: Layout, disk: Disk, now_ms: int, path: Path, suffixes: Iterable[str]
+) -> None:
     """Move the files of a replaced state to quarantine, in this order."""
     folder = layout.quarantine / _QUARANTINE / f"state.db.{now_ms}"
     logger.error("coordinator.state_replaced folder=%s", folder)
     disk.make_directory(folder)
-    for name in names:
-        if disk.exists(layout.coordinator / name):
-            disk.rename(layout.coordinator / name, folder / name)
+    for suffix in suffixes:
+        part = path.with_name(f"{path.name}{suffix}")
+        if disk.exists(part):
+            # Under its first name, which whoever looks for it knows.
+            disk.rename(part, folder / f"{FIRST_NAME}{suffix}")
 
 
 def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[SurveyedStore]:
@@ -234,7 +281,7 @@ def write_state(
     lock = disk.lock(layout.coordinator / "lock", "a coordinator")
     try:
         state = open_state_file(
-            layout.coordinator / "state.db",
+            state_path(layout.coordinator),
             disk,
             surveying=True,
             progress=layout.coordinator_progress,

@@ -4,7 +4,8 @@ It holds the incarnations of the servers, the owner and epoch of each store, whi
 drained, and the term. Invariants:
 
 - What `transaction` committed survives a power cut (WAL with synchronous=FULL).
-- A coordinator that has a successor writes nothing and answers nothing (`term.py`).
+- A coordinator that has a successor writes nothing and answers nothing (`term.py`). A successor
+  that did not get its lock continues with a copy of the file (`state_copy.py`).
 - No data per store is held in memory, and the time to open does not depend on the number of stores.
   The exception are stores that only clients have asked for: a bounded number of them is held in
   memory, and none is in the file.
@@ -39,10 +40,10 @@ from holdfast.shared_fs.disk.disk import Disk
 class StateFile:
     """The open file of the active coordinator, made by `open_state_file`."""
 
-    def __init__(self, path: Path, disk: Disk, progress: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, disk: Disk, progress: Path, terms: TermFile) -> None:
+        self.path = path
         self._progress = ProgressFile(disk, progress)
-        self._terms = TermFile(disk, path.with_name("term"))
+        self._terms = terms
         self._connection = StateConnection(path, disk.vfs)
         execute = self._connection.execute
         promised = PromisedStores()
@@ -82,9 +83,10 @@ class StateFile:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
+            # The term first: one that wakes deposed leaves the file to its successor.
+            self._terms.check()
             if reached is not None:
                 self._progress.write(reached)
-            self._terms.check()
             self._connection.checkpoint_if_due()
 
     def check_content(self) -> None:
@@ -93,7 +95,7 @@ class StateFile:
             found = [str(row[0]) for row in self._connection.execute("PRAGMA quick_check(1)", ())]
         if found != ["ok"]:
             self._connection.drop()
-            raise StoreDamagedError(store=str(self._path), reason=found[0])
+            raise StoreDamagedError(store=str(self.path), reason=found[0])
 
     def close(self) -> None:
         """Checkpoint and close. A deposed coordinator closes without a checkpoint.
@@ -109,13 +111,16 @@ class StateFile:
             self._connection.close()
 
     def start_term(self) -> None:
-        """Begin the next term durably, above all known ones.
+        """Begin the next term durably, above all known ones, unless it has begun already.
 
         Raises OldStateError, after which the file is closed.
         """
         recorded = self._progress.read()
         known_term = self._terms.found()
-        term = self._terms.begin(recorded.term + 1 if recorded is not None else 1)
+        has_begun = self._terms.term > 0
+        if not has_begun:
+            self._terms.begin(recorded.term + 1 if recorded is not None else 1)
+        term = self._terms.term
         try:
             with self.transaction():
                 found = self.cluster.progress()
@@ -128,7 +133,9 @@ class StateFile:
                         f"term {found.term}, commit {found.commits}, but it was at term "
                         f"{expected.term}, commit {expected.commits}"
                     )
-                term = self.cluster.begin_term(term)
+                # A copy has the term already: see `state_copy.py`.
+                if not (has_begun and found.term == term):
+                    term = self.cluster.begin_term(term)
         except OldStateError:
             self._connection.drop()
             raise
@@ -146,13 +153,19 @@ class StateFile:
 
 
 def open_state_file(
-    path: Path, disk: Disk, *, surveying: bool = False, progress: Path | None = None
+    path: Path,
+    disk: Disk,
+    *,
+    surveying: bool = False,
+    progress: Path | None = None,
+    terms: TermFile | None = None,
 ) -> StateFile:
     """Open `path` and begin the next term. If it is missing, create it with `surveying`.
 
-    `progress` is the file of `progress.py`, by default beside `path`. The caller holds the
-    coordinator's lock. Raises StoreDamagedError for an empty, foreign or corrupt file,
-    OldStateError, NewerFormatError, StorageFailedError.
+    `progress` is the file of `progress.py`, by default beside `path`. `terms` may have begun the
+    term already. The caller holds the coordinator's lock, or has begun a term. Raises
+    StoreDamagedError for an empty, foreign or corrupt file, OldStateError, NewerFormatError,
+    StorageFailedError.
     """
     if is_missing(path, disk):
         create(path, disk, surveying)
@@ -164,6 +177,11 @@ def open_state_file(
         write_ahead_log = path.with_name(path.name + "-wal")
         if disk.exists(write_ahead_log):
             disk.refresh(write_ahead_log)
-    state_file = StateFile(path, disk, progress or path.with_name("progress"))
+    state_file = StateFile(
+        path,
+        disk,
+        progress or path.with_name("progress"),
+        terms or TermFile(disk, path.with_name("term")),
+    )
     state_file.start_term()
     return state_file

@@ -2,7 +2,10 @@
 
     FORMAT                                     the format version of this tree
     CLUSTER                                    the id of the cluster: see `cluster_id.py`
-    coordinator/lock, state.db, term           of the active coordinator
+    coordinator/lock, state.db                 of the active coordinator
+    coordinator/state.<term>.db                the state, after a takeover past the lock
+    coordinator/term, term.<term>              the last term, and who has it: see `term.py`
+    coordinator/question, answer               of standbys, and to them: see `questions.py`
     coordinator.progress                       how far state.db has come: outside, see `progress.py`
     servers/<server>/lock                      held by the running incarnation of <server>
     servers/<server>/<incarnation>/fence       may this incarnation still acknowledge?

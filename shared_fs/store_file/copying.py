@@ -20,8 +20,8 @@ _COPY_ATTEMPTS: Final = 5
 _WAL_HEADER_BYTES: Final = 32
 
 
-def copy_in_use(disk: Disk, store: StoreId, source: Path, draft: Path) -> None:
-    """Copy the store file `source` and its WAL, durably, to `draft`.
+def copy_in_use(disk: Disk, store: StoreId | str, source: Path, draft: Path) -> None:
+    """Copy the SQLite file `source` and its WAL, durably, to `draft`. `store` names it in errors.
 
     The copies fit together: the WAL's header (with its salts) was the same before and
     after, and the WAL has not shrunk. Raises BusyError if that was not achieved,

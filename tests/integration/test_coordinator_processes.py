@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from holdfast.coordinator.state.term import TermFile
@@ -85,6 +85,28 @@ async def successor_of(first: Process, client: Asker) -> None:
     await eventually(answers, "the standby answers")
 
 
+def heard_of(client: Asker, *servers: str) -> Callable[[], Awaitable[bool]]:
+    """Return whether the coordinator has heard heartbeats of just these servers."""
+
+    async def heard() -> bool:
+        rows = await client.servers()
+        return set(rows) == set(servers) and all(row.open_stores == 7 for row in rows.values())
+
+    return heard
+
+
+def owner_is(client: Asker, name: str, server: str) -> Callable[[], Awaitable[bool]]:
+    """Return whether a coordinator answers that a store is `server`'s."""
+
+    async def is_owner() -> bool:
+        try:
+            return bool((await client.owner(name))[0] == server)
+        except (NoRespondersError, BusTimeoutError):
+            return False
+
+    return is_owner
+
+
 async def test_a_standby_takes_over_with_a_higher_term_and_the_same_owners(
     nats: NatsServer, layout: Layout
 ) -> None:
@@ -107,23 +129,51 @@ async def test_a_server_that_is_killed_with_its_coordinator_is_found_out_by_the_
             server, client = await cluster.server("a"), await cluster.client()
             assert await client.settled_owner("one") == ["a", "1", 1]
             await cluster.server("b")
-
-            async def heard() -> bool:
-                return all(row.open_stores == 7 for row in (await client.servers()).values())
-
-            await eventually(heard, "heartbeats were heard")
+            await eventually(heard_of(client, "a", "b"), "heartbeats were heard")
             await server.kill()
             await successor_of(first, client)
-
-            async def moved() -> bool:
-                return bool((await client.owner("one"))[0] == "b")
-
-            await eventually(moved, "the store is b's")
+            await eventually(owner_is(client, "one", "b"), "the store is b's")
         standby.signal(signal.SIGTERM)
         standby.wait()
         log = standby.log
         assert "reason=its process has ended" in log
         assert "reason=silent" not in log
+
+
+async def test_a_stopped_coordinator_is_succeeded_and_says_nothing_when_it_wakes(
+    nats: NatsServer, layout: Layout
+) -> None:
+    with coordinator_and_standby(nats, layout) as (first, standby):
+        async with Cluster(nats, layout) as cluster:
+            killed, client = await cluster.server("a"), await cluster.client()
+            assert await client.settled_owner("one") == ["a", "1", 1]
+            # The state that is copied has this.
+            assert await killed.open("one", create=True) == [1, 1, 0]
+            healthy = await cluster.server("b")
+            await eventually(heard_of(client, "a", "b"), "heartbeats were heard")
+            first.signal(signal.SIGSTOP)
+            await killed.kill()
+            # Its lock is held, its state file is locked, and nobody fences the dead server.
+            await eventually(owner_is(client, "one", "b"), "the store is b's")
+            assert (await client.ask("servers"))["term"] == 2
+            names = {path.name for path in layout.coordinator.iterdir()}
+            assert {"state.2.db", "lock"} <= names and "state.db" not in names
+            told = first.log
+            first.signal(signal.SIGCONT)
+            await until(lambda: not first.running, "it has ended")
+            assert first.wait() == 1
+            assert healthy.fence_is_open
+            assert await client.owner("one") == ["b", "1", 2]
+        new_lines = first.log.removeprefix(told)
+        assert "a coordinator of term 2 has replaced the coordinator of term 1" in new_lines
+        assert "coordinator.fencing" not in new_lines and "Traceback" not in new_lines
+        # The lock's name is the standby's: a third coordinator waits for it.
+        with started(nats, layout, "--log-level", "error") as third:
+            assert third.wait() == 1
+            assert "already running" in third.log
+        standby.signal(signal.SIGTERM)
+        assert standby.wait() == 0
+    assert "coordinator.succeeding term=2 deposed=1" in standby.log
 
 
 async def test_a_deposed_coordinator_ends_and_fences_nobody(

@@ -30,8 +30,9 @@ _OTHER_PAUSE_SECONDS: Final = 3.0
 _MAX_FLIPPED: Final = 2
 #: How long a survey of the few stores there are takes at the most, with its coordinator's start.
 _SURVEY_SECONDS: Final = 3.0
-#: What a backup of the coordinator has.
-_STATE_FILES: Final = ("state.db", "state.db-wal", "state.db-journal")
+#: How long a standby takes at the most to succeed a coordinator whose mount hangs, if nothing else
+#: goes wrong.
+_SUCCESSION_SECONDS: Final = 7.0
 
 
 class Nemesis:
@@ -105,6 +106,10 @@ class Nemesis:
         has_lags = simulation.chance("old logs").random() < 0.1
         self._others += [fault for fault, _ in lags]
         self._other_weights += [weight * has_lags for _, weight in lags]
+        hangs: list[tuple[Fault, int]] = [(self._hang_mount_of_coordinator, 1)]
+        has_hangs = simulation.chance("hangs of a mount").random() < 0.1
+        self._others += [fault for fault, _ in hangs]
+        self._other_weights += [weight * has_hangs for _, weight in hangs]
         self._alone = only is not None
         if self._alone:
             self._other_weights = []
@@ -265,6 +270,25 @@ class Nemesis:
                 if node.process is not process:
                     simulation.fail(f"{process.name} ended since the storage stopped for all")
 
+    async def _hang_mount_of_coordinator(self) -> None:
+        """Let the mount of the active coordinator hang, and kill a server meanwhile."""
+        simulation, chance, loop = self._simulation, self._other_chance, asyncio.get_running_loop()
+        active = simulation.active_coordinator()
+        if active is None or simulation.mounts_hang_until:
+            return
+        seconds = chance.uniform(4.0, 10.0)
+        before = simulation.term()
+        simulation.mounts_hang_until[active.name] = loop.time() + seconds
+        server = chance.choice(simulation.servers)
+        await asyncio.sleep(chance.uniform(0.0, 2.0))
+        server.kill()
+        server.start_later(chance.uniform(0.1, seconds))
+        await asyncio.sleep(_SUCCESSION_SECONDS)
+        if self._alone and simulation.term() == before:
+            simulation.fail("no standby succeeded a coordinator whose mount hangs")
+        await asyncio.sleep(chance.uniform(0.0, 3.0))
+        simulation.mounts_hang_until.clear()
+
     async def _slow_disk(self) -> None:
         hosts, host = self._simulation.weather.slow_hosts, self._server().name
         hosts.add(host)
@@ -413,9 +437,9 @@ class Nemesis:
     async def _restore_older_state(self) -> None:
         simulation, chance = self._simulation, self._other_chance
         folder = simulation.layout.coordinator
-        names = chance.choice((_STATE_FILES, (*_STATE_FILES, "term")))
-        backup = simulation.files.copies(folder, names)
-        if "state.db" not in backup:
+        starts = chance.choice((("state.",), ("state.", "term")))
+        backup = simulation.files.copies(folder, simulation.files.names(folder, starts))
+        if not any(name.endswith(".db") for name in backup):
             return
         server = chance.choice(simulation.servers)
         if chance.random() < 0.5:
@@ -427,6 +451,7 @@ class Nemesis:
         for coordinator in simulation.coordinators:
             coordinator.kill()
         simulation.trace.add(f"the state of {sorted(backup)} is put back")
+        names = simulation.files.names(folder, starts)
         simulation.files.put_back(folder, names, backup)
         simulation.may_fence_the_healthy = True
         await asyncio.sleep(chance.choice((0.05, 0.5, 2.0)))

@@ -23,6 +23,7 @@ from holdfast.coordinator.decisions.standby_heartbeats import Proof
 from holdfast.coordinator.decisions.storage_proof import StorageProof
 from holdfast.coordinator.peers.orders import Orders
 from holdfast.coordinator.state.progress import ProgressFile
+from holdfast.coordinator.state.term import TermFile
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import operations
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
@@ -288,6 +289,13 @@ def answer_where_anybody_says() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def forget_the_term() -> Iterator[None]:
+    """A coordinator does not look whether a later one has taken over."""
+    with patch.object(TermFile, "check", lambda terms: None):
+        yield
+
+
+@contextlib.contextmanager
 def wait_for_a_clock_that_was_ahead() -> Iterator[None]:
     """The time of a store stands still until the clock of its owner has caught up."""
     with patch.object(Store, "now", lambda store, time: max(time, store.time)):
@@ -341,6 +349,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         believe_that_nobody_listens,
         judge_while_the_storage_hangs,
         answer_where_anybody_says,
+        forget_the_term,
         wait_for_a_clock_that_was_ahead,
         follow_a_leap_of_the_clock,
         believe_the_clock_at_the_start,

@@ -154,6 +154,8 @@ class Simulation:
         self._arrivals: dict[tuple[str, str], float] = {}
         #: Where the fence of each incarnation lies, by the name of its process.
         self._fences: dict[str, Path] = {}
+        #: Coordinators that have written to the state, and not read their claim since.
+        self._unproven: set[str] = set()
         #: When a heartbeat of a server last reached a coordinator, by the names of their processes.
         self._heard_at: dict[tuple[str, str], float] = {}
         #: When the last silence ended that was long enough for a fence to be begun in it.
@@ -165,6 +167,8 @@ class Simulation:
         self.may_fence_the_healthy = False
         #: Whoever waits for the file server waits until then.
         self.storage_stops_until = 0.0
+        #: The same for a host whose own mount hangs.
+        self.mounts_hang_until: dict[str, float] = {}
         self.servers = [ServerNode(self, name) for name in SERVERS]
         self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
         #: How often the coordinators' clocks have been set.
@@ -181,6 +185,21 @@ class Simulation:
     @property
     def nodes(self) -> list[Node]:
         return [*self.servers, *self.coordinators]
+
+    def active_coordinator(self) -> CoordinatorNode | None:
+        """Return the coordinator that has the lock."""
+        lock = self.files.find(self.layout.coordinator / "lock")
+        holders = [
+            node
+            for node in self.coordinators
+            if node.running and isinstance(lock, Inode) and lock.locked_by is node.disk
+        ]
+        return holders[0] if holders else None
+
+    def term(self) -> int:
+        """Return the last term that has begun; 0 before the first."""
+        term = self.files.find(self.layout.coordinator / "term")
+        return int(term.content) if isinstance(term, Inode) and term.content else 0
 
     def skew_ms(self) -> int:
         """Return how far a node's wall clock is off."""
@@ -290,6 +309,8 @@ class Simulation:
         fence_path, subject = self._fences.get(sender), message.subject
         if CANARY in subject:
             self.fail(f"{sender} publishes on {subject}, where nobody has asked")
+        if sender in self._unproven and subject.startswith("_INBOX"):
+            self.fail(f"{sender} answers, and has not read its term since it wrote to the state")
         if fence_path is None:
             return
         if ".chg." in subject:
@@ -321,6 +342,9 @@ class Simulation:
         failing = self.weather.failing.get(operation.host)
         if operation.host in COORDINATORS:
             self.may_fence_the_healthy |= failing is not None
+            self._observe_term(operation)
+            if is_fence and self._is_deposed(operation.process):
+                self.fail(f"{operation.process} fences, and a later coordinator has deposed it")
             if is_fence and not self.may_fence_the_healthy:
                 self._observe_fence(operation)
         if failing is not None:
@@ -332,6 +356,22 @@ class Simulation:
             self.crash_on_disk -= 1
             if self.crash_on_disk == 0:
                 next(node for node in self.nodes if node.name == operation.host).crash()
+
+    def _observe_term(self, operation: Operation) -> None:
+        """A coordinator must read its own claim after it has written to the state."""
+        name = Path(operation.path).name
+        if name.startswith("state.") and operation.kind == "write":
+            self._unproven.add(operation.process)
+        elif name.startswith("term.") and operation.kind == "read":
+            claim = self.files.find(Path(operation.path))
+            if isinstance(claim, Inode) and _is_claim_of(operation.process, claim):
+                self._unproven.discard(operation.process)
+
+    def _is_deposed(self, process: str) -> bool:
+        """Tell if the term of this life of a coordinator does not count any more."""
+        folder = self.layout.coordinator
+        claims = [self.files.find(folder / name) for name in self.files.names(folder, ("term.",))]
+        return not any(isinstance(each, Inode) and _is_claim_of(process, each) for each in claims)
 
     def _observe_deaf(self, operation: Operation) -> None:
         """A coordinator that hears nothing must know that it may be deaf itself. What it heard
@@ -379,7 +419,8 @@ class Simulation:
     def thread_seconds(self, host: str) -> float:
         """Return how long a call in a thread takes."""
         typical = self.weather.sync_seconds * (30 if host in self.weather.slow_hosts else 1)
-        stopped_seconds = max(0.0, self.storage_stops_until - self.loop.time())
+        stops_until = max(self.storage_stops_until, self.mounts_hang_until.get(host, 0.0))
+        stopped_seconds = max(0.0, stops_until - self.loop.time())
         if self._thread_chance.random() < 0.02:
             return stopped_seconds + typical * 10
         return stopped_seconds + typical * self._thread_chance.uniform(0.3, 1.7)
@@ -391,6 +432,11 @@ class Simulation:
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         self.fail(f"in the loop: {context.get('message')}: {error!r}")
+
+
+def _is_claim_of(process: str, claim: Inode) -> bool:
+    """Tell if this is the claim of a term by a coordinator, and not fenced."""
+    return bytes(claim.content).split()[:2] == [b"open", process.encode()]
 
 
 @contextlib.contextmanager

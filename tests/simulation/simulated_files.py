@@ -284,6 +284,12 @@ class SimulatedFileSystem:
             node.change(FILE_SERVER, dict.fromkeys(node.entries))
             node.sync()
 
+    def names(self, folder: Path, starts: tuple[str, ...]) -> list[str]:
+        """Return the names in a folder that start so."""
+        return sorted(
+            name for name in self.directory(folder, FILE_SERVER).entries if name.startswith(starts)
+        )
+
     def copies(self, folder: Path, names: Collection[str]) -> dict[str, bytes]:
         """Return the content of those of these files that are there, as a backup has it."""
         found = {name: self.find(folder / name) for name in names}

@@ -26,7 +26,7 @@ from holdfast.client.wire.router import RESEND_SECONDS
 from holdfast.client.wire.schedule import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS
 from holdfast.coordinator.__main__ import main as run_coordinator
 from holdfast.coordinator.answering.parsing import _CLIENT_VERBS, _CLUSTER_VERBS, _OPERATOR_VERBS
-from holdfast.coordinator.service import STANDBY_POLL_SECONDS
+from holdfast.coordinator.standing_by import STANDBY_POLL_SECONDS
 from holdfast.persist.__main__ import main as run_persist
 from holdfast.persist.operations import reads
 from holdfast.persist.shared_disk.locked_files import LOCK_WAIT_SECONDS
@@ -385,7 +385,11 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         str(layout.format_file),
         str(layout.coordinator / "lock"),
         str(layout.coordinator / "state.db"),
+        str(layout.coordinator / "state.<term>.db"),
         str(layout.coordinator / "term"),
+        str(layout.coordinator / "term.<term>"),
+        str(layout.coordinator / "question"),
+        str(layout.coordinator / "answer"),
         str(layout.coordinator_progress),
         str(layout.cluster_file),
         str(layout.server("<server>") / "lock"),
