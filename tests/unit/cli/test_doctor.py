@@ -424,6 +424,14 @@ def test_a_state_file_that_was_not_closed_is_read_with_its_wal_and_left_alone(
     assert {each: (folder / each).read_bytes() for each in left} == left
 
 
+def test_the_state_of_a_coordinator_that_took_over_past_the_lock_is_read(layout: Layout) -> None:
+    folder = layout.coordinator
+    (folder / "state.db").rename(folder / "state.2.db")
+    finds(layout, "ok")
+    (folder / "state.2.db").write_bytes(b"not a database" * 1000)
+    finds(layout, "critical", checks.STATE)
+
+
 def test_a_missing_state_file_is_a_warning(layout: Layout) -> None:
     (layout.coordinator / "state.db").unlink()
     finds(layout, "warning", checks.STATE)
