@@ -5,7 +5,7 @@
 
     issuers/<name>               the public key of an issuer, and the tenants it may issue for
     tokens/<id>                  the text of a token, put once, before it is first used
-    revoked                      the ids of all revoked tokens that have not expired yet
+    revoked                      the ids of all revoked tokens, until a day after they expire
 
 The registry exists once `issuers/` has the cluster's own key; from then on servers refuse what
 comes without a token. Servers read a token once, and look at `revoked` every other second while
@@ -44,6 +44,9 @@ REGISTRY_PREFIX: Final = "auth/"
 #: The issuer that `holdfast auth init` makes: the only one that may issue tokens for operators.
 CLUSTER_ISSUER: Final = "cluster"
 _KEY_BYTES: Final = 32
+#: A revoked token stays listed for this long after it has expired, for servers whose clocks are
+#: behind: by theirs it has not.
+_KEPT_SECONDS: Final = 24 * 3600
 _MAX_ISSUER_BYTES: Final = 64 * 1024
 
 
@@ -189,7 +192,7 @@ class AccessRegistry:
             ids = {
                 each: expires_at
                 for each, expires_at in before.ids.items()
-                if expires_at is None or expires_at > now_seconds
+                if expires_at is None or expires_at + _KEPT_SECONDS > now_seconds
             }
             ids[token.id] = token.expires_at
             body = _body({"count": before.count + 1, "revoked": ids})

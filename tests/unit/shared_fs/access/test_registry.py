@@ -103,13 +103,17 @@ def test_a_token_is_registered_once_under_its_id(registry: AccessRegistry) -> No
     assert registry.token_text(made.id) is None
 
 
-def test_a_revoked_token_is_listed_until_it_has_expired(registry: AccessRegistry) -> None:
+def test_a_revoked_token_is_listed_until_it_has_expired_by_every_clock(
+    registry: AccessRegistry,
+) -> None:
     first, second, lasting = token(), token(expires_at=3_000), token(expires_at=None)
     before = registry.revocations()
     registry.revoke(first, 1_000)
     registry.revoke(lasting, 1_000)
     assert registry.revocations().ids == {first.id: 2_000, lasting.id: None}
     registry.revoke(second, 2_500)
+    assert first.id in registry.revocations().ids
+    registry.revoke(second, 2_500 + 24 * 3600)
     after = registry.revocations(before)
     assert after.ids == {second.id: 3_000, lasting.id: None}
     assert registry.revocations(after) is after
