@@ -1,11 +1,11 @@
-"""Heartbeats: an incarnation reports its load, and is silent while its disk hangs.
+"""Heartbeats: an incarnation reports its load, and is silent while it cannot acknowledge.
 
 If the loop is stuck, a thread (`loop_watch.py`) sends heartbeats for it, which are made here.
 
 A server that cannot acknowledge must not count as one that serves. While a sync takes longer than
-the limit, the server sends no heartbeat and answers no probe, so it is fenced, and ends when it
-reads its fence. It reads the fence before each heartbeat: otherwise a fenced server without
-requests would never look.
+the limit, or its fence has been unreadable for as long, the server sends no heartbeat and answers
+no probe, so it is fenced, and ends when it reads its fence. It reads the fence before each
+heartbeat: otherwise a fenced server without requests would never look.
 """
 
 from __future__ import annotations
@@ -87,22 +87,26 @@ class Heartbeats:
         self._operations_per_second = 0.0
         self._last: Heartbeat | None = None
         self._unreadable = Trouble(logger, "fence.unreadable", logging.ERROR)
+        #: When the fence could be read last, and for how long it could not.
+        self._read_at: float | None = None
+        self._unreadable_seconds = 0.0
 
     @property
     def stalled(self) -> bool:
-        """True while the disk hangs: nothing may be sent."""
-        return self._pipeline.sync_seconds > self._stall_seconds
+        """True while nothing can be acknowledged, since the disk hangs, or the fence cannot be
+        read: nothing may be sent."""
+        return max(self._pipeline.sync_seconds, self._unreadable_seconds) > self._stall_seconds
 
     async def run(self) -> None:
         """Send heartbeats until cancelled. Raises FencedError."""
         loop = asyncio.get_running_loop()
         last_count, last_at = self._pipeline.operation_count, loop.time()
-        stalled = False
+        hangs = False
         while True:
-            self.look_at_fence()
-            if self.stalled != stalled:
-                stalled = not stalled
-                if stalled:
+            self.look_at_fence(loop.time())
+            if (self._pipeline.sync_seconds > self._stall_seconds) != hangs:
+                hangs = not hangs
+                if hangs:
                     logger.error(
                         "log.sync_hangs server=%s seconds=%.1f",
                         self._server,
@@ -131,12 +135,12 @@ class Heartbeats:
         return encode_heartbeat(self._last._replace(loop_seconds=late_seconds))
 
     async def beat(self) -> None:
-        """Send a heartbeat now, unless the disk hangs."""
+        """Send a heartbeat now, unless nothing can be acknowledged."""
         if not self.stalled:
             self._last = self._load.heartbeat(self._operations_per_second)
             await self._coordination.beat(self._last)
 
-    def look_at_fence(self) -> None:
+    def look_at_fence(self, now: float) -> None:
         """Raise FencedError if this incarnation is fenced."""
         try:
             self._gate.check()
@@ -144,5 +148,8 @@ class Heartbeats:
             raise
         except StorageError as error:
             self._unreadable.note("reason=%s", error)
+            if self._read_at is not None:
+                self._unreadable_seconds = now - self._read_at
         else:
             self._unreadable.over()
+            self._read_at, self._unreadable_seconds = now, 0.0

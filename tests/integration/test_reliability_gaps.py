@@ -125,6 +125,30 @@ async def test_an_unreadable_fence_holds_everything_back_and_then_everything_lea
         assert not world.ends["s1"].done()
 
 
+async def test_a_server_that_cannot_read_its_fence_for_long_is_taken_over_and_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world_in_loop(tmp_path) as world:
+        disk = FaultyDisk()
+        server = await world.start("s1", disk)
+        await world.peer.write("notes", 1, [frames.APPEND, b"1"])
+        await world.start("s2")
+        disk.refuse_fences = True
+        refused = asyncio.create_task(world.peer.group(append(2, b"2")))
+        await until(lambda: not world.fence_is_open(server), "it is silent, and fenced for that")
+        assert "fence.unreadable" in caplog.text
+        assert (await world.peer.write("notes", 2, [frames.APPEND, b"2"])).results == [[2, 2]]
+        assert await world.peer.resolve("notes") == "s2"
+        assert await values(world.peer) == [b"1", b"2"]
+        assert not refused.done()
+        assert not world.ends["s1"].done()
+        # As when its mount is mended: it finds its fence, and answers nothing.
+        disk.refuse_fences = False
+        assert isinstance(await world.ended("s1"), FencedError)
+        assert not refused.done()
+        refused.cancel()
+
+
 async def test_a_disk_that_is_slow_delays_acks_and_gets_nobody_fenced(tmp_path: Path) -> None:
     async with world_in_loop(tmp_path) as world:
         disk = FaultyDisk()

@@ -122,6 +122,18 @@ def test_what_is_said_for_a_loop_has_its_last_load_and_how_late_it_is() -> None:
     assert said(world.signs.words(LOOP_STALL_SECONDS + 0.1)).hangs
 
 
+def test_a_server_that_cannot_read_its_fence_for_long_says_nothing_until_it_can() -> None:
+    world = World()
+    silent = []
+    for now in range(20):
+        world.fence = StorageFailedError(reason="I/O error") if 3 < now < 15 else None
+        world.signs.look_at_fence(float(now))
+        silent.append(world.signs.stalled)
+        asyncio.run(world.signs.beat())
+    assert [now for now in range(20) if silent[now]] == list(range(9, 15))
+    assert len(world.beats) == 20 - 6
+
+
 @pytest.mark.parametrize("why", ["fenced", "unreadable", "stalled", "unregistered"])
 def test_nothing_is_said_for_a_server_that_has_to_be_silent(why: str) -> None:
     world = World()
