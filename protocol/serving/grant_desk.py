@@ -143,7 +143,8 @@ class GrantDesk(Generic[T]):
                 self._serve(item)
             else:
                 self._refuse(item, error)
-        self._wake.set()
+        if settled:
+            self._wake.set()
 
     def _unreadable(self, error: HoldfastError) -> None:
         if self._readable:
