@@ -8,6 +8,8 @@ operator types. Under `data`:
     bucket/    the bucket
     run/       lock, cluster.json (addresses and pids), one log file for each part
 
+With tokens, an auth service runs too, and `run/nats.conf` makes nats-server ask it.
+
 Invariants: a folder has one cluster. Nothing starts before the folder, the port and the programs
 are known to be fine. Persist servers stop before the coordinator, and the coordinator before
 nats-server. No process outlives the body, even if the body is cancelled, and on Linux even if this
@@ -26,17 +28,17 @@ import shlex
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from holdfast.cli.advice import first_error
+from holdfast.cli.cluster.cluster_access import ClusterAccess
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.cluster.part import Part, Say
 from holdfast.cli.settings import DEFAULT_TENANT
-from holdfast.client import connect
-from holdfast.client.connection import Connecting
+from holdfast.client.wire.router import Router
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin, variable
@@ -117,6 +119,8 @@ class ClusterOptions:
     #: The bucket for snapshots and cold stores. None keeps everything on the shared file system.
     bucket: str | None = None
     cold_after_seconds: float | None = None
+    #: Set up tokens, unless the data has them already.
+    auth: bool = False
 
 
 class Cluster:
@@ -125,7 +129,10 @@ class Cluster:
     def __init__(self, options: ClusterOptions, say: Say) -> None:
         self.options = options
         self.nats_url = ""
+        #: None in an open cluster.
+        self.access = ClusterAccess.of(options.data / "shared", make=options.auth)
         self.nats_server: Part | None = None
+        self.auth: Part | None = None
         self.coordinator: Part | None = None
         self.servers: list[Part] = []
         self._say = say
@@ -139,8 +146,8 @@ class Cluster:
 
     @property
     def parts(self) -> list[Part]:
-        first = [part for part in (self.nats_server, self.coordinator) if part is not None]
-        return first + self.servers
+        first = (self.nats_server, self.auth, self.coordinator)
+        return [part for part in first if part is not None] + self.servers
 
     def command_for_server(self, name: str) -> str:
         """The command line that adds the persist server `name` to this cluster. It leaves out a URL
@@ -157,10 +164,17 @@ class Cluster:
     def login_arguments(self) -> list[str]:
         """The options with which commands log in to NATS: none for the cluster's own. A user and
         password are part of the URL."""
-        options = self.options.login.to_options()
+        options = self._login.to_options()
         if self.options.inbox_prefix != DEFAULT_INBOXES:
             options["inbox-prefix"] = self.options.inbox_prefix
         return [text for name, value in options.items() for text in (f"--{name}", value)]
+
+    @property
+    def _login(self) -> NatsLogin:
+        """How servers log in to NATS."""
+        if self.access is not None and self.options.nats_url is None:
+            return NatsLogin(nkey=self.access.servers_nkey)
+        return self.options.login
 
     @property
     def shown_nats_url(self) -> str:
@@ -173,6 +187,10 @@ class Cluster:
         program = [sys.executable, "-P", "-m", "holdfast.cli"]
         log_level = "info" if self.options.verbose else "warning"
         common = [*self._common_arguments(), "--log-level", log_level]
+        if self.access is not None and self.nats_server is not None:
+            serve = ["auth", "serve", *self._common_arguments(), "--log-level", log_level]
+            self.auth = self._part("auth", [*program, *serve])
+            tasks.create_task(self._supervise(self.auth))
         common += self._bucket()
         self.coordinator = self._part("coordinator", [*program, "coordinator", *common])
         self.servers = [
@@ -195,11 +213,11 @@ class Cluster:
         try:
             async with (
                 asyncio.timeout(_READY_SECONDS),
-                self._connect() as client,
+                self._router() as router,
             ):
                 while not self._failed.done():
                     try:
-                        servers = await client.servers(timeout_seconds=CONTROL_TIMEOUT_SECONDS)
+                        servers = await router.servers(CONTROL_TIMEOUT_SECONDS)
                     except UnavailableError as error:
                         reason = str(error)
                     else:
@@ -212,14 +230,23 @@ class Cluster:
         except TimeoutError as error:
             raise StartTimeoutError(timeout_seconds=_READY_SECONDS, reason=reason) from error
 
-    def _connect(self) -> Connecting:
+    @asynccontextmanager
+    async def _router(self) -> AsyncIterator[Router]:
+        """Ask the coordinator as servers do, with a token if it asks for one."""
         options = self.options
-        return connect(
-            self.nats_url,
-            prefix=options.prefix,
-            inbox_prefix=options.inbox_prefix,
-            **options.login.connect_arguments(),
-        )
+        with self.access.own_token() if self.access is not None else nullcontext() as token:
+            grant = "" if token is None else token.id
+            root = Inboxes.parse(options.inbox_prefix, CLUSTER_TENANT, options.prefix).root
+            bus = await connect_nats(
+                self.nats_url,
+                name="holdfast-up",
+                login=self._login,
+                inboxes=Inboxes(root, DEFAULT_TENANT, grant),
+            )
+            try:
+                yield Router(bus, Subjects(options.prefix, grant), DEFAULT_TENANT)
+            finally:
+                await bus.close()
 
     async def raise_failure(self) -> None:
         """Wait until a part has failed for good, and raise that."""
@@ -230,7 +257,7 @@ class Cluster:
         async with asyncio.TaskGroup() as stopping:
             for server in self.servers:
                 stopping.create_task(server.stop())
-        for part in (self.coordinator, self.nats_server):
+        for part in (self.coordinator, self.auth, self.nats_server):
             if part is not None:
                 await part.stop()
         (self._run_directory / "cluster.json").unlink(missing_ok=True)
@@ -246,6 +273,10 @@ class Cluster:
         _check_port(port)
         self.nats_url = f"nats://{_ADDRESS}:{port}"
         command = [str(program), "--addr", _ADDRESS, "--port", str(port)]
+        if self.access is not None:
+            configuration = self._run_directory / "nats.conf"
+            self.access.write_configuration(configuration, options.prefix)
+            command += ["--config", str(configuration)]
         self.nats_server = self._part("nats-server", command)
         tasks.create_task(self._supervise(self.nats_server))
         await _wait_for_nats(port)
@@ -276,7 +307,7 @@ class Cluster:
             "nats": self.nats_url,
             "prefix": self.options.prefix,
             "inbox-prefix": self.options.inbox_prefix,
-            **self.options.login.to_options(),
+            **self._login.to_options(),
         }
         return {variable(name): value for name, value in values.items()}
 

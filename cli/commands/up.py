@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ from holdfast.cli.cluster.cluster import (
 )
 from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.cli.signals import cancelled_by_signals
+from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS
 
 
@@ -54,6 +56,11 @@ from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS
     type=click.FloatRange(min=0, min_open=True),
     help="With a bucket: keep a store unchanged this long in the bucket alone.  [default: a day]",
 )
+@click.option(
+    "--auth",
+    is_flag=True,
+    help="Ask everybody for a token: make keys, and run an auth service. Later runs keep to it.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Print all log events, not only problems.")
 @shared_options(*NATS_OPTIONS, "prefix", "json")
 @pass_settings
@@ -64,6 +71,7 @@ def up(
     port: int,
     bucket: str | None,
     cold_after_seconds: float | None,
+    auth: bool,
     verbose: bool,
 ) -> None:
     """Run a whole cluster on this machine.
@@ -75,6 +83,12 @@ def up(
     nats_url = _nats_to_join(settings)
     if nats_url is None and settings.login.to_options():
         raise click.UsageError("its own nats-server asks for no login: name another with --nats")
+    if auth and nats_url is not None:
+        raise click.UsageError("--auth configures its own nats-server, --nats joins a running one")
+    if auth and settings.inbox_prefix not in (None, DEFAULT_INBOXES):
+        raise click.UsageError(f"with --auth, all inboxes are in {DEFAULT_INBOXES}")
+    if auth and find_spec("nacl") is None:
+        raise click.UsageError(f"--auth needs more packages: {how_to_install('embedded,auth')}")
     options = ClusterOptions(
         data=data.resolve(),
         server_count=servers,
@@ -86,6 +100,7 @@ def up(
         verbose=verbose,
         bucket=bucket,
         cold_after_seconds=cold_after_seconds,
+        auth=auth,
     )
     asyncio.run(_run(options, as_json=settings.json))
 
@@ -125,18 +140,35 @@ def _welcome(cluster: Cluster) -> str:
     is_secret = cluster.shown_nats_url != cluster.nats_url
     is_usual = cluster.nats_url == DEFAULT_NATS or is_secret
     nats = "" if is_usual else f" --nats {shlex.quote(cluster.nats_url)}"
-    if login := shlex.join(cluster.login_arguments()):
+    login = shlex.join(cluster.login_arguments())
+    if login and cluster.access is None:
         nats += f" {login}"
     lines = [
         f"holdfast is up: a coordinator and {count} persist server{'s' * (count > 1)}",
         f"  connect     {cluster.shown_nats_url}",
         f"  data        {cluster.options.data}",
         f"  add server  {cluster.command_for_server(f's{count + 1}')}",
-        f"  try         holdfast{nats} stream append notes 'hello'",
-        f"              holdfast{nats} stream read notes",
+        *_first_steps(cluster, nats),
         "  stop        Ctrl-C",
     ]
     return "\n".join(lines)
+
+
+def _first_steps(cluster: Cluster, nats: str) -> list[str]:
+    if cluster.access is None:
+        return [
+            "  access      open to whoever reaches its NATS; --auth asks for tokens",
+            f"  try         holdfast{nats} stream append notes 'hello'",
+            f"              holdfast{nats} stream read notes",
+        ]
+    data = shlex.quote(str(cluster.shared))
+    create = f"holdfast token create --data {data} --stores '>' --allow all --out my.token"
+    return [
+        "  access      by token; keys are in DATA/shared/keys",
+        f"  try         {create}",
+        '              export HOLDFAST_TOKEN="$(cat my.token)"',
+        f"              holdfast{nats} stream append notes 'hello'",
+    ]
 
 
 def _json(cluster: Cluster) -> str:

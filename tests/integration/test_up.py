@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -9,12 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
+from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.bus.login import NatsLogin
+from holdfast.protocol.errors import ConnectionFailedError
 from tests.support.certificates import TestCa
 from tests.support.holdfast_up import (
     DEADLINE_SECONDS,
@@ -58,6 +63,45 @@ def test_up_stops_cleanly_and_goes_on_later_with_all_data(tmp_path: Path) -> Non
         assert cluster.output("kv", "get", "settings", "theme") == "dark"
         assert cluster.json("stream", "append", "notes", "more")["seq"] == 4
         assert cluster.stop(signal.SIGTERM) == 0
+
+
+def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shared = ("--data", str(data / "shared"))
+    for options in (("--auth",), ()):
+        with running_up(data, "--servers", "1", *options) as cluster:
+            assert set(cluster.pids()) == {"nats-server", "auth", "coordinator", "s1"}
+            refused = cluster.holdfast("servers")
+            assert refused.returncode == 1
+            assert b"log in" in refused.stderr
+            created = call_holdfast("token", "create", "--stores", ">", "--allow", "read", *shared)
+            token = created.stdout.decode().strip()
+            asyncio.run(_log_in(cluster.nats, token))
+            killed = cluster.pids()["auth"]
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            ended = {None, killed}
+            wait_until(partial(_has_new_auth, cluster, ended), "it runs again")
+            asyncio.run(_log_in(cluster.nats, token))
+            assert cluster.stop() == 0
+    # What `up` asks with does not stay.
+    listed = json.loads(call_holdfast("--json", "token", "list", *shared).stdout)["tokens"]
+    assert [row["allow"] for row in listed] == [["read"], ["read"]]
+
+
+def _has_new_auth(cluster: RunningUp, ended: Collection[int | None]) -> bool:
+    return cluster.pids()["auth"] not in ended
+
+
+async def _log_in(url: str, token: str) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            try:
+                login = NatsLogin(options={"token": token})
+                await (await connect_nats(url, name="test", login=login)).close()
+                return
+            except ConnectionFailedError:
+                await asyncio.sleep(0.1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads command lines in /proc")
