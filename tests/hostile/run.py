@@ -33,10 +33,11 @@ from tests.support.checking.history import History, Store
 from tests.support.raw_nats import RawConnection, publication
 from tests.support.supervised_cluster import ClientProcess, Parts, running
 from tests.torture import worker
+from tests.torture.deadlines import all_ended, heard
 from tests.torture.measure import Pause, pauses
 from tests.torture.recording import Recorder, load
 from tests.torture.recording import judge as judge_history
-from tests.torture.run import heard, mark, read_back
+from tests.torture.run import mark, read_back
 
 #: Of the other tenant: enough that every store waits for an ack most of the time.
 _OPERATIONS_PER_SECOND: Final = 150.0
@@ -144,7 +145,9 @@ class HostileRun:
             await heard("settled", [follower])
             final = await self._read_back(parts, follower, report)
             follower.tell("end")
-            await asyncio.wait([following])
+            self._wrong += [
+                f"a follower: {wrong}" for wrong in await all_ended({following: follower})
+            ]
         return seconds, report, final
 
     async def _let_it_attack(

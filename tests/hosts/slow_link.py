@@ -33,6 +33,7 @@ from tests.hosts.wire import Wire
 TUN: Final = Path("/dev/net/tun")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _READY_SECONDS: Final = 30.0
+_END_SECONDS: Final = 30.0
 #: From linux/if_tun.h: TUNSETIFF, and IFF_TAP | IFF_NO_PI for whole frames and nothing else.
 _SET_NAME: Final = 0x400454CA
 _WHOLE_FRAMES: Final = 0x0002 | 0x1000
@@ -74,7 +75,8 @@ async def slowed(
                 ended_early = process.returncode is not None
                 if not ended_early:
                     process.terminate()
-        counts, errors = await process.communicate()
+        async with asyncio.timeout(_END_SECONDS):
+            counts, errors = await process.communicate()
         if ready != b"ready\n" or ended_early or process.returncode != 0:
             said = errors.decode(errors="replace").strip()
             raise RuntimeError(f"frames of {host.name} could not be carried: {said}")

@@ -30,6 +30,8 @@ _ADDRESS: Final = "127.0.0.1"
 #: Where the package `tests` lies.
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _LINE_BYTES: Final = 1024 * 1024
+#: Each of the three groups of parts has ten seconds, and is then killed.
+_STOP_SECONDS: Final = 60.0
 
 
 class SupervisedParts:
@@ -137,7 +139,8 @@ async def running(parts: _Parts) -> AsyncIterator[_Parts]:
         try:
             yield parts
         finally:
-            await parts.stop()
+            async with asyncio.timeout(_STOP_SECONDS):
+                await parts.stop()
 
 
 class AnyTask(Protocol):

@@ -48,18 +48,13 @@ class Follower:
         self._waiting = set(STREAMS + KVS)
         #: Stores whose session hears only what comes after it has begun, and has not begun.
         self._beginning: set[Store] = set()
-        self._begun = asyncio.Event()
-        #: After `finish`: whatever is written from now on will be heard.
-        self.settled = asyncio.Event()
-        #: Every store's marker was heard.
-        self.caught_up = asyncio.Event()
+        #: `beginning` or `waiting` may be shorter.
+        self.news = asyncio.Event()
 
     async def run(self, finish: asyncio.Event, end: asyncio.Event) -> None:
-        """Follow until `end`; see `settled` and `caught_up`."""
+        """Follow until `end`."""
         async with asyncio.TaskGroup() as tasks:
             following = [tasks.create_task(self._follow(store, finish)) for store in STREAMS + KVS]
-            await finish.wait()
-            tasks.create_task(self._settle())
             await end.wait()
             for task in following:
                 task.cancel()
@@ -69,12 +64,11 @@ class Follower:
         """The stores whose marker was not heard yet."""
         return sorted(name for _, name in self._waiting)
 
-    async def _settle(self) -> None:
-        """After `finish`: wait until whatever is written from now on will be heard."""
-        while self._beginning:
-            self._begun.clear()
-            await self._begun.wait()
-        self.settled.set()
+    @property
+    def beginning(self) -> list[str]:
+        """The stores of which something might be missed. After `finish` none is added, and once
+        there is none, whatever is written from then on will be heard."""
+        return sorted(name for _, name in self._beginning)
 
     async def _follow(self, store: Store, finish: asyncio.Event) -> None:
         first = True
@@ -101,7 +95,7 @@ class Follower:
 
     def _note_begun(self, store: Store) -> None:
         self._beginning.discard(store)
-        self._begun.set()
+        self.news.set()
 
     async def _session(self, store: Store, whole: bool, limit: asyncio.Timeout) -> None:
         id = f"{self._name}-{next(self._number)}"
@@ -121,8 +115,7 @@ class Follower:
                     limit.reschedule(None)
                     self._recorder.write("caught_up", time.monotonic(), id)
                     self._waiting.discard(store)
-                    if not self._waiting:
-                        self.caught_up.set()
+                    self.news.set()
 
     def _record(self, id: str, store: Store, change: Change) -> bytes:
         """Note a change; return the name of its value."""

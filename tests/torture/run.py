@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from holdfast.client import Client, connect
 from tests.support.checking.calls import read_final
@@ -31,6 +31,7 @@ from tests.support.supervised_cluster import (
     running,
 )
 from tests.torture import editing_trace
+from tests.torture.deadlines import all_ended, heard, within
 from tests.torture.editing_trace import EditingTrace, Typed
 from tests.torture.faults import Fault
 from tests.torture.recording import EXPECTED_ERRORS, Recorder, judge, load, name_of
@@ -45,7 +46,10 @@ OPERATIONS_PER_SECOND: Final = 1200.0
 _READY_SECONDS: Final = 60.0
 #: Writers answer in the usual timeout, three times over for one with a `msg_id`.
 _FINISH_SECONDS: Final = 120.0
-_CATCH_UP_SECONDS: Final = 60.0
+#: A marker is tried for 60 s.
+_MARK_SECONDS: Final = 90.0
+#: Each page is answered in the usual timeout or refused; a long run has many.
+_READ_SECONDS: Final = 600.0
 _POLL_SECONDS: Final = 0.1
 #: A longer run has more typists.
 _SECONDS_OF_A_TRACE: Final = 180.0
@@ -151,9 +155,8 @@ class Torture:
             self.client_process(parts, "restless follower", "restless"),
         ]
         async with asyncio.TaskGroup() as tasks:
-            for follower in followers:
-                tasks.create_task(follower.run())
-            writing = [tasks.create_task(writer.run()) for writer in writers]
+            following = {tasks.create_task(follower.run()): follower for follower in followers}
+            writing = {tasks.create_task(writer.run()): writer for writer in writers}
             await heard("connected", writers + followers)
             await tormentor.run(time.monotonic() + self._seconds)
             self._say("faults are over: healing")
@@ -166,24 +169,28 @@ class Torture:
                 process.tell("finish")
             _, unfinished = await asyncio.wait(writing, timeout=_FINISH_SECONDS)
             if unfinished:
-                raise TimeoutError(f"writers still wait {_FINISH_SECONDS:g} s after the faults")
+                names = ", ".join(writing[task].task.name for task in unfinished)
+                raise TimeoutError(f"not finished {_FINISH_SECONDS:g} s after the faults: {names}")
             await heard("settled", followers)
             self._say("killing every server at once")
             for part in parts.servers.values():
                 part.signal(signal.SIGKILL)
             async with connect(parts.nats_url, name="torture-reader") as reader:
                 with self._marker_file.open("w") as file:
-                    await mark(reader, Recorder(file))
+                    async with within(_MARK_SECONDS, "writing the markers"):
+                        await mark(reader, Recorder(file))
                 try:
                     await heard("caught_up", followers)
                 except TimeoutError as error:
                     self._violations.append(f"a follower: {error}")
-                final = await read_back(reader)
-                for writer in writers:
-                    if writer.task.trace:
-                        await self._check_document(reader, writer)
+                async with within(_READ_SECONDS, "reading everything back"):
+                    final = await read_back(reader)
+                    for writer in writers:
+                        if writer.task.trace:
+                            await self._check_document(reader, writer)
             for follower in followers:
                 follower.tell("end")
+            self._violations += [f"a follower: {wrong}" for wrong in await all_ended(following)]
         return final
 
     async def _check_document(self, client: Client, typist: ClientProcess[Task]) -> None:
@@ -243,19 +250,6 @@ async def _wait_until_well(tormentor: Strikes) -> None:
     except TimeoutError:
         ill = ", ".join(sorted(set(SERVERS) - well))
         raise TimeoutError(f"after {_READY_SECONDS:g} s not live: {ill}") from None
-
-
-async def heard(word: str, processes: Sequence[ClientProcess[Any]]) -> None:
-    """Wait until all have said `word`. Raises TimeoutError."""
-    try:
-        async with asyncio.timeout(_CATCH_UP_SECONDS):
-            for process in processes:
-                await process.hear(word)
-    except TimeoutError:
-        silent = [process.task.name for process in processes if word not in process.said]
-        raise TimeoutError(
-            f"not {word} within {_CATCH_UP_SECONDS:g} s: {', '.join(silent)}"
-        ) from None
 
 
 async def mark(client: Client, recorder: Recorder) -> None:

@@ -4,7 +4,8 @@ It says on stdout how far it is, as JSON lines, first `{"connected": true}`, and
 stdin, one to a line:
 
     finish   a writer, a keeper, a newcomer and a typist: answer what was begun, and end
-             a follower: says `{"settled": true}`, then `{"caught_up": true}` after the markers
+             a follower: says `{"settled": true}`, then `{"caught_up": true}` after the markers, and
+             all the time the stores that it is `beginning` with and `waiting` for
     end      a follower: end
 """
 
@@ -105,16 +106,20 @@ async def _follow(
     )
 
     async def tell() -> None:
-        await follower.settled.wait()
-        say(settled=True)
-        await follower.caught_up.wait()
-        say(caught_up=True)
+        await words["finish"].wait()
+        while True:
+            follower.news.clear()
+            say(beginning=follower.beginning, waiting=follower.waiting)
+            if not follower.beginning:
+                say(settled=True)
+            if not follower.waiting:
+                say(caught_up=True)
+            await follower.news.wait()
 
     async with asyncio.TaskGroup() as tasks:
         telling = tasks.create_task(tell())
         await follower.run(words["finish"], words["end"])
         telling.cancel()
-    say(waiting=follower.waiting)
 
 
 async def _type(task: Task, client: Client, finish: asyncio.Event) -> None:
