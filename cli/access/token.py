@@ -100,7 +100,11 @@ def token() -> None:
 @click.option(
     "--bytes-per-second", type=parse_byte_rate, metavar="RATE", help="Bytes a second: 10MB/s."
 )
-@click.option("--connections", type=click.IntRange(1), help="NATS connections at a time.")
+@click.option(
+    "--connections",
+    type=click.IntRange(1),
+    help="NATS connections at a time; recorded, not enforced.",
+)
 @click.option("--subject", default="", help="Who holds it, for logs; renew it with the same one.")
 @click.option(
     "--operator", is_flag=True, help="A token for every tenant and for operators' commands."

@@ -19,6 +19,7 @@ import click
 import pytest
 
 from holdfast.cli.advice import EXIT_USAGE
+from holdfast.cli.command import holdfast
 from holdfast.persist.lifecycle import capacity
 from holdfast.protocol.limits import LOOP_STALL_SECONDS, MAX_OPEN_STORES
 from tests.support.command_line import parsed, variables
@@ -185,3 +186,23 @@ def test_the_page_tells_of_every_file_and_of_the_times_of_the_units() -> None:
     for unit, part in zip(UNITS, ("server", "coordinator"), strict=True):
         assert f"`WatchdogSec={seconds(unit, 'WatchdogSec'):g}s` of a {part}" in page
     assert f"stuck for {LOOP_STALL_SECONDS:g} s" in page
+
+
+def test_the_auth_service_is_started_as_the_command_line_has_it() -> None:
+    unit = "holdfast-auth.service"
+    group, name, *rest = command(unit)
+    auth = holdfast.get_command(click.Context(holdfast), group)
+    assert isinstance(auth, click.Group)
+    serve = auth.commands[name]
+    context = serve.make_context(name, rest)
+    assert settings(unit)["RequiresMountsFor"] == [str(context.params["data"])]
+
+
+def test_the_auth_service_is_as_confined_as_a_server() -> None:
+    confined = ("Protect", "Private", "Restrict", "System", "NoNew", "Capability", "Memory", "Lock")
+    of_server, of_auth = (
+        {name: value for name, value in settings(unit).items() if name.startswith(confined)}
+        for unit in (UNITS[0], "holdfast-auth.service")
+    )
+    assert len(of_auth) > 15
+    assert of_auth == of_server
