@@ -31,7 +31,6 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind, check_store
-from holdfast.protocol.subjects import Subjects
 
 _POLL_SECONDS: Final = 0.1
 _MILLISECONDS: Final = re.compile(r"[0-9]{12,14}")
@@ -85,7 +84,7 @@ class ConnectedOwners:
     def __init__(self, bus: Bus, settings: Settings) -> None:
         self._bus = bus
         self._settings = settings
-        self._subjects = Subjects(settings.prefix)
+        self._subjects = settings.subjects
         self._router = Router(bus, self._subjects, settings.tenant)
 
     @property

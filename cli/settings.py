@@ -9,17 +9,25 @@ user of a machine can read command lines.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from holdfast.protocol.access.own_token import OwnToken, own_token
 from holdfast.protocol.bus.login import LOGIN_OPTIONS, NatsLogin, variable
-from holdfast.protocol.bus.nats_url import url_of_arguments
+from holdfast.protocol.bus.nats_url import parse_url, url_of_arguments
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, OPERATION_TIMEOUT_SECONDS
-from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS, DEFAULT_PREFIX, Inboxes
+from holdfast.protocol.subjects import (
+    DEFAULT_INBOXES,
+    DEFAULT_NATS,
+    DEFAULT_PREFIX,
+    Inboxes,
+    Subjects,
+)
 
 if TYPE_CHECKING:
     from holdfast.client.connection import Connecting
@@ -45,6 +53,9 @@ class Settings:
     tls_key: str | None = None
     #: None if not given.
     inbox_prefix: str | None = None
+    #: The file with the token, if one is given here. HOLDFAST_TOKEN and HOLDFAST_TOKEN_FILE count
+    #: otherwise.
+    token_file: str | None = None
     tenant: str = DEFAULT_TENANT
     prefix: str = DEFAULT_PREFIX
     timeout: float = OPERATION_TIMEOUT_SECONDS
@@ -63,6 +74,22 @@ class Settings:
         return NatsLogin.from_options({name: getattr(self, name) for name in names})
 
     @property
+    def token(self) -> OwnToken | None:
+        """The token of this user. Raises InvalidArgumentError, InvalidTokenError."""
+        return own_token(None if self.token_file is None else Path(self.token_file))
+
+    @property
+    def chosen_tenant(self) -> str | None:
+        """The tenant, or None if none was chosen: then a token decides."""
+        return None if self.tenant == DEFAULT_TENANT else self.tenant
+
+    @property
+    def subjects(self) -> Subjects:
+        """The subjects of requests, with the id of the token. Raises as `token` does."""
+        token = self.token
+        return Subjects(self.prefix, "" if token is None else token.id)
+
+    @property
     def asking_seconds(self) -> float:
         """How long to look for a coordinator before the command reports that there is none."""
         return min(self.timeout, CONTROL_TIMEOUT_SECONDS)
@@ -74,7 +101,8 @@ class Settings:
 
         return connect(
             self.nats_url,
-            tenant=self.tenant,
+            tenant=self.chosen_tenant,
+            token=None if self.token_file is None else Path(self.token_file),
             prefix=self.prefix,
             timeout_seconds=self.timeout,
             name=_CONNECTION_NAME,
@@ -87,8 +115,13 @@ class Settings:
         from holdfast.protocol.bus.bus_nats import connect_nats
 
         inboxes = Inboxes.parse(self.inbox_prefix, self.tenant, self.prefix)
+        login, token = self.login, self.token
+        if token is not None:
+            inboxes = token.inboxes(inboxes)
+            if parse_url(self.nats_url).user is None:
+                login = replace(login, options={**login.options, "token": token.present})
         return await connect_nats(
-            self.nats_url, name=_CONNECTION_NAME, login=self.login, inboxes=inboxes
+            self.nats_url, name=_CONNECTION_NAME, login=login, inboxes=inboxes
         )
 
 
@@ -110,6 +143,11 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "inbox-prefix": {
         "metavar": "TOKENS",
         "help": f"The first tokens of the subjects for replies.  [default: {DEFAULT_INBOXES}]",
+    },
+    "token-file": {
+        "type": click.Path(dir_okay=False),
+        "metavar": "FILE",
+        "help": "Your token; HOLDFAST_TOKEN may have its text instead.",
     },
     "tenant": {
         "metavar": "NAME",
@@ -133,7 +171,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
 #: The options that say where NATS is, and who this is.
 NATS_OPTIONS: Final = ("nats", *LOGIN_OPTIONS, "inbox-prefix")
 #: The options of a command that talks to a running cluster.
-CLIENT_OPTIONS: Final = (*NATS_OPTIONS, "tenant", "prefix", "timeout", "json")
+CLIENT_OPTIONS: Final = (*NATS_OPTIONS, "token-file", "tenant", "prefix", "timeout", "json")
 
 
 def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Command], _Command]:

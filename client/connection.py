@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Final, Literal, Self, TypeVar, overload
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.pattern import PatternSubscription
@@ -24,10 +25,13 @@ from holdfast.client.values.codec import Codec, CodecName, codec_of
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import check_timeout, range_start
+from holdfast.protocol.access.own_token import OwnToken, TokenLike, own_token
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
-from holdfast.protocol.bus.login import NatsLogin, StrPath, TlsFiles
+from holdfast.protocol.bus.login import NatsLogin, StrPath, TlsFiles, retried
+from holdfast.protocol.bus.nats_url import parse_url, without_passwords
 from holdfast.protocol.control import ServerInfo, StoreInfo
+from holdfast.protocol.errors import ConnectionFailedError, HoldfastError
 from holdfast.protocol.limits import (
     OPERATION_TIMEOUT_SECONDS,
 )
@@ -36,6 +40,8 @@ from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_s
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Inboxes, Subjects
 
 V = TypeVar("V")
+
+_DEFAULT_TENANT: Final = "default"
 
 
 class Client:
@@ -361,7 +367,7 @@ class Connecting:
     def __init__(
         self,
         nats: str,
-        tenant: str,
+        tenant: str | None,
         prefix: str,
         timeout_seconds: float,
         name: str,
@@ -369,9 +375,13 @@ class Connecting:
         compression: bool,
         login: NatsLogin,
         inbox_prefix: str | None,
+        token: OwnToken | None,
     ) -> None:
         self._nats = nats
-        self._tenant = check_tenant(tenant)
+        if token is not None:
+            tenant = token.tenant(tenant, _DEFAULT_TENANT)
+        self._token = token
+        self._tenant = tenant = check_tenant(_DEFAULT_TENANT if tenant is None else tenant)
         self._subjects = Subjects(prefix)
         self._timeout_seconds = timeout_seconds
         self._name = name
@@ -398,13 +408,26 @@ class Connecting:
         await self._client.close()
 
     async def _open(self) -> Client:
-        bus = self._bus
+        bus, token, subjects, inboxes = self._bus, self._token, self._subjects, self._inboxes
         if bus is None:
             bus = await connect_nats(
-                self._nats, name=self._name, login=self._login, inboxes=self._inboxes
+                self._nats, name=self._name, login=self._login, inboxes=inboxes
             )
+        if token is not None:
+
+            def move() -> None:
+                bus.move_inboxes(token.inboxes(inboxes))
+
+            token.on_renewed = move
+            move()
+            subjects = replace(subjects, grant=token.id)
         link = Link(
-            bus, self._subjects, self._tenant, self._timeout_seconds, compression=self._compression
+            bus,
+            subjects,
+            self._tenant,
+            self._timeout_seconds,
+            compression=self._compression,
+            token=token,
         )
         follower = Follower(link)
         client = Client(link, follower, owns_bus=self._bus is None)
@@ -419,7 +442,8 @@ class Connecting:
 def connect(
     nats: str = DEFAULT_NATS,
     *,
-    tenant: str = "default",
+    tenant: str | None = None,
+    token: TokenLike | None = None,
     prefix: str = DEFAULT_PREFIX,
     timeout_seconds: float = OPERATION_TIMEOUT_SECONDS,
     name: str = "holdfast-client",
@@ -434,7 +458,13 @@ def connect(
     """Connect to NATS: `async with connect(...) as hf:`, or `hf = await connect(...)`.
 
     - `nats` is a URL, or several joined by commas. User and password in it are percent-encoded.
-    - `tenant` is the tenant whose stores the client uses.
+    - `tenant` is the tenant whose stores the client uses: by default that of the token, or
+      `default`.
+    - `token` says what the client may do: the text of a token, the path of a file with it, or a
+      callable that returns it. A file or a callable is asked again when the client reconnects, so
+      it can renew the token; both must have the same subject. Without it, the environment may
+      have one: see docs/access.md. NATS gets the token too, unless it gets a user and a password.
+      Text of another form is a token of NATS alone.
     - `prefix` is the subject prefix of the cluster.
     - `timeout_seconds` bounds each operation with all its retries, unless the call has its own. It
       is at most 300.
@@ -450,18 +480,33 @@ def connect(
     - `inbox_prefix` restricts replies to a part of the tenant's inboxes, for example
       `_INBOX.<tenant>.<user>`, or replaces `_INBOX`, as all parts of the cluster must do.
     - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
-      `password`, `token`, `nkeys_seed_str`, `tls_hostname` and similar ones.
+      `password`, `nkeys_seed_str`, `tls_hostname` and similar ones.
       `connect_timeout` is the number of seconds after which connecting is given up, 5 by default.
 
-    Raises InvalidNameError and InvalidArgumentError at once; when it is entered or awaited,
-    ConnectionFailedError if NATS cannot be reached, LoginFailedError if NATS and this process do
-    not accept each other, InvalidArgumentError for a file that cannot be used.
+    Raises InvalidNameError, InvalidArgumentError and InvalidTokenError at once; when it is entered
+    or awaited, ConnectionFailedError if NATS cannot be reached, LoginFailedError if NATS and this
+    process do not accept each other, InvalidArgumentError for a file that cannot be used.
 
         async with connect("nats://127.0.0.1:4222", tenant="acme") as hf:
             await hf.stream("project.42.patches").append(b"...")
     """
     check_timeout(timeout_seconds)
+    own = _own(token, nats)
+    if own is not None and "password" not in nats_options and parse_url(nats).user is None:
+        nats_options["token"] = retried(own.present)
+    elif own is None and token is not None:
+        nats_options["token"] = token
     login = NatsLogin(credentials=credentials, nkey=nkey, tls=tls, options=nats_options)
     return Connecting(
-        nats, tenant, prefix, timeout_seconds, name, bus, compression, login, inbox_prefix
+        nats, tenant, prefix, timeout_seconds, name, bus, compression, login, inbox_prefix, own
     )
+
+
+def _own(token: TokenLike | None, nats: str) -> OwnToken | None:
+    try:
+        return own_token(token)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        reason = f"the callable of the token raised {type(error).__name__}: {error}"
+        raise ConnectionFailedError(url=without_passwords(nats), reason=reason) from error

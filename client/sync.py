@@ -36,6 +36,7 @@ from holdfast.client.blocking.blocking_transaction import KVTransaction, StreamT
 from holdfast.client.blocking.blocking_value import ValueReader
 from holdfast.client.connection import connect as async_connect
 from holdfast.client.live.live_kv import DELETE
+from holdfast.protocol.access.own_token import TokenLike
 from holdfast.protocol.bus.login import StrPath, TlsFiles
 from holdfast.protocol.limits import OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX
@@ -63,7 +64,8 @@ __all__ = [
 def connect(
     nats: str = DEFAULT_NATS,
     *,
-    tenant: str = "default",
+    tenant: str | None = None,
+    token: TokenLike | None = None,
     prefix: str = DEFAULT_PREFIX,
     timeout_seconds: float = OPERATION_TIMEOUT_SECONDS,
     name: str = "holdfast-client",
@@ -77,7 +79,13 @@ def connect(
     """Connect to NATS: `with connect(...) as hf:`, or close the client yourself.
 
     - `nats` is a URL, or several joined by commas. User and password in it are percent-encoded.
-    - `tenant` is the tenant whose stores the client uses.
+    - `tenant` is the tenant whose stores the client uses: by default that of the token, or
+      `default`.
+    - `token` says what the client may do: the text of a token, the path of a file with it, or a
+      callable that returns it. A file or a callable is asked again when the client reconnects, so
+      it can renew the token; both must have the same subject. Without it, the environment may
+      have one: see docs/access.md. NATS gets the token too, unless it gets a user and a password.
+      Text of another form is a token of NATS alone.
     - `prefix` is the subject prefix of the cluster.
     - `timeout_seconds` bounds each operation with all its retries, unless the call has its own. It
       is at most 300.
@@ -92,12 +100,12 @@ def connect(
     - `inbox_prefix` restricts replies to a part of the tenant's inboxes, for example
       `_INBOX.<tenant>.<user>`, or replaces `_INBOX`, as all parts of the cluster must do.
     - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
-      `password`, `token`, `nkeys_seed_str`, `tls_hostname` and similar ones. Callbacks among them
+      `password`, `nkeys_seed_str`, `tls_hostname` and similar ones. Callbacks among them
       run on the background thread. `connect_timeout` is the number of seconds after which
       connecting is given up, 5 by default.
 
-    Raises InvalidNameError; InvalidArgumentError; ConnectionFailedError if NATS cannot be reached,
-    and LoginFailedError if NATS and this process do not accept each other.
+    Raises InvalidNameError; InvalidArgumentError; InvalidTokenError; ConnectionFailedError if NATS
+    cannot be reached, and LoginFailedError if NATS and this process do not accept each other.
 
         with connect("nats://127.0.0.1:4222", tenant="acme") as hf:
             hf.stream("project.42.patches").append(b"...")
@@ -105,6 +113,7 @@ def connect(
     connecting = async_connect(
         nats,
         tenant=tenant,
+        token=token,
         prefix=prefix,
         timeout_seconds=timeout_seconds,
         name=name,

@@ -56,6 +56,9 @@ class Inboxes:
     root: str = DEFAULT_INBOXES
     tenant: str = CLUSTER_TENANT
     own: str = ""
+    #: Whether `own` also holds for requests in the name of other tenants, as an operator's token
+    #: requires.
+    for_all: bool = False
 
     @classmethod
     def parse(cls, text: str | None, tenant: str, prefix: str = DEFAULT_PREFIX) -> Inboxes:
@@ -77,7 +80,8 @@ class Inboxes:
 
     def start(self, tenant: str) -> str:
         """The start of the inboxes for requests in the name of `tenant`; a dot and more follow."""
-        return inboxes_of(tenant, self.own if tenant == self.tenant else "", self.root)
+        own = self.own if self.for_all or tenant == self.tenant else ""
+        return inboxes_of(tenant, own, self.root)
 
 
 def _is_concrete(text: str) -> bool:

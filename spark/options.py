@@ -38,6 +38,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from holdfast.protocol.access.own_token import OwnToken, own_token
 from holdfast.protocol.bus.login import NatsLogin, TlsFiles
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.messages import Durability
@@ -103,7 +104,14 @@ class Connection:
 
     @property
     def inboxes(self) -> Inboxes:
-        return Inboxes.parse(self.inbox_prefix, self.tenant, self.prefix)
+        inboxes = Inboxes.parse(self.inbox_prefix, self.tenant, self.prefix)
+        token = self.token
+        return inboxes if token is None else token.inboxes(inboxes)
+
+    @property
+    def token(self) -> OwnToken | None:
+        """The token of this job: the option `nats_token`, or what the environment has."""
+        return own_token(self.login.options.get("token"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,7 @@ class WriteOptions:
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Raises InvalidArgumentError, InvalidNameError."""
-    tenant = check_tenant(options.get("tenant", DEFAULT_TENANT))
+    tenant = _tenant(options)
     nats, bucket = options.get("nats"), options.get("bucket")
     if (nats is None) == (bucket is None):
         raise InvalidArgumentError(
@@ -190,6 +198,15 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     )
 
 
+def _tenant(options: Mapping[str, str]) -> str:
+    """Return the tenant: the one that is given, or that of the token."""
+    token = own_token(options.get("nats_token")) if options.get("nats") else None
+    given = options.get("tenant")
+    if token is not None:
+        return check_tenant(token.tenant(given, DEFAULT_TENANT))
+    return check_tenant(DEFAULT_TENANT if given is None else given)
+
+
 def _connection(options: Mapping[str, str]) -> Connection:
     nats = options.get("nats")
     if not nats:
@@ -197,7 +214,7 @@ def _connection(options: Mapping[str, str]) -> Connection:
     token = options.get("nats_token")
     connection = Connection(
         nats,
-        check_tenant(options.get("tenant", DEFAULT_TENANT)),
+        _tenant(options),
         options.get("prefix", DEFAULT_PREFIX),
         NatsLogin(
             credentials=options.get("nats_credentials"),

@@ -15,7 +15,6 @@ from holdfast.cli.settings import Settings, client_command
 from holdfast.client.wire.router import Router
 from holdfast.protocol.control import ServerInfo, ServerState
 from holdfast.protocol.errors import HoldfastError, UnavailableError
-from holdfast.protocol.subjects import Subjects
 
 _POLL_SECONDS: Final = 0.2
 
@@ -116,7 +115,7 @@ class _Connection:
     async def __aenter__(self) -> Router:
         settings = self._settings
         self._bus = await settings.connect_bus()
-        return Router(self._bus, Subjects(settings.prefix), settings.tenant)
+        return Router(self._bus, settings.subjects, settings.tenant)
 
     async def __aexit__(
         self,

@@ -22,6 +22,7 @@ What happens on each event:
     not_owner       forget the owner, ask the coordinator, send there
     retryable       back off, send all unanswered writes of the store again, in order
         other error     it answers every operation in the group
+        not allowed     the same, or retryable if an earlier copy of writes was not answered
         malformed       ignore the reply, as if it had been lost
         other version   the error answers every operation in the frame
         late answer     after PING_SECONDS ask whether the server is alive
@@ -47,8 +48,10 @@ from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     BusyError,
     HoldfastError,
+    NotAllowedError,
     NotOwnerError,
     ProtocolError,
+    RateLimitedError,
     UnavailableError,
     UnsupportedVersionError,
 )
@@ -320,9 +323,15 @@ class Coalescer:
                     self._schedule.activate(queue)
 
     def _refused(self, frame: Frame, group: QueuedGroup, error: HoldfastError, now: float) -> None:
+        group.refused_count += 1
         if group.answered or group.frame != frame.number:
             return
-        if not error.retryable:
+        retryable = error.retryable
+        if isinstance(error, NotAllowedError | RateLimitedError):
+            # Refused before it reached the store, which may have an earlier copy all the same: then
+            # this is no answer.
+            retryable = bool(group.counter) and group.sent_count > group.refused_count
+        if not retryable:
             self._fail_group(group, error)
             self._schedule.resume(group.queue)
             return

@@ -46,6 +46,7 @@ class FrameBuilder:
         operations = group.operations
         count = len(operations)
         group.frame = self.number
+        group.sent_count += 1
         self.room_bytes -= group.size_bytes
         self.room_operations -= group.operation_count
         self.groups.append(group)

@@ -14,6 +14,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from holdfast.client.wire.coalescer import Coalescer
@@ -24,6 +25,7 @@ from holdfast.client.wire.router import Router
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.client.wire.waiting import Waiter
 from holdfast.client.wire.waiting_callers import WaitingCallers
+from holdfast.protocol.access.own_token import OwnToken
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.compression import ZSTD
 from holdfast.protocol.compression import is_available as compression_is_available
@@ -77,15 +79,17 @@ class Link:
         entropy: random.Random | None = None,
         *,
         compression: bool = True,
+        token: OwnToken | None = None,
     ) -> None:
-        """With `compression` False, no value is compressed. `entropy` makes the ids of writers,
-        which must be unique for ever, and the jitter of backoffs. By default the operating system
-        does.
+        """With `compression` False, no value is compressed. `subjects` end in the id of `token`.
+        `entropy` makes the ids of writers, which must be unique for ever, and the jitter of
+        backoffs. By default the operating system does.
         """
         self.bus = bus
         self.subjects = subjects
         self.tenant = tenant
         self.timeout_seconds = timeout_seconds
+        self._token = token
         self.router = Router(bus, subjects, tenant)
         #: The largest packed operation that fits in a frame.
         self.operation_limit_bytes = 0
@@ -297,6 +301,26 @@ class Link:
             self._guard(self._take_reply, message)
 
     def _on_reconnect(self) -> None:
+        token = self._token
+        if token is not None:
+            try:
+                token.reconnected()
+            except HoldfastError as error:
+                logger.warning("client.token_not_renewed reason=%s", error)
+            if token.id != self.subjects.grant:
+                self.spawn(self._take_renewed_token())
+                return
+        self._guard(self._send_again)
+
+    async def _take_renewed_token(self) -> None:
+        """Ask with the renewed token, and listen where its holder may."""
+        assert self._token is not None
+        self.subjects = self.router.subjects = replace(self.subjects, grant=self._token.id)
+        before = self._replies
+        self._inbox = self.bus.new_inbox(self.tenant) + "."
+        self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
+        if before is not None:
+            await before.unsubscribe()
         self._guard(self._send_again)
 
     def _on_refused(self, error: NotAllowedError) -> None:
@@ -333,18 +357,29 @@ class Link:
 
     def _take_refusal(self, error: NotAllowedError) -> None:
         subject = str(error.subject)
-        to_server = self.subjects.server(self.tenant, "")
+        to_server = replace(self.subjects, grant="").server(self.tenant, "")
+        if self._is_of_former_token(subject):
+            return
         if subject == f"{self._inbox}*":
             # The client would never get an answer.
             self._fail(error)
             self._wake.set()
             self._tell_reconnected()
         elif subject.startswith(to_server):
-            self._coalescer.refused(subject.removeprefix(to_server), error)
+            server = subject.removeprefix(to_server).partition(".")[0]
+            self._coalescer.refused(server, error)
         else:
             # Questions to the coordinator are requests of the bus, which the refusal ends.
             self._deaf_to[subject] = error
         self._after_event()
+
+    def _is_of_former_token(self, subject: str) -> bool:
+        """Tell whether NATS has refused what only the holder of a former token may do. It was on
+        its way when the token was renewed, and is done again with the new one."""
+        if self._token is None:
+            return False
+        of_grant = self.subjects.grant_of(subject) or subject.startswith(f"{self._inbox}")
+        return bool(of_grant) and self._token.id not in subject.split(".")
 
     def _send_again(self) -> None:
         # Permissions may have changed. NATS refuses again what is still forbidden.

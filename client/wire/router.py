@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.client.wire.store_queue import StoreKey
@@ -25,6 +25,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     MalformedFrameError,
     NoCoordinatorError,
+    NotAllowedError,
     OtherClusterError,
     error_from_wire,
 )
@@ -56,7 +57,8 @@ class Router:
 
     def __init__(self, bus: Bus, subjects: Subjects, tenant: str) -> None:
         self._bus = bus
-        self._subjects = subjects
+        #: Replaced when the client's token was renewed.
+        self.subjects = subjects
         self._tenant = tenant
         #: The encodings that values may have, as the coordinator said last; empty at first.
         self.encodings: frozenset[str] = frozenset()
@@ -202,16 +204,18 @@ class Router:
         timeout_seconds: float | None = None,
         **fields: object,
     ) -> Mapping[str, Any]:
-        subject = self._subjects.coordinator(self._tenant, verb)
+        def subject() -> str:
+            return self.subjects.coordinator(self._tenant, verb)
+
         return await self._ask_on(subject, self._tenant, patient, timeout_seconds, fields)
 
     async def _ask_as_operator(self, verb: str, **fields: object) -> Mapping[str, Any]:
-        subject = self._subjects.cluster(verb)
-        return await self._ask_on(subject, CLUSTER_TENANT, False, None, fields)
+        subject = self.subjects.cluster(verb)
+        return await self._ask_on(lambda: subject, CLUSTER_TENANT, False, None, fields)
 
     async def _ask_on(
         self,
-        subject: str,
+        subject: Callable[[], str],
         tenant: str,
         patient: bool,
         timeout_seconds: float | None,
@@ -221,12 +225,12 @@ class Router:
             payload = encode_control(**fields)
             reply = await self._request(subject, tenant, payload, patient, timeout_seconds)
         except NoRespondersError as error:
-            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+            raise NoCoordinatorError(prefix=self.subjects.prefix) from error
         except BusTimeoutError as error:
             if not self._bus.connected:
                 reason = "the connection is lost"
                 raise ConnectionFailedError(url="NATS", reason=reason) from error
-            raise NoCoordinatorError(prefix=self._subjects.prefix) from error
+            raise NoCoordinatorError(prefix=self.subjects.prefix) from error
         fields = decode_control(reply)
         self._recognise(fields.get("cluster"))
         return fields
@@ -240,12 +244,12 @@ class Router:
         if self._cluster is None:
             self._cluster = cluster
         elif cluster != self._cluster:
-            who = f"the coordinator on prefix {self._subjects.prefix!r}"
+            who = f"the coordinator on prefix {self.subjects.prefix!r}"
             raise OtherClusterError(who=who, found=cluster, expected=self._cluster)
 
     async def _request(
         self,
-        subject: str,
+        subject: Callable[[], str],
         tenant: str,
         payload: bytes,
         patient: bool,
@@ -262,7 +266,7 @@ class Router:
         try:
             while True:
                 left_seconds = give_up_at - loop.time()
-                request = self._bus.request(subject, payload, left_seconds, tenant)
+                request = self._bus.request(subject(), payload, left_seconds, tenant)
                 copies.append(loop.create_task(request, name="holdfast.ask"))
                 # Every copy ends by the deadline, so the last wait does too.
                 done, _ = await asyncio.wait(
@@ -272,7 +276,12 @@ class Router:
                 if not done:
                     continue
                 answered = next(copy for copy in copies if copy in done)
-                nobody = isinstance(answered.exception(), NoRespondersError)
+                error = answered.exception()
+                if isinstance(error, NotAllowedError) and error.subject != subject():
+                    # NATS has refused what was asked with a token that was renewed meanwhile.
+                    copies.remove(answered)
+                    continue
+                nobody = isinstance(error, NoRespondersError)
                 if not (nobody and patient and loop.time() + LOOK_SECONDS < give_up_at):
                     return answered.result()
                 copies.remove(answered)

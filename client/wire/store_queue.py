@@ -61,6 +61,8 @@ class QueuedGroup:
         "operation_count",
         "operations",
         "queue",
+        "refused_count",
+        "sent_count",
         "size_bytes",
     )
 
@@ -81,6 +83,9 @@ class QueuedGroup:
         self.durability = operations[0][3] if counter else 0
         #: The number of the frame that last carried it, or 0 if it has to be sent.
         self.frame = 0
+        #: How many copies were sent, and how many of them were refused.
+        self.sent_count = 0
+        self.refused_count = 0
         self.answered = False
 
     @property

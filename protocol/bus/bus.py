@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.errors import InvalidArgumentError, NotAllowedError, UnavailableError
 from holdfast.protocol.limits import MAX_SUBJECT_BYTES
-from holdfast.protocol.subjects import CLUSTER_TENANT
+from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes
 
 #: Why an action is not allowed that NATS refused.
 NOT_PERMITTED: Final = "NATS does not permit it to this user"
@@ -138,6 +138,10 @@ class Bus(ABC):
     @abstractmethod
     def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
         """Return a subject prefix among the inboxes of `tenant` that no other connection uses."""
+
+    @abstractmethod
+    def move_inboxes(self, inboxes: Inboxes) -> None:
+        """Get replies in these inboxes from now on. Requests that wait for one get none."""
 
     @abstractmethod
     def on_reconnect(self, callback: Callable[[], None]) -> None:

@@ -210,6 +210,7 @@ class MemoryBus(Bus):
         self.session = 0
         self._inbox_token = inbox_token
         self._inbox_count = 0
+        self._inboxes = Inboxes()
         self._connected = True
         self._closed = False
         self._permits = permits
@@ -299,7 +300,10 @@ class MemoryBus(Bus):
 
     def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
         self._inbox_count += 1
-        return f"{Inboxes().start(tenant)}.{self._inbox_token}.{self._inbox_count}"
+        return f"{self._inboxes.start(tenant)}.{self._inbox_token}.{self._inbox_count}"
+
+    def move_inboxes(self, inboxes: Inboxes) -> None:
+        self._inboxes = inboxes
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append((callback, contextvars.copy_context()))

@@ -159,6 +159,9 @@ class NatsBus(Bus):
     def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
         return f"{self._inboxes.start(tenant)}.{secrets.token_urlsafe(16)}"
 
+    def move_inboxes(self, inboxes: Inboxes) -> None:
+        self._inboxes, self._replies = inboxes, ""
+
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append(callback)
 

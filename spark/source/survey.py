@@ -80,7 +80,12 @@ class _Link:
             self._loop: EventLoop = self._stack.enter_context(running_loop())
             self._bus: Bus = self._loop.run(self._listen(connection))
             self._stack.callback(lambda: self._loop.run(self._bus.close()))
-            client = connect(tenant=connection.tenant, prefix=connection.prefix, bus=self._bus)
+            client = connect(
+                tenant=connection.tenant,
+                token=connection.login.options.get("token"),
+                prefix=connection.prefix,
+                bus=self._bus,
+            )
             self._client: Client = self._stack.enter_context(self._loop.entered(client))
         except BaseException:
             self._stack.close()

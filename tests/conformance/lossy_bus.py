@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from holdfast.protocol.bus.bus import Bus, BusCallback, BusMessage, BusSubscription
 from holdfast.protocol.errors import NotAllowedError
-from holdfast.protocol.subjects import CLUSTER_TENANT
+from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes
 
 
 class LossyBus(Bus):
@@ -56,6 +56,9 @@ class LossyBus(Bus):
 
     def new_inbox(self, tenant: str = CLUSTER_TENANT) -> str:
         return self._bus.new_inbox(tenant)
+
+    def move_inboxes(self, inboxes: Inboxes) -> None:
+        self._bus.move_inboxes(inboxes)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._bus.on_reconnect(callback)

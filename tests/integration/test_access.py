@@ -1,0 +1,358 @@
+"""Who may do what: a real nats-server with the permissions of tokens, and servers that check them.
+
+NATS stops what a token's holder may not publish; the servers check each request all the same, so
+requests of a user that NATS lets publish everything are refused too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.client import Client, NotAllowedError, connect
+from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.storage import Storage
+from holdfast.persist.service import PersistServer
+from holdfast.protocol import frames
+from holdfast.protocol.access.nats_permissions import (
+    NatsPermissions,
+    permissions_of,
+    servers_permissions,
+)
+from holdfast.protocol.access.rights import (
+    ALL_RIGHTS,
+    RIGHT_OF_OPERATION,
+    RIGHT_OF_WORD,
+    Right,
+    rights_needed,
+)
+from holdfast.protocol.access.tokens import Token, sign_token
+from holdfast.protocol.bus.bus import BusTimeoutError
+from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
+from holdfast.protocol.errors import HoldfastError, error_from_wire
+from holdfast.protocol.limits import REVOCATIONS_FRESH_SECONDS
+from holdfast.protocol.subjects import Inboxes, Subjects
+from holdfast.shared_fs.access.registry import AccessRegistry
+from holdfast.shared_fs.access.token_source import find_tokens
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
+from tests.support.in_loop import entered
+from tests.support.nats_server import NatsServer, running_nats_server
+from tests.support.tokens import ISSUER_KEY, a_token, make_registry, register
+
+#: One token with each right, and others.
+OF_RIGHT = {word: a_token(right) for word, right in RIGHT_OF_WORD.items()}
+ADA, RENEWED = (a_token(subject="ada", created_at=number) for number in (1, 2))
+BOB = a_token(subject="bob")
+NARROW = a_token(stores=["mine.*"])
+UMBRELLA = a_token(tenant="umbrella")
+OPERATOR = a_token(tenant="*")
+TOKENS = [*OF_RIGHT.values(), ADA, BOB, NARROW, UMBRELLA, OPERATOR]
+_DEADLINE_SECONDS = 30.0
+
+
+def _user(name: str, *permissions: NatsPermissions) -> str:
+    publish = [each for one in permissions for each in one.publish]
+    subscribe = [each for one in permissions for each in one.subscribe]
+    allowed = f"{{publish: {publish}, subscribe: {subscribe}}}".replace("'", '"')
+    return f'{{user: "{name}", password: "x", permissions: {allowed}}}'
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    directory = tmp_path_factory.mktemp("access")
+    users = [_user("servers", servers_permissions("hf"))]
+    users += [_user(each.id, permissions_of(each, "hf")) for each in TOKENS]
+    users += [_user("ada", permissions_of(ADA, "hf"), permissions_of(RENEWED, "hf"))]
+    configuration = directory / "nats.conf"
+    configuration.write_text("authorization {users = [\n" + "\n".join(users) + "\n]}\n")
+    with running_nats_server(directory, "-c", str(configuration)) as server:
+        yield server
+
+
+def _url(nats: NatsServer, user: str) -> str:
+    return nats.url.replace("//", f"//{user}:x@")
+
+
+class World:
+    """A cluster in this loop that asks for tokens."""
+
+    def __init__(self, nats: NatsServer, registry: AccessRegistry) -> None:
+        self.nats = nats
+        self.registry = registry
+        self.texts = {each.id: register(registry, each) for each in (*TOKENS, RENEWED)}
+
+    def connect(self, token: Token, user: str = "", **options: Any) -> Any:
+        return connect(_url(self.nats, user or token.id), token=self.texts[token.id], **options)
+
+    @asynccontextmanager
+    async def bus(self, user: str, token: Token, tenant: str = "acme") -> AsyncIterator[NatsBus]:
+        inboxes = Inboxes(tenant=tenant, own=token.id)
+        bus = await connect_nats(_url(self.nats, user), name="test", inboxes=inboxes)
+        try:
+            yield bus
+        finally:
+            await bus.close()
+
+
+@pytest.fixture
+def world(runner: asyncio.Runner, nats: NatsServer, tmp_path: Path) -> Iterator[World]:
+    with entered(runner, _running(nats, tmp_path)) as found:
+        yield found
+
+
+@asynccontextmanager
+async def _running(nats: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        layout = open_layout(tmp_path / "data", Disk())
+        registry = make_registry(layout.root)
+        tokens = find_tokens(layout.root, None)
+        assert tokens is not None
+        buses = [
+            await connect_nats(_url(nats, "servers"), name=name) for name in ("coordinator", "s1")
+        ]
+        for bus in buses:
+            stack.push_async_callback(bus.close)
+        coordinator = Coordinator(buses[0], Storage(layout, Disk()), tokens=tokens)
+        server = PersistServer(buses[1], layout, Disk(), "s1", tokens=tokens)
+        ready = asyncio.Event(), asyncio.Event()
+        coordinating = asyncio.create_task(coordinator.run(ready[0]))
+        serving = asyncio.create_task(server.run(ready[1]))
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            for each in ready:
+                await each.wait()
+        yield World(nats, registry)
+        server.stop()
+        await serving
+        coordinator.stop()
+        await coordinating
+
+
+async def _answer(bus: NatsBus, subject: str, payload: bytes, tenant: str = "acme") -> Any:
+    """Return the error code of the answer to a frame of one group, or None."""
+    while True:
+        reply = await bus.request(subject, payload, _DEADLINE_SECONDS, tenant)
+        [element] = frames.decode(reply)
+        if element[1] == 0:
+            return None
+        error = error_from_wire(element[2], element[3])
+        if not error.retryable:
+            return error
+        await asyncio.sleep(0.01)
+
+
+def _frame(operation: list[Any], name: str, counter: int) -> bytes:
+    counter = counter if operation[0] < frames.FIRST_READ else 0
+    return frames.encode_request(b"w", [[1, name, counter, counter, 0, [operation]]])
+
+
+@pytest.mark.parametrize("word", sorted(OF_RIGHT))
+async def test_one_right_allows_its_operations_and_no_other(world: World, word: str) -> None:
+    token = OF_RIGHT[word]
+    subjects = Subjects(grant=token.id)
+    async with world.bus(token.id, token) as bus:
+        async with world.connect(OPERATOR, tenant="acme") as operator:
+            await operator.stream("notes").append(b"x")
+        for counter, number in enumerate(sorted(RIGHT_OF_OPERATION), 1):
+            frame = _frame([number], "notes", counter)
+            error = await _answer(bus, subjects.server("acme", "s1"), frame)
+            if rights_needed([[number]]) == token.rights:
+                assert not isinstance(error, NotAllowedError), (number, error)
+            else:
+                assert isinstance(error, NotAllowedError), (number, error)
+                assert error.missing == rights_needed([[number]]).words[0]
+                assert error.subject == "stream notes"
+
+
+@pytest.mark.parametrize("word", sorted(OF_RIGHT))
+async def test_the_api_tells_what_a_token_lacks(world: World, word: str) -> None:
+    async with world.connect(OPERATOR, tenant="acme") as operator:
+        await operator.stream("notes").append(b"x")
+    async with world.connect(OF_RIGHT[word], timeout_seconds=_DEADLINE_SECONDS) as client:
+        assert client.tenant == "acme"
+        outcomes = {
+            "read": await _outcome(client.stream("notes").get(1)),
+            "write": await _outcome(client.stream("notes").append(b"y")),
+            "configure": await _outcome(client.stream("notes").configure(max_messages=100)),
+            "list": await _outcome(_listed(client)),
+            "destroy": await _outcome(client.stream("notes").destroy()),
+        }
+        for action, missing in outcomes.items():
+            if action == "destroy":
+                # It reads the head of the store first.
+                assert missing == ("read" if word != "read" else "NATS"), (word, action)
+            else:
+                assert missing == ("" if action == word else action), (word, action)
+        # NATS refuses to let those listen who may not read; the server, to list.
+        followed = await _outcome(_followed(client))
+        assert (followed == "") is False
+        assert await client.servers()
+
+
+async def _outcome(asked: Any) -> str:
+    """Return what the token lacks, `NATS` if that refuses, or nothing."""
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            await asked
+    except NotAllowedError as error:
+        return str(error.fields.get("missing", "NATS"))
+    return ""
+
+
+async def _listed(client: Client) -> list[str]:
+    return [info.name async for info in client.stores()]
+
+
+async def _followed(client: Client) -> None:
+    async with client.subscribe("*", start_seq=1) as changes:
+        await anext(changes)
+
+
+async def test_another_tenant_and_anothers_grant_are_refused_by_nats(world: World) -> None:
+    frame = _frame([frames.HEAD], "notes", 0)
+    async with world.bus(UMBRELLA.id, UMBRELLA, "umbrella") as bus:
+        for subject in (
+            Subjects(grant=UMBRELLA.id).server("acme", "s1"),
+            Subjects(grant=ADA.id).server("acme", "s1"),
+            Subjects(grant=ADA.id).coordinator("acme", "resolve"),
+            Subjects().server("acme", "s1"),
+            Subjects(grant=ADA.id).server("umbrella", "s1"),
+            Subjects(grant=UMBRELLA.id).destroy("acme", "s1"),
+            "hf._.coord.drain",
+            "hf._.own.s1.acme",
+        ):
+            with pytest.raises(NotAllowedError):
+                await bus.request(subject, frame, _DEADLINE_SECONDS, "umbrella")
+
+
+async def test_servers_refuse_what_nats_lets_through(world: World) -> None:
+    """The user of the servers may publish everything, as in a NATS without permissions."""
+    frame = _frame([frames.HEAD], "notes", 0)
+    question = frames.encode_control(stores=[[1, "notes"]])
+    expected = {
+        "": "this cluster asks for a token",
+        UMBRELLA.id: "the token is for another tenant",
+        "x" * 32: "no such token is registered",
+    }
+    for grant, reason in expected.items():
+        subjects = Subjects(grant=grant)
+        own = Inboxes(tenant="acme", own=grant)
+        bus = await connect_nats(_url(world.nats, "servers"), name="test", inboxes=own)
+        try:
+            error = await _answer(bus, subjects.server("acme", "s1"), frame)
+            assert isinstance(error, NotAllowedError)
+            assert (error.missing, error.reason) == ("a token", reason)
+            for subject in (
+                subjects.coordinator("acme", "resolve"),
+                subjects.coordinator("acme", "servers"),
+                subjects.destroy("acme", "s1"),
+            ):
+                reply = await bus.request(subject, question, _DEADLINE_SECONDS, "acme")
+                with pytest.raises(NotAllowedError) as refused:
+                    frames.decode_control(reply)
+                assert refused.value.reason == reason
+        finally:
+            await bus.close()
+
+
+async def test_a_reply_goes_to_no_inbox_but_the_holders(world: World) -> None:
+    frame = _frame([frames.HEAD], "notes", 0)
+    subject = Subjects(grant=ADA.id).server("acme", "s1")
+    for own in ("", NARROW.id, f"{ADA.id}x"):
+        inboxes = Inboxes(tenant="acme", own=own)
+        bus = await connect_nats(_url(world.nats, "servers"), name="test", inboxes=inboxes)
+        try:
+            with pytest.raises(BusTimeoutError):
+                await bus.request(subject, frame, 0.3, "acme")
+        finally:
+            await bus.close()
+
+
+async def test_a_store_without_a_right_is_neither_listed_nor_created(world: World) -> None:
+    async with world.connect(OPERATOR, tenant="acme") as operator:
+        await operator.stream("mine.notes").append(b"x")
+        await operator.kv("others.notes").set("a", b"x")
+        async with world.connect(NARROW) as client:
+            assert await _listed(client) == ["mine.notes"]
+            with pytest.raises(NotAllowedError) as refused:
+                await client.stream("not.there").append(b"x")
+            assert refused.value.missing == "any right on it"
+        assert await _listed(operator) == ["mine.notes", "others.notes"]
+
+
+async def test_a_tenant_that_contradicts_the_token_is_refused_at_once(world: World) -> None:
+    with pytest.raises(HoldfastError, match="contradicts the token"):
+        world.connect(ADA, tenant="umbrella")
+
+
+async def test_a_revoked_token_ends_within_seconds_amid_writes_and_a_subscription(
+    world: World,
+) -> None:
+    loop = asyncio.get_running_loop()
+    acked: list[tuple[float, bytes]] = []
+    async with world.connect(BOB, timeout_seconds=_DEADLINE_SECONDS) as client:
+        notes = client.stream("notes")
+
+        async def write() -> None:
+            number = 0
+            while True:
+                value = b"%d" % number
+                began_at = loop.time()
+                await notes.append(value)
+                acked.append((began_at, value))
+                number += 1
+
+        async with notes.subscribe(start_seq=1) as changes:
+            writing = asyncio.create_task(write())
+            for _ in range(10):
+                await anext(changes)
+            await asyncio.to_thread(world.registry.revoke, BOB, 0.0)
+            revoked_at = loop.time()
+            with pytest.raises(NotAllowedError) as refused:
+                async with asyncio.timeout(_DEADLINE_SECONDS):
+                    await writing
+            assert refused.value.missing == "a token"
+            assert all(at <= revoked_at + REVOCATIONS_FRESH_SECONDS for at, _ in acked)
+            # What it follows live is NATS's to end; what it lacks, the server does not tell.
+            with pytest.raises(NotAllowedError):
+                async with notes.subscribe(start_seq=1) as late:
+                    await anext(late)
+    async with world.connect(OPERATOR, tenant="acme") as operator:
+        stored = [message.value async for message in operator.stream("notes").get_all()]
+    assert stored == [value for _, value in acked]
+
+
+async def test_a_renewed_token_goes_on_with_what_is_unanswered(world: World) -> None:
+    texts = [world.texts[ADA.id], world.texts[RENEWED.id]]
+    given: list[str] = []
+
+    def renew() -> str:
+        text = texts[min(len(given), 1)]
+        given.append(text)
+        return text
+
+    url = _url(world.nats, "ada")
+    async with connect(url, token=renew, timeout_seconds=_DEADLINE_SECONDS) as client:
+        notes = client.stream("notes")
+        await notes.append(b"first")
+        writes = [asyncio.create_task(notes.append(b"%d" % number)) for number in range(50)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(world.nats.restart)
+        await asyncio.gather(*writes)
+        await asyncio.to_thread(world.registry.revoke, ADA, 0.0)
+        await notes.append(b"last")
+        assert client._link.subjects.grant == RENEWED.id
+    async with world.connect(OPERATOR, tenant="acme") as operator:
+        stored = [message.value async for message in operator.stream("notes").get_all()]
+    assert stored == [b"first", *(b"%d" % number for number in range(50)), b"last"]
+
+
+def test_the_tokens_of_this_page_are_those_of_the_code() -> None:
+    assert {token.rights for token in OF_RIGHT.values()} == set(Right)
+    assert OPERATOR.rights == ALL_RIGHTS
+    assert sign_token(ADA, ISSUER_KEY) != sign_token(RENEWED, ISSUER_KEY)
