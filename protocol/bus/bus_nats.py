@@ -24,6 +24,7 @@ from holdfast.protocol.bus.bus import (
     NoRespondersError,
     check_subject,
 )
+from holdfast.protocol.bus.cancelling import cancellable
 from holdfast.protocol.bus.login import NatsLogin, retried
 from holdfast.protocol.bus.login_failure import login_failure
 from holdfast.protocol.bus.nats_client import WatchedClient, check_nats_py, refusal
@@ -170,17 +171,25 @@ class NatsBus(Bus):
 
     async def flush(self) -> None:
         try:
-            # nats-py's PING overtakes commands that wait in its buffer, such as a SUB.
-            # Once the first PING is answered, those commands have been written, and
-            # the second PING follows them.
-            await self._client.flush()
-            await self._client.flush()
+            await self._flush()
         except nats.errors.ConnectionClosedError as error:
             raise _closed() from error
         except nats.errors.Error as error:
             raise ConnectionFailedError(url="NATS", reason=str(error)) from error
 
+    async def _flush(self) -> None:
+        # nats-py's PING overtakes commands that wait in its buffer, such as a SUB.
+        # Once the first PING is answered, those commands have been written, and
+        # the second PING follows them.
+        with cancellable():
+            await self._client.flush()
+            await self._client.flush()
+
     async def close(self) -> None:
+        with cancellable():
+            await self._close()
+
+    async def _close(self) -> None:
         client = self._client
         client.stop_watching()
         if not client.is_closed:
@@ -188,8 +197,7 @@ class NatsBus(Bus):
                 async with asyncio.timeout(BUS_CLOSE_SECONDS):
                     # Once this is answered, the server has taken everything that was published.
                     if client.is_connected:
-                        await client.flush()
-                        await client.flush()
+                        await self._flush()
             except (TimeoutError, OSError, nats.errors.Error) as error:
                 logger.debug("bus.closed_unflushed reason=%r", error)
             finally:
@@ -286,21 +294,22 @@ async def connect_nats(
             client.on_refused(refused)
 
     try:
-        await asyncio.wait_for(
-            client.connect(
-                servers=list(address.servers),
-                name=name,
-                error_cb=on_error,
-                reconnected_cb=bus._reconnected,
-                reconnect_time_wait=0.1,  # type: ignore[arg-type]
-                max_reconnect_attempts=-1 if patient else 1,
-                allow_reconnect=True,
-                connect_timeout=attempt_seconds,  # type: ignore[arg-type]
-                ping_interval=10 if isinstance(client, WatchedClient) else _PUBLIC_PING_SECONDS,
-                **options,
-            ),
-            timeout_seconds,
-        )
+        with cancellable():
+            await asyncio.wait_for(
+                client.connect(
+                    servers=list(address.servers),
+                    name=name,
+                    error_cb=on_error,
+                    reconnected_cb=bus._reconnected,
+                    reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                    max_reconnect_attempts=-1 if patient else 1,
+                    allow_reconnect=True,
+                    connect_timeout=attempt_seconds,  # type: ignore[arg-type]
+                    ping_interval=10 if isinstance(client, WatchedClient) else _PUBLIC_PING_SECONDS,
+                    **options,
+                ),
+                timeout_seconds,
+            )
     except (OSError, TimeoutError, nats.errors.Error) as error:
         if not client.is_closed:
             await client.close()

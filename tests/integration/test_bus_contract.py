@@ -296,6 +296,25 @@ async def test_subscriptions_outlive_a_loss_of_the_connection(
     assert (await received.first(1))[-1].payload == b"after"
 
 
+async def test_a_flush_that_is_cancelled_while_its_answer_comes_is_cancelled(one: Bus) -> None:
+    flushing: asyncio.Task[None] | None = None
+    asked = False
+
+    def cancel(message: BusMessage) -> None:
+        nonlocal asked
+        if flushing is not None and flushing.cancel():
+            asked = True
+
+    await one.subscribe("end", cancel)
+    await one.flush()
+    # A server nearly always sends the message and the answer to the flush in one piece.
+    for _ in range(50):
+        asked, flushing = False, asyncio.create_task(one.flush())
+        await one.publish("end", b"")
+        await asyncio.wait([flushing])
+        assert flushing.cancelled() == asked
+
+
 async def test_a_closed_bus_is_closed(running: System, one: Bus, other: Bus) -> None:
     received = Received()
     await one.subscribe("x", received)
