@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.effort import examples
@@ -41,7 +41,13 @@ ROOT = Path(__file__).parents[1]
 #: Less than pytest's own: the traceback then tells which `await` hangs.
 DEADLINE_SECONDS = 90
 
-settings.register_profile("effort", max_examples=examples(100))
+#: A busy machine is slow, and no test judges time.
+settings.register_profile(
+    "effort",
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("effort")
 
 # Until all tests are collected; nothing is garbage before.
