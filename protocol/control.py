@@ -107,11 +107,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import LOOP_STALL_SECONDS, MAX_INTEGER, MAX_NAME_BYTES
 from holdfast.protocol.names import check_server
+
+#: What operators ask of the coordinator on the cluster's own subjects. All else there is for
+#: servers.
+OPERATOR_VERBS: Final = ("drain", "undrain", "tenants", "tenant")
 
 
 class StoreState(IntEnum):

@@ -1,1 +1,1 @@
-"""The commands that concern tenants: who may do what, how much, and their end."""
+"""The commands that concern tenants: what there are, how much they may use, and their end."""

@@ -40,6 +40,7 @@ from holdfast.coordinator.answering.requests import (
     UsageRequest,
     Vacate,
 )
+from holdfast.protocol.control import OPERATOR_VERBS
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -347,12 +348,9 @@ _CLIENT_VERBS: Final[dict[str, _Parser]] = {
     "servers": _servers,
     "stores": _stores,
 }
-_OPERATOR_VERBS: Final[dict[str, _Parser]] = {
-    "drain": _drain,
-    "undrain": _undrain,
-    "tenants": _tenants,
-    "tenant": _tenant,
-}
+_OPERATOR_VERBS: Final[dict[str, _Parser]] = dict(
+    zip(OPERATOR_VERBS, (_drain, _undrain, _tenants, _tenant), strict=True)
+)
 _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "register": _register,
     "prove": _prove,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.protocol.access.rights import Right
 from holdfast.protocol.access.tokens import Token, split_pattern
+from holdfast.protocol.control import OPERATOR_VERBS
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects, inboxes_of
 
 
@@ -36,7 +37,8 @@ def permissions_of(token: Token, prefix: str) -> NatsPermissions:
             kinds, plain = split_pattern(pattern)
             subscribe += [f"{subjects.changes_start(tenant, kind)}{plain}" for kind in kinds]
     if token.is_operator:
-        publish += [subjects.cluster("*"), subjects.operator("*")]
+        publish += [subjects.cluster(verb) for verb in OPERATOR_VERBS]
+        publish.append(subjects.operator("*"))
         # Replies to an operator's requests go to the cluster's inboxes.
         subscribe.append(f"{inboxes_of(CLUSTER_TENANT, token.id)}.>")
     return NatsPermissions(tuple(publish), tuple(subscribe))
