@@ -163,6 +163,14 @@ def existing_layout(root: Path, disk: Disk) -> Layout:
     return open_layout(root, disk)
 
 
+def _format_text(layout: Layout, disk: Disk) -> str | None:
+    """Return the content of FORMAT, or None if there is none."""
+    try:
+        return disk.read(layout.format_file).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+
+
 def open_layout(root: Path, disk: Disk) -> Layout:
     """Return the layout under `root`; create it if `root` is missing or empty.
 
@@ -170,20 +178,23 @@ def open_layout(root: Path, disk: Disk) -> Layout:
     other content (it is left alone), StorageFailedError.
     """
     layout = Layout(root)
-    try:
-        text = disk.read(layout.format_file).decode(errors="replace").strip()
-    except FileNotFoundError:
+    text = _format_text(layout, disk)
+    if text is None:
         strangers = [
             name
             for name in disk.names(root)
             if name != "lost+found" and not name.startswith(layout.format_file.name)
         ]
         if strangers:
+            # Another process may have created the tree meanwhile: FORMAT first, then the rest.
+            text = _format_text(layout, disk)
+        if strangers and text is None:
             raise StoreDamagedError(
                 store=str(root),
                 reason=f"it has no FORMAT file but contains {', '.join(strangers[:3])}; "
                 "name a new or empty folder",
-            ) from None
+            )
+    if text is None:
         disk.make_directory(root)
         disk.write_durably(layout.format_file, f"{_FORMAT_TEXT}{FORMAT_VERSION}\n".encode())
         return layout

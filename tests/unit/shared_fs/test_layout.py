@@ -95,3 +95,14 @@ def test_an_incarnations_files_lie_in_its_folder() -> None:
     home = layout.incarnation("s1", "i1")
     assert layout.fence("s1", "i1").parent == home
     assert layout.log("s1", "i1").parent == home
+
+
+def test_a_tree_that_another_process_begins_meanwhile_is_no_strangers(tmp_path: Path) -> None:
+    class Late(Disk):
+        def names(self, path: Path) -> list[str]:
+            # The other one makes FORMAT after this process has looked for it.
+            open_layout(path, DISK)
+            (path / "servers").mkdir()
+            return super().names(path)
+
+    assert open_layout(tmp_path, Late()) == Layout(tmp_path)
