@@ -27,25 +27,36 @@ class WaitingCallers:
         try:
             async with asyncio.timeout(timeout_seconds):
                 await turn
-        except TimeoutError:
-            reason = str(BusyError(what="the client's queue"))
-            raise OperationTimeoutError(timeout_seconds=timeout_seconds, reason=reason) from None
-        finally:
-            if not turn.done() or turn.cancelled():
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                # It was admitted in the turn of the loop in which it gave up. If nothing is in
+                # flight, nothing else would ever admit the next one.
+                self._admit_next()
+            elif turn in self.line:
                 self.line.remove(turn)
+            if isinstance(error, TimeoutError):
+                reason = str(BusyError(what="the client's queue"))
+                raise OperationTimeoutError(
+                    timeout_seconds=timeout_seconds, reason=reason
+                ) from None
+            raise
 
     def admit(self) -> None:
         """Admit as many callers as there is room for."""
         room = self._coalescer.room
-        while self.line and room > 0:
-            turn = self.line.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                room -= 1
+        while room > 0 and self._admit_next():
+            room -= 1
 
     def admit_all(self) -> None:
         """Admit all callers, because the link is closing."""
+        while self._admit_next():
+            pass
+
+    def _admit_next(self) -> bool:
+        """Admit the first caller that still waits; return whether there was one."""
         while self.line:
             turn = self.line.popleft()
             if not turn.done():
                 turn.set_result(None)
+                return True
+        return False
