@@ -339,6 +339,12 @@ FORGED_VERBS: Final[dict[str, _Verb]] = {
     "drain": _of_server(),
     "undrain": _of_server(),
     "tenants": _of_server(),
+    "tenant": _of_server(),
+    "owners": _of_server(),
+    "usage": lambda rng, world: {
+        **_of_server(rng.choice((0, 2**40)), 1)(rng, world),
+        "tenants": rng.choice(([[world.victim, 1e9, 1e9]], [[world.tenant, 0, 0]], None)),
+    },
     "cluster": _of_server(),
 }
 
