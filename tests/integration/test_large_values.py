@@ -31,7 +31,7 @@ TIERED_BYTES = 17 * MIB
 #: What a client or a server may take beside what it takes anyway.
 EXTRA_BYTES = 28 * MIB
 #: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the
-#: compression, usually 30 to 40 MiB. A busy machine has let three such jobs coincide.
+#: compression, 30 to 42 MiB in nine runs. One run among all tests took 95; why is not known yet.
 OWNER_BYTES = 128 * MIB
 SOON_COLD = (
     *("--idle-close-seconds", "0.2", "--snapshot-seconds", "0.2"),
