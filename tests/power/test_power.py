@@ -22,7 +22,8 @@ _SEED = 1
 #: A cut that finds it, where few do. It is tried before the others.
 _FOUND_BY = {
     "never_sync_the_log": "114/none/all/0",
-    "ack_before_the_sync": "113/none/all/0",
+    "ack_before_the_sync": "132/none/all/0",
+    "take_over_before_the_log_is_applied": "120/all/all/0",
     "never_sync_files_written_whole": "170/none/all/0",
 }
 

@@ -75,12 +75,12 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
 }
 #: The first seed that finds it, where that is not seed 1. It is tried before the others.
 _FOUND_BY = {
-    "skip_the_fence_check": 4,
+    "skip_the_fence_check": 5,
     "believe_the_mount": 3,
     "believe_old_logs": 3,
-    "replay_old_epochs": 6,
-    "forget_outcomes_in_a_takeover": 4,
+    "replay_old_epochs": 11,
     "retire_the_log_without_a_sync": 2,
+    "follow_over_gaps": 8,
     "evict_what_was_not_published": 2,
     "publish_the_older_over_the_newer": 207,
     "keep_uploads_that_were_given_up": 11,
