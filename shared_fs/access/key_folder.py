@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ class KeyFolder:
         contents[ISSUER_FILE] = base64.b64encode(_new_key()).decode()
         with private_files():
             self._disk.make_directory(self.path)
-            self._check_private(self.path)
+            self._refuse_if_open(self.path)
             for name, content in contents.items():
                 self._disk.write_durably(self.path / name, content.encode(), new=True)
 
@@ -140,7 +141,15 @@ class KeyFolder:
             raise StorageFailedError(reason=f"{path}: {error.strerror}") from error
 
     def _check_private(self, path: Path) -> None:
-        """The rule of ssh for private keys: one that others can read counts as known to them."""
+        """The rule of ssh for private keys: one that others can read counts as known to them.
+
+        It judges files of this user alone. Who mounts secrets for a service, as Kubernetes does,
+        owns them, and decides who can get at them.
+        """
+        if path.stat().st_uid == os.geteuid():
+            self._refuse_if_open(path)
+
+    def _refuse_if_open(self, path: Path) -> None:
         mode = open_to_others(path)
         if mode is not None:
             raise InvalidArgumentError(

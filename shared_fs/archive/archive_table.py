@@ -176,10 +176,7 @@ class _Table:
                     continue
                 headers = dict(headers) if headers else None
                 packed = pack_headers(headers)
-                if (
-                    time == message.time
-                    and checksum_of(value, packed) == message.checksum
-                ):
+                if time == message.time and checksum_of(value, packed) == message.checksum:
                     found[seq, revision] = stored_again(value, headers, message.size_bytes)
             if len(found) == len(sought):
                 return found
@@ -187,9 +184,7 @@ class _Table:
         raise _Gone(f"no version of its files has seq {lacking} as it was archived")
 
     # Files
-    def _candidates(
-        self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]
-    ) -> list[_File]:
+    def _candidates(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> list[_File]:
         first = min(message.revision for message in wanted)
         last = max(message.revision for message in wanted)
         dates = {_date_of(message.time) for message in wanted}
@@ -310,9 +305,7 @@ class _Table:
                 return kept
         rows = opened.read_row_group(index, columns=_COLUMNS)
         mask = pc.and_(
-            pc.and_(
-                pc.equal(rows.column("store"), store), pc.equal(rows.column("kind"), "stream")
-            ),
+            pc.and_(pc.equal(rows.column("store"), store), pc.equal(rows.column("kind"), "stream")),
             pc.equal(rows.column("operation"), "set"),
         )
         rows = rows.filter(mask).drop_columns(["store", "kind", "operation"])
@@ -328,9 +321,7 @@ class _Table:
 def _groups_with(opened: Any, store: str, first: int, last: int) -> list[int]:
     """Return the row groups of a file that may have rows of a store between two revisions."""
     metadata = opened.metadata
-    places = {
-        metadata.schema.column(index).name: index for index in range(metadata.num_columns)
-    }
+    places = {metadata.schema.column(index).name: index for index in range(metadata.num_columns)}
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

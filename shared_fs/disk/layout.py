@@ -129,9 +129,7 @@ class Layout:
         word = StoreKind(store.kind).word
         return f"{self.root}/stores/{store.tenant}/{digest[:3]}/{store.name}.{word}"
 
-    def generations(
-        self, disk: Disk, store: StoreId, *, with_deleted: bool = False
-    ) -> list[int]:
+    def generations(self, disk: Disk, store: StoreId, *, with_deleted: bool = False) -> list[int]:
         """Return the generations of a store's file that exist, lowest first.
 
         Generations that were deleted, and only have to be removed, are included on request.

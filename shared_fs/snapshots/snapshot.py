@@ -149,9 +149,7 @@ class Fetched:
             disk.remove(self.content)
 
 
-def take_image(
-    file: StoreFile, draft: Path, *, small_bytes: int = SMALL_IMAGE_BYTES
-) -> Image:
+def take_image(file: StoreFile, draft: Path, *, small_bytes: int = SMALL_IMAGE_BYTES) -> Image:
     """Return the content of a checkpointed file; a large one is written to `draft`.
 
     Nothing else may use the file meanwhile. Raises StoreDamagedError, StorageFailedError.

@@ -64,9 +64,7 @@ class Bodies:
     def has_gone(self) -> bool:
         """True if chunks of dropped bodies may have to be swept."""
         if self._has_gone is None:
-            self._has_gone = self.there and (
-                self._execute(schema.SELECT_GONE_BODY).get is not None
-            )
+            self._has_gone = self.there and (self._execute(schema.SELECT_GONE_BODY).get is not None)
         return self._has_gone
 
     @property

@@ -30,9 +30,7 @@ class RowPage(NamedTuple):
     more: bool
 
 
-def page_of(
-    chunks: Iterator[list[Row]], max_rows: int, max_bytes: int, row_bytes: int
-) -> RowPage:
+def page_of(chunks: Iterator[list[Row]], max_rows: int, max_bytes: int, row_bytes: int) -> RowPage:
     """Return the first rows of `chunks`, at most `max_rows`, and at most
     `max_bytes` after the first row.
 
@@ -58,9 +56,7 @@ def page_of(
     return RowPage(page, size_bytes, more=False)
 
 
-def mixed_page_of(
-    rows: Iterator[Row], max_rows: int, max_bytes: int, row_bytes: int
-) -> RowPage:
+def mixed_page_of(rows: Iterator[Row], max_rows: int, max_bytes: int, row_bytes: int) -> RowPage:
     """`page_of` for rows of which some are archived."""
     page: list[Row] = []
     size_bytes = 0

@@ -158,9 +158,7 @@ SELECT_LIMITS: Final = (
 UPDATE_OWNER: Final = "UPDATE meta SET epoch = ?, server = ?, incarnation = ? WHERE id = 1"
 
 # Streams: by seq, the primary key, unless stated otherwise
-_MESSAGE_BYTES: Final = (
-    "length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
-)
+_MESSAGE_BYTES: Final = "length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
 INSERT_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers) VALUES (?, ?, ?, ?, ?)"
 )
@@ -191,9 +189,7 @@ INSERT_LARGE_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers, expires, body_bytes)"
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
-SELECT_MESSAGE: Final = (
-    "SELECT seq, revision, time, value, headers FROM messages WHERE seq = ?"
-)
+SELECT_MESSAGE: Final = "SELECT seq, revision, time, value, headers FROM messages WHERE seq = ?"
 SELECT_MESSAGE_BYTES: Final = f"SELECT {_MESSAGE_BYTES} FROM messages WHERE seq = ?"
 SELECT_MESSAGES: Final = (
     "SELECT seq, revision, time, value, headers FROM messages WHERE seq BETWEEN ? AND ?"
@@ -412,9 +408,7 @@ SELECT_PLACED_BODIES: Final = "SELECT place, size, sha256 FROM bodies WHERE plac
 SELECT_CHUNKS_AT: Final = (
     "SELECT data FROM chunks WHERE body = (SELECT id FROM bodies WHERE place = ?) ORDER BY offset"
 )
-DROP_UPLOAD: Final = (
-    "UPDATE bodies SET upload = NULL WHERE upload = ? AND place IS NULL"
-)
+DROP_UPLOAD: Final = "UPDATE bodies SET upload = NULL WHERE upload = ? AND place IS NULL"
 #: Conditions for the three statements below: which values are dropped.
 BODY_AT: Final = "place = ?"
 BODIES_UP_TO: Final = "place <= ?"

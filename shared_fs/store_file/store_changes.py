@@ -105,9 +105,7 @@ class StoreChanges(StoreRows):
         if not count:
             return False
         last_seq = rows[count - 1][0]
-        meta = replace(
-            self.meta, count=self.meta.count - count, bytes=self.meta.bytes - size_bytes
-        )
+        meta = replace(self.meta, count=self.meta.count - count, bytes=self.meta.bytes - size_bytes)
         with self._transaction():
             self._execute(schema.DELETE_MESSAGES_UP_TO, (last_seq,))
             self._bodies.drop_up_to(last_seq)

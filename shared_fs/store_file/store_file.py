@@ -386,9 +386,7 @@ class StoreFile(StoreChanges):
             raise StoreDamagedError(store=str(self.store), reason=reason)
         version = self._connection.pragma("user_version")
         if version > schema.FORMAT_VERSION:
-            raise NewerFormatError(
-                what=str(self.path), found=version, known=schema.FORMAT_VERSION
-            )
+            raise NewerFormatError(what=str(self.path), found=version, known=schema.FORMAT_VERSION)
         # Only now, so that a foreign file stays as it is.
         if not self.in_memory:
             set_pragmas(self._connection)

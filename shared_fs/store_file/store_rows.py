@@ -352,9 +352,7 @@ class StoreRows(ABC):
             else:
                 page = page_of(rows, max_rows, max_bytes, 0)
             page = self._with_large(page)
-            found.extend(
-                [(row[1], row[2], [number, row[0], row[3], row[4]]) for row in page.rows]
-            )
+            found.extend([(row[1], row[2], [number, row[0], row[3], row[4]]) for row in page.rows])
             if page.more:
                 complete_up_to.append(page.rows[-1][1])
         others: list[Any] = self._execute(

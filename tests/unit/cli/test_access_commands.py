@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import stat
 import subprocess
 import time
@@ -108,6 +109,14 @@ def test_keys_that_others_can_read_are_refused(data: str) -> None:
     result = run(*ACME, "--data", data)
     assert result.exit_code == 2
     assert "other users may open" in result.stderr
+
+
+def test_keys_of_another_user_are_taken_as_a_supervisor_mounts_them(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(data, "keys", "issuer.key").chmod(0o444)
+    monkeypatch.setattr(os, "geteuid", lambda: Path(data).stat().st_uid + 1)
+    assert done(*ACME, "--data", data)
 
 
 def test_a_token_comes_alone_on_stdout_and_is_registered(data: str) -> None:

@@ -51,7 +51,9 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "created"): {**PEER, "stores": [["acme", 1, "one", 5, 5]]},
     ("_", "closed"): {**PEER, "stores": [["acme", 1, "one", 5, 5, 5]]},
     ("_", "usage"): {
-        **PEER, "stores": [["acme", 1, "one", 5, 5]], "tenants": [["acme", 1.5, 2]],
+        **PEER,
+        "stores": [["acme", 1, "one", 5, 5]],
+        "tenants": [["acme", 1.5, 2]],
     },
     ("_", "cold"): {**PEER, "stores": [["acme", 1, "one", 5, 5]]},
     ("_", "deleted"): {**PEER, "stores": [["acme", 1, "two", 5]]},

@@ -103,9 +103,7 @@ async def test_nothing_is_asked_on_a_local_file_system(layout: Layout) -> None:
     assert world.asked == 0
 
 
-async def test_seals_are_asked_for_once_after_each_end(
-    layout: Layout, pauses: list[float]
-) -> None:
+async def test_seals_are_asked_for_once_after_each_end(layout: Layout, pauses: list[float]) -> None:
     world = World(layout)
     world.dies("s1", 1)
     for _ in range(3):

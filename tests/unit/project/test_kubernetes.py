@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import click
@@ -24,17 +25,30 @@ import pytest
 import yaml
 
 from holdfast.cli.cluster.nats_binary import find_nats_server
+from holdfast.cli.command import holdfast
+from holdfast.gateway.auth.__main__ import _CONNECT_SECONDS
+from holdfast.gateway.auth.nats_configuration import callout_configuration
 from holdfast.persist.lifecycle import capacity
 from holdfast.protocol.names import check_server
 from holdfast.protocol.serving.supervision import ALIVE_SECONDS
+from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.shared_fs.access.key_folder import (
+    ACCOUNT_FILE,
+    AUTH_FILE,
+    CALLOUT_FILE,
+    SERVERS_FILE,
+    KeyFolder,
+)
 from tests.support.command_line import parsed, variables
 from tests.support.documents import ROOT, fenced, read
 
 FOLDER: Final = ROOT / "docs" / "deploy" / "kubernetes"
+#: Those for clusters that ask for tokens.
+TOKENS: Final = ("shared-disk-tokens", "bucket-tokens", "nats-tokens")
 #: What is applied, each by itself.
-TREES: Final = ("shared-disk", "bucket", "nats")
+TREES: Final = ("shared-disk", "bucket", "nats", *TOKENS)
 #: Those with parts of holdfast.
-CLUSTERS: Final = TREES[:2]
+CLUSTERS: Final = tuple(tree for tree in TREES if not tree.startswith("nats"))
 #: The oldest version whose schemas must accept the manifests.
 KUBERNETES: Final = "1.32.0"
 OF_BOTO3: Final = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"}
@@ -50,10 +64,22 @@ Object = dict[str, Any]
 def built(tree: str) -> str:
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl, which builds the manifests")
-    command = ["kubectl", "kustomize", str(FOLDER / tree)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    with TemporaryDirectory() as folder:
+        shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
+        Path(folder, "nats-tokens", "users.conf").write_text(users_with_tokens())
+        command = ["kubectl", "kustomize", str(Path(folder, tree))]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+@cache
+def users_with_tokens() -> str:
+    """Return what `holdfast nats-config` writes, for some keys."""
+    with TemporaryDirectory() as folder:
+        keys = KeyFolder(Path(folder, "keys"))
+        keys.make()
+        return callout_configuration(keys.public_keys(), DEFAULT_PREFIX)
 
 
 @cache
@@ -98,6 +124,8 @@ def parts(tree: str) -> list[tuple[str, Object, dict[str, str]]]:
     found = []
     for workload in workloads(tree):
         name = workload["metadata"]["name"]
+        if name == "auth":
+            continue
         environment = settings(tree) | {"HOLDFAST_NATS": "nats://nats:4222"}
         if name == "persist":
             [variable] = container(workload)["env"]
@@ -156,8 +184,8 @@ def test_the_command_line_accepts_what_a_pod_runs(tree: str) -> None:
     for name, one, environment in parts(tree):
         options = parsed(one["args"], environment)
         assert options["data"] == Path("/data/holdfast")
-        assert options["disk"] == ("local" if tree == "bucket" else "shared")
-        if tree == "bucket":
+        assert options["disk"] == ("local" if "bucket" in tree else "shared")
+        if "bucket" in tree:
             assert str(options["bucket"]).startswith("s3://")
         if name == "persist":
             assert check_server(str(options["name"])) == "persist-0"
@@ -180,8 +208,8 @@ def test_the_command_line_accepts_every_probe_and_hook(tree: str) -> None:
             assert seconds < one["readinessProbe"]["timeoutSeconds"] or "drain" in command
     assert found["persist", "servers"]["live"] == "persist-0"
     assert found["coordinator", "servers"]["live"] is None
-    assert (("persist", "drain") in found) == (tree == "shared-disk")
-    if tree == "shared-disk":
+    assert (("persist", "drain") in found) == ("shared-disk" in tree)
+    if "shared-disk" in tree:
         assert found["persist", "drain"]["server"] == "persist-0"
 
 
@@ -256,7 +284,7 @@ def test_pods_run_without_privileges_as_the_user_of_the_image(tree: str) -> None
         assert own["allowPrivilegeEscalation"] is False
         assert own["readOnlyRootFilesystem"] is True
         assert own["capabilities"] == {"drop": ["ALL"]}
-        if tree != "nats":
+        if tree in CLUSTERS:
             user = spec["securityContext"]["runAsUser"]
             assert f"--uid {user} " in (ROOT / "Dockerfile").read_text()
         assert spec["automountServiceAccountToken"] is spec["enableServiceLinks"] is False
@@ -295,21 +323,84 @@ def test_the_memory_of_a_server_is_enough_for_the_open_stores_that_its_comment_n
     assert abs(stores - int(named_count.replace(",", ""))) < 100
 
 
-def test_nats_server_accepts_its_configuration(tmp_path: Path) -> None:
-    configuration = (FOLDER / "nats" / "nats.conf").read_text()
-    path = tmp_path / "nats.conf"
-    path.write_text(configuration)
-    command = [str(find_nats_server()), "-t", "-c", str(path)]
-    passwords = {"SERVERS_PASSWORD": "one", "DEFAULT_PASSWORD": "two"}
-    assert set(re.findall(r"password: \$(\w+)", configuration)) == set(passwords)
+@pytest.mark.parametrize(
+    ("tree", "passwords"),
+    [("nats", {"SERVERS_PASSWORD": "one", "DEFAULT_PASSWORD": "two"}), ("nats-tokens", {})],
+)
+def test_nats_server_accepts_its_configuration(
+    tree: str, passwords: dict[str, str], tmp_path: Path
+) -> None:
+    files = named(tree, "ConfigMap", "nats-.*")["data"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert set(re.findall(r"password: \$(\w+)", files["users.conf"])) == set(passwords)
+    [nats] = [container(each) for each in workloads(tree)]
+    assert ("envFrom" in nats) == bool(passwords)
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False, env=passwords
+        [str(find_nats_server()), "-t", "-c", str(tmp_path / "nats.conf")],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env=passwords,
     )
     assert result.returncode == 0, result.stderr
 
 
+def test_nats_with_tokens_is_not_built_without_its_users() -> None:
+    # With the users of ../nats it would ask for passwords; without any, for nothing.
+    assert not (FOLDER / "nats-tokens" / "users.conf").exists()
+    own = yaml.safe_load((FOLDER / "nats-tokens" / "kustomization.yaml").read_text())
+    assert own["configMapGenerator"][0]["files"] == ["users.conf"]
+
+
+@pytest.mark.parametrize("tree", TOKENS[:2])
+def test_the_auth_service_finds_the_registry_and_has_only_the_keys_that_it_needs(
+    tree: str,
+) -> None:
+    deployment = named(tree, "Deployment", "auth")
+    one = container(deployment)
+    arguments = [
+        re.sub(r"\$\((\w+)\)", lambda found: settings(tree)[found[1]], word) for word in one["args"]
+    ]
+    group, name, *rest = arguments
+    auth = holdfast.get_command(click.Context(holdfast), group)
+    assert isinstance(auth, click.Group)
+    options = auth.commands[name].make_context(name, rest).params
+    if "bucket" in tree:
+        assert options["bucket"] == settings(tree)["HOLDFAST_PERSIST_BUCKET"]
+    else:
+        assert options["data"] == Path(settings(tree)["HOLDFAST_PERSIST_DATA"])
+    assert f"find {options['alive_file']} -mmin -1" in one["livenessProbe"]["exec"]["command"][2]
+    assert deployment["spec"]["replicas"] == 2
+    assert deployment["spec"]["minReadySeconds"] > _CONNECT_SECONDS
+    [keys] = [each["secret"] for each in pod(deployment)["volumes"] if each["name"] == "keys"]
+    assert {each["key"] for each in keys["items"]} == {ACCOUNT_FILE, CALLOUT_FILE, AUTH_FILE}
+    [mounted] = [each for each in one["volumeMounts"] if each["name"] == "keys"]
+    assert options["keys"] == Path(mounted["mountPath"])
+    [login] = [each["secret"] for each in pod(deployment)["volumes"] if each["name"] == "login"]
+    assert SERVERS_FILE not in {each["key"] for each in login["items"]}
+
+
+@pytest.mark.parametrize("tree", TOKENS[:2])
+def test_servers_log_in_and_probes_ask_with_files_that_the_page_puts_into_the_secret(
+    tree: str,
+) -> None:
+    page = read("deploy/kubernetes.md")
+    for variable in ("HOLDFAST_NATS_NKEY", "HOLDFAST_TOKEN_FILE"):
+        file = Path(settings(tree)[variable])
+        assert re.search(
+            rf"create secret generic holdfast-login \S+(\s+--from-file=\S+)*"
+            rf"\s+--from-file=(keys/)?{re.escape(file.name)}",
+            page,
+        )
+        for _, one, _ in parts(tree):
+            [login] = [each for each in one["volumeMounts"] if each["name"] == "login"]
+            assert str(file.parent) == login["mountPath"]
+
+
 def test_the_nats_of_the_manifests_permits_what_the_page_on_operations_says() -> None:
-    own = (FOLDER / "nats" / "nats.conf").read_text()
+    own = (FOLDER / "nats" / "users.conf").read_text()
     [documented] = fenced(read("operations.md"), "nats")
     for configuration, tenant in ((own, "default"), (documented, "acme")):
         lines = re.findall(r"(publish|subscribe): (\[.*\])", configuration)

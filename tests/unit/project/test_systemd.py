@@ -22,16 +22,19 @@ from holdfast.cli.advice import EXIT_USAGE
 from holdfast.cli.command import holdfast
 from holdfast.persist.lifecycle import capacity
 from holdfast.protocol.limits import LOOP_STALL_SECONDS, MAX_OPEN_STORES
+from holdfast.shared_fs.access.key_folder import ACCOUNT_FILE, AUTH_FILE, CALLOUT_FILE
 from tests.support.command_line import parsed, variables
 from tests.support.documents import ROOT, read
 
 FOLDER: Final = ROOT / "docs" / "deploy" / "systemd"
 UNITS: Final = ("holdfast-persist@.service", "holdfast-coordinator.service")
+AUTH: Final = "holdfast-auth.service"
 #: What the service reads, and no command line does.
 OF_BOTO3: Final = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"}
 PROGRAM: Final = "/opt/holdfast/bin/holdfast"
 
 each_unit = pytest.mark.parametrize("unit", UNITS)
+with_auth = pytest.mark.parametrize("unit", (*UNITS, AUTH))
 
 
 def settings(file: str) -> dict[str, list[str]]:
@@ -52,6 +55,11 @@ def environment(file: str, unit: str = UNITS[0]) -> dict[str, str]:
     return {variable: value for variable, _, value in pairs}
 
 
+def credentials(file: str) -> set[str]:
+    """Return the names of the files that systemd passes to the service."""
+    return {name.partition(":")[0] for name in settings(file)["LoadCredential"]}
+
+
 def command(unit: str) -> list[str]:
     [line] = settings(unit)["ExecStart"]
     program, *arguments = shlex.split(line.replace("%i", "p1"))
@@ -68,7 +76,7 @@ def seconds(unit: str, name: str) -> float:
 def installed(tmp_path: Path) -> Path:
     """The units in a folder, with a program that exists."""
     program = Path(sys.prefix) / "bin" / "holdfast"
-    for unit in UNITS:
+    for unit in (*UNITS, AUTH):
         text = (FOLDER / unit).read_text()
         (tmp_path / unit).write_text(text.replace(PROGRAM, str(program)))
     return tmp_path
@@ -86,7 +94,7 @@ def verified(path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_systemd_accepts_every_setting(installed: Path) -> None:
-    for unit in UNITS:
+    for unit in (*UNITS, AUTH):
         result = verified(installed / unit.replace("@.", "@p1."))
         assert (result.returncode, result.stderr) == (0, "")
 
@@ -99,7 +107,7 @@ def test_systemd_refuses_a_unit_with_a_setting_that_it_does_not_know(installed: 
     assert "LockPersonalty" in result.stderr
 
 
-@each_unit
+@with_auth
 def test_the_sandbox_leaves_little_exposed(unit: str, installed: Path) -> None:
     path = installed / unit.replace("@.", "@p1.")
     result = systemd(
@@ -136,15 +144,16 @@ def test_the_command_line_accepts_what_a_unit_starts(unit: str, drop_in: str | N
 def test_every_variable_that_is_set_or_offered_is_read_by_someone() -> None:
     text = (FOLDER / "holdfast.env").read_text()
     offered = set(re.findall(r"^#?([A-Z_0-9]+)=", text, re.MULTILINE))
-    for file in (*UNITS, "local-disk.conf", "nats-login.conf"):
+    for file in (*UNITS, "local-disk.conf", "nats-login.conf", "tokens.conf"):
         offered |= set(environment(file))
     assert offered <= variables() | OF_BOTO3
 
 
 @each_unit
-def test_the_files_of_a_login_are_those_that_systemd_passes_on(unit: str) -> None:
-    passed = {name.partition(":")[0] for name in settings("nats-login.conf")["LoadCredential"]}
-    named = environment("nats-login.conf", unit)
+@pytest.mark.parametrize("drop_in", ["nats-login.conf", "tokens.conf"])
+def test_the_files_of_a_login_are_those_that_systemd_passes_on(unit: str, drop_in: str) -> None:
+    passed = credentials(drop_in)
+    named = environment(drop_in, unit)
     assert {path.removeprefix("%d/") for path in named.values()} == passed
     parsed(command(unit), environment(unit) | named)
 
@@ -156,7 +165,7 @@ def test_a_unit_writes_where_its_data_is_and_waits_for_its_mount(unit: str) -> N
     assert found["ReadWritePaths"] == found["RequiresMountsFor"] == [data]
 
 
-@each_unit
+@with_auth
 def test_every_exit_but_that_of_wrong_usage_is_followed_by_a_new_start(unit: str) -> None:
     found = settings(unit)
     assert found["Restart"] == ["always"]
@@ -165,7 +174,7 @@ def test_every_exit_but_that_of_wrong_usage_is_followed_by_a_new_start(unit: str
     assert "| 2 | wrong usage |" in read("operations.md")
 
 
-@each_unit
+@with_auth
 def test_a_unit_hears_the_watchdog_and_gives_it_more_time_than_the_coordinator(unit: str) -> None:
     found = settings(unit)
     assert found["Type"] == ["notify"] or found["NotifyAccess"] == ["main"]
@@ -189,20 +198,22 @@ def test_the_page_tells_of_every_file_and_of_the_times_of_the_units() -> None:
 
 
 def test_the_auth_service_is_started_as_the_command_line_has_it() -> None:
-    unit = "holdfast-auth.service"
-    group, name, *rest = command(unit)
+    group, name, *rest = command(AUTH)
     auth = holdfast.get_command(click.Context(holdfast), group)
     assert isinstance(auth, click.Group)
     serve = auth.commands[name]
-    context = serve.make_context(name, rest)
-    assert settings(unit)["RequiresMountsFor"] == [str(context.params["data"])]
+    options = serve.make_context(name, rest).params
+    assert settings(AUTH)["RequiresMountsFor"] == [str(options["data"])]
+    # What systemd passes on, and nothing more.
+    assert options["keys"] == Path("%d")
+    assert credentials(AUTH) == {ACCOUNT_FILE, CALLOUT_FILE, AUTH_FILE}
 
 
 def test_the_auth_service_is_as_confined_as_a_server() -> None:
     confined = ("Protect", "Private", "Restrict", "System", "NoNew", "Capability", "Memory", "Lock")
     of_server, of_auth = (
         {name: value for name, value in settings(unit).items() if name.startswith(confined)}
-        for unit in (UNITS[0], "holdfast-auth.service")
+        for unit in (UNITS[0], AUTH)
     )
     assert len(of_auth) > 15
     assert of_auth == of_server

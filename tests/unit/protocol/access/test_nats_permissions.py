@@ -10,9 +10,7 @@ from holdfast.protocol.subjects import Subjects
 
 
 def token(tenant: str, rights: Right, *stores: str) -> Token:
-    return new_token(
-        issuer="cluster", tenant=tenant, stores=stores, rights=rights, created_at=0
-    )
+    return new_token(issuer="cluster", tenant=tenant, stores=stores, rights=rights, created_at=0)
 
 
 def test_a_reader_may_ask_in_its_own_name_and_follow_what_it_may_read() -> None:

@@ -41,9 +41,7 @@ def test_no_operation_that_writes_needs_only_the_right_to_read() -> None:
         ([[frames.BATCH, []]], Right(0)),
     ],
 )
-def test_a_group_needs_what_its_operations_need(
-    operations: list[list[Any]], needed: Right
-) -> None:
+def test_a_group_needs_what_its_operations_need(operations: list[list[Any]], needed: Right) -> None:
     assert rights_needed(operations) == needed
 
 
