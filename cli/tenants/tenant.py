@@ -17,6 +17,7 @@ from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.owner_jobs import ConnectedOwners, connected_owners
 from holdfast.cli.render import JsonObject, print_json, print_table, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
+from holdfast.cli.tenants.policy import policy
 from holdfast.cli.tenants.quotas import set_quota, show
 from holdfast.protocol.errors import HoldfastError, NotFoundError
 from holdfast.protocol.names import StoreId, TenantName, check_tenant
@@ -39,11 +40,12 @@ class TenantInUseError(HoldfastError):
 
 @click.group()
 def tenant() -> None:
-    """Limit a tenant, destroy it, and see what is left of it."""
+    """Limit a tenant, let others read it, destroy it, and see what is left of it."""
 
 
 tenant.add_command(set_quota)
 tenant.add_command(show)
+tenant.add_command(policy)
 
 
 @tenant.command()

@@ -44,7 +44,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketError
 from holdfast.shared_fs.snapshots import snapshot as snapshots
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
-from holdfast.shared_fs.snapshots.pack import Packed, packs_of, put_pack
+from holdfast.shared_fs.snapshots.pack import Packed, full_packs, packs_of, put_pack
 from holdfast.shared_fs.snapshots.snapshot import Image, Snapshot, compress
 from holdfast.shared_fs.snapshots.store_entry import Published, SnapshotVersion
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -286,18 +286,28 @@ class Snapshotter:
                 else:
                     versions.append(made)
             if len(versions) + len(tiny) >= _PUBLISHED_STORES:
-                await self._publish(versions + await self._packed(tiny))
+                await self._publish(versions + await self._put(packs_of(tiny)))
                 tiny, versions = [], []
                 continue
-            *full, tiny = [*packs_of(tiny)] or [[]]
-            for group in full:
-                versions += await self._packed(group)
-        await self._publish(versions + await self._packed(tiny))
+            full, tiny = full_packs(tiny)
+            versions += await self._put(full)
+        await self._publish(versions + await self._put(packs_of(tiny)))
 
-    async def _packed(self, tiny: list[Snapshot]) -> Packed:
+    async def _put(self, packs: list[list[Snapshot]]) -> Packed:
+        """Put packs, a few at once. When it returns or raises, all puts have ended."""
+        slots = asyncio.Semaphore(_PARALLEL)
+
+        async def one(group: list[Snapshot]) -> Packed:
+            async with slots:
+                put: Packed = await self._run_in_thread(partial(self._put_tiny, group))
+                return put
+
         versions: Packed = []
-        for group in packs_of(tiny):
-            versions += await self._run_in_thread(partial(self._put_tiny, group))
+        done = await asyncio.gather(*map(one, packs), return_exceptions=True)
+        for outcome in done:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            versions += outcome
         return versions
 
     async def _made_of(

@@ -53,7 +53,7 @@ from holdfast.shared_fs.snapshots.garbage import (
     write_marks,
 )
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
-from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, read_index
+from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, read_index, time_of_pack
 from holdfast.shared_fs.snapshots.pins import PIN_PREFIX, expiry_of, live_pins
 from holdfast.shared_fs.snapshots.repacking import repack
 from holdfast.shared_fs.snapshots.shard import Shard, shard_of
@@ -187,7 +187,7 @@ class Collector:
         if listed.key.startswith(PACK_PREFIX):
             try:
                 packed = read_index(self._bucket, listed.key)
-                made = int(listed.key.removeprefix(PACK_PREFIX).partition("-")[0])
+                made = time_of_pack(listed.key)
             except (ObjectDamagedError, NewerFormatError, ValueError):
                 return None
             before = max([made, *(version.taken for _, version in packed)]) + 1

@@ -1,6 +1,7 @@
-"""Packs: many tiny snapshots in one object.
+"""Packs: many tiny snapshots of one tenant in one object.
 
-    packs/<time_ms:013d>-<nonce>
+    packs/<tenant>/<time_ms:013d>-<nonce>
+    packs/<time_ms:013d>-<nonce>            of any tenants, as earlier versions put them
 
     snapshot, snapshot, ...     each one zstd frame, read by its range
     index                       one zstd frame with a checksum: the place and store of each snapshot
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, fields
 from typing import Final
 
@@ -44,26 +45,41 @@ _FIELD_COUNT: Final = len(fields(SnapshotVersion)) - 1
 Packed = list[tuple[StoreId, SnapshotVersion]]
 
 
-def packs_of(snapshots: Sequence[Snapshot]) -> Iterator[list[Snapshot]]:
-    """Yield the snapshots in groups, one for each pack, in order."""
-    group: list[Snapshot] = []
-    size_bytes = 0
+def packs_of(snapshots: Sequence[Snapshot]) -> list[list[Snapshot]]:
+    """Return the snapshots in groups, one for each pack: of one tenant, and in order."""
+    groups: list[list[Snapshot]] = []
+    #: The last group of each tenant, and its size.
+    last: dict[str, tuple[list[Snapshot], int]] = {}
     for snapshot in snapshots:
+        group, size_bytes = last.get(snapshot.store.tenant, ([], 0))
         if group and size_bytes + snapshot.length > PACK_BYTES:
-            yield group
             group, size_bytes = [], 0
+        if not group:
+            groups.append(group)
         group.append(snapshot)
-        size_bytes += snapshot.length
-    if group:
-        yield group
+        last[snapshot.store.tenant] = group, size_bytes + snapshot.length
+    return groups
+
+
+def full_packs(snapshots: Sequence[Snapshot]) -> tuple[list[list[Snapshot]], list[Snapshot]]:
+    """Return groups to put now, the largest first, and the rest, which has at most PACK_BYTES and
+    may wait for more snapshots of its tenants."""
+    groups = sorted(packs_of(snapshots), key=_length)
+    waiting_bytes = sum(map(_length, groups))
+    full = []
+    while waiting_bytes > PACK_BYTES:
+        full.append(groups.pop())
+        waiting_bytes -= _length(full[-1])
+    return full, [snapshot for group in groups for snapshot in group]
 
 
 def put_pack(bucket: Bucket, snapshots: Sequence[Snapshot], time_ms: int, nonce: str) -> Packed:
-    """Put snapshots into one object and return their versions, after checking the object.
+    """Put snapshots of one tenant into one object and return their versions, after checking it.
 
     Raises ObjectDamagedError if the object differs from what was put, BucketError.
     """
-    key = f"{PACK_PREFIX}{time_ms:013d}-{nonce}"
+    [tenant] = {snapshot.store.tenant for snapshot in snapshots}
+    key = f"{PACK_PREFIX}{tenant}/{time_ms:013d}-{nonce}"
     body, versions = encode_pack(key, snapshots)
     sha256 = hashlib.sha256(body).hexdigest()
     bucket.put_new(key, body, {"sha256": sha256, "stores": str(len(snapshots))})
@@ -110,3 +126,12 @@ def read_index(bucket: Bucket, key: str) -> Packed:
         ]
     except (zstandard.ZstdError, struct.error, ValueError, TypeError, IndexError) as error:
         raise ObjectDamagedError(key=key, reason=f"not a pack: {error}") from error
+
+
+def time_of_pack(key: str) -> int:
+    """Return when a pack was made, in milliseconds. Raises ValueError for other keys."""
+    return int(key.removeprefix(PACK_PREFIX).rpartition("/")[2].partition("-")[0])
+
+
+def _length(group: Sequence[Snapshot]) -> int:
+    return sum(snapshot.length for snapshot in group)

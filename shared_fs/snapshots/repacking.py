@@ -1,8 +1,9 @@
 """Repacking: moves what still counts in a pack to a new one, so that the rest can be removed.
 
-The new pack is put and checked. Then each shard names it in place of the old one, by
-compare-and-set and only where the old one was named. The collector removes the old pack. A shard
-that is closed to anything as old as the new pack (see `collecting.py`) is left as it is.
+A pack of several tenants, as earlier versions put them, becomes one for each. A new pack is put and
+checked. Then each shard names it in place of the old one, by compare-and-set and only where the old
+one was named. The collector removes the old pack. A shard that is closed to anything as old as the
+new pack (see `collecting.py`) is left as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import zstandard
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.snapshots.manifest import Manifests
-from holdfast.shared_fs.snapshots.pack import Packed, put_pack, read_index
+from holdfast.shared_fs.snapshots.pack import Packed, packs_of, put_pack, read_index
 from holdfast.shared_fs.snapshots.shard import Shard, shard_of
 from holdfast.shared_fs.snapshots.snapshot import Snapshot
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
@@ -37,8 +38,9 @@ def repack(manifests: Manifests, key: str, now_ms: int) -> int:
     if not live:
         return 0
     moved: dict[int, Packed] = {}
-    for store, version in put_pack(manifests.bucket, live, now_ms, secrets.token_hex(8)):
-        moved.setdefault(shard_of(store), []).append((store, version))
+    for group in packs_of(live):
+        for store, version in put_pack(manifests.bucket, group, now_ms, secrets.token_hex(8)):
+            moved.setdefault(shard_of(store), []).append((store, version))
     for number, packed in moved.items():
 
         def rename(shard: Shard, packed: Packed = packed) -> Mapping[StoreId, StoreEntry | None]:

@@ -101,7 +101,8 @@ def name_before_it_is_put() -> Iterator[None]:
     late: list[Callable[[], object]] = []
 
     def put_later(bucket: Any, live: Sequence[Any], now_ms: int, nonce: str) -> Any:
-        body, versions = encode_pack(f"{PACK_PREFIX}{now_ms:013d}-{nonce}", live)
+        key = f"{PACK_PREFIX}{live[0].store.tenant}/{now_ms:013d}-{nonce}"
+        body, versions = encode_pack(key, live)
         late.append(lambda: bucket.put_new(versions[0][1].key, body, {}))
         return versions
 

@@ -42,7 +42,7 @@ async def test_a_destroyed_tenant_leaves_nothing_and_no_other_one_notices(
         other = connect(scene.processes.nats.url, tenant="other", timeout_seconds=30)
         async with scene.client() as client, other as untouched:
             for name in ("notes", "chat"):
-                # The first snapshot shares a pack with the other tenant's, and is replaced later.
+                # The first snapshots share a pack, and are replaced later.
                 await client.stream(name).append(SECRET)
                 await untouched.stream(name).append(b"stay")
             await client.kv("settings").set("secret", SECRET)

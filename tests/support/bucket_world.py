@@ -26,7 +26,7 @@ from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.manifest import open_manifests
-from holdfast.shared_fs.snapshots.pack import put_pack
+from holdfast.shared_fs.snapshots.pack import packs_of, put_pack
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, SnapshotVersion, Tombstone, deleted
 from holdfast.shared_fs.store_file.applying import AppliedBatch
@@ -112,7 +112,11 @@ class BucketWorld:
             made.append(compress(take_image(file, self.root / "draft"), self.time))
         nonce = f"n{self._count}"
         if packed:
-            versions = put_pack(self.bucket, made, self.time, nonce)
+            versions = [
+                version
+                for group in packs_of(made)
+                for version in put_pack(self.bucket, group, self.time, nonce)
+            ]
         else:
             versions = [(one.store, put(self.bucket, one, nonce)) for one in made]
         self.manifests.publish(versions, keep or KeepPolicy(), self.time)

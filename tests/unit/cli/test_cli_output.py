@@ -43,7 +43,7 @@ SERVER = ServerInfo(
 STORE = StoreId("tenant-1", StoreKind.STREAM, "project.42.patches")
 VERSION = dict.fromkeys(
     ("revision", "epoch", "last_seq", "count", "bytes", "stored_bytes"), 1_234_567
-) | {"key": "packs/1795230300123-5d2c5d2c", "time": 1795230214000, "taken": 1795230300000}
+) | {"key": "packs/default/1795230300123-5d2c5d2c", "time": 1795230214000, "taken": 1795230300000}
 
 
 @pytest.fixture

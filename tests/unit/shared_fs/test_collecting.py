@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.collecting import Collected, Collector
 from holdfast.shared_fs.snapshots.garbage import MARKS_KEY, LogMark, Marks
 from holdfast.shared_fs.snapshots.manifest import open_manifests
-from holdfast.shared_fs.snapshots.pack import put_pack
+from holdfast.shared_fs.snapshots.pack import encode_pack, put_pack
 from holdfast.shared_fs.snapshots.pins import Pin, Pinning, live_pins, pinned
+from holdfast.shared_fs.snapshots.repacking import repack
 from holdfast.shared_fs.snapshots.snapshot import Snapshot, compress, fetch, put, take_image
 from holdfast.shared_fs.snapshots.store_entry import (
     KeepPolicy,
@@ -291,6 +292,28 @@ def test_what_counts_of_a_sparse_pack_moves_to_a_new_one_and_can_be_read(world: 
     assert not world.has(packed[0][1].key)
     fetched = fetch(world.bucket, store("n0"), entry.newest, world.root / "d")
     assert fetched.version.revision == 3
+
+
+def test_a_pack_of_several_tenants_is_read_and_becomes_one_of_each(world: World) -> None:
+    """As earlier versions put them."""
+    ours = world.snapshot("a", 3)
+    their_store = StoreId("zeta", StoreKind.STREAM, "a")
+    body, packed = encode_pack(
+        f"packs/{START_MS:013d}-old", [ours, replace(ours, store=their_store)]
+    )
+    world.bucket.put_new(packed[0][1].key, body)
+    world.manifests.publish(packed, KeepPolicy(), world.now_ms)
+    assert fetch(world.bucket, store("a"), packed[0][1], world.root / "old").version.revision == 3
+    world.now_ms += 1
+    assert repack(world.manifests, packed[0][1].key, world.now_ms) == 2
+    for each in (store("a"), their_store):
+        entry = world.manifests.find(each)
+        assert entry is not None
+        assert [version.key.split("/")[:-1] for version in entry.versions] == [
+            ["packs", each.tenant]
+        ]
+    assert world.collect_for_a_day().removed == 1
+    assert not world.has(packed[0][1].key)
 
 
 def test_what_a_deleted_store_left_in_a_full_pack_goes_with_a_thorough_pass(world: World) -> None:

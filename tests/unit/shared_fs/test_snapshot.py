@@ -24,6 +24,7 @@ from holdfast.shared_fs.snapshots import snapshot as snapshots
 from holdfast.shared_fs.snapshots.pack import (
     PACK_BYTES,
     encode_pack,
+    full_packs,
     packs_of,
     put_pack,
     read_index,
@@ -271,13 +272,13 @@ def test_tiny_snapshots_share_an_object(world: World) -> None:
     assert all(each.is_tiny for each in taken)
     packed = put_pack(world.bucket, taken, 1234, "n1")
     assert [store for store, _ in packed] == stores
-    assert {version.key for _, version in packed} == {"packs/0000000001234-n1"}
+    assert {version.key for _, version in packed} == {"packs/acme/0000000001234-n1"}
     assert world.bucket.usage.total().put_count == 1
     for number, (store, version) in enumerate(packed):
         image = world.fetch(version, store).open_in_memory(world.root / "x")
         assert (image.meta.revision, image.store) == (number, store)
         image.abandon()
-    assert read_index(world.bucket, "packs/0000000001234-n1") == packed
+    assert read_index(world.bucket, "packs/acme/0000000001234-n1") == packed
 
 
 def test_what_is_no_pack_has_no_index(world: World) -> None:
@@ -292,7 +293,18 @@ def test_what_is_no_pack_has_no_index(world: World) -> None:
 def test_packs_are_bounded(world: World) -> None:
     one = replace(world.snapshot_of(1, b"value"), length=PACK_BYTES // 3)
     assert [len(group) for group in packs_of([one] * 7)] == [3, 3, 1]
-    assert list(packs_of([])) == []
+    assert packs_of([]) == []
+    # Those of 16 MiB together wait for more; beyond that, the largest pack is put.
+    assert full_packs([one] * 3) == ([], [one] * 3)
+    assert full_packs([one] * 4) == ([[one] * 3], [one])
+
+
+def test_a_pack_has_snapshots_of_one_tenant_alone(world: World) -> None:
+    ours = world.snapshot_of(1, b"value")
+    theirs = replace(ours, store=STORE._replace(tenant="zeta"))
+    assert packs_of([ours, theirs, ours]) == [[ours, ours], [theirs]]
+    with pytest.raises(ValueError, match="unpack"):
+        put_pack(world.bucket, [ours, theirs], 1234, "n1")
 
 
 def test_a_bucket_in_a_directory_holds_snapshots_too(tmp_path: Path) -> None:
