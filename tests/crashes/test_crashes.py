@@ -19,7 +19,7 @@ _FOUND_BY = {
     "unlink_before_it_is_recorded": 24,
     "place_it_bit_by_bit": 34,
     "remove_before_the_tombstone": 15,
-    "leave_a_half_fenced_log": 44,
+    "leave_a_half_fenced_log": 80,
 }
 
 
