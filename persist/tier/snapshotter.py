@@ -57,8 +57,8 @@ MAX_BACKLOG: Final = 100_000
 #: pack, and half a kilobyte per store.
 _CHUNK_STORES: Final = 512
 _PUBLISHED_STORES: Final = 16_384
-#: Files above this are imaged one at a time, because each takes several times its size.
-_LARGE_FILE_BYTES: Final = 8 * MIB
+#: Images above this are compressed one at a time, because each takes several times its size.
+_LARGE_IMAGE_BYTES: Final = 2 * MIB
 _PARALLEL: Final = 4
 _FIRST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 60.0
@@ -349,7 +349,7 @@ class Snapshotter:
         image = await self._image(store)
         if image is None:
             return None
-        large = not isinstance(image.content, bytes) or len(image.content) > _LARGE_FILE_BYTES
+        large = not isinstance(image.content, bytes) or len(image.content) > _LARGE_IMAGE_BYTES
         if not large:
             return await self._compressed(image)
         async with self._large:

@@ -41,6 +41,7 @@ from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenan
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_backend import ObjectHead
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.bucket.bucket_writing import PART_BYTES
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file import schema
@@ -49,9 +50,10 @@ from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs, page_c
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 SNAPSHOT_PREFIX: Final = "snapshots/"
-#: Images up to this size are made and restored in memory, which then has two or three copies. It is
-#: small, so that a server of large values needs little memory.
-SMALL_IMAGE_BYTES: Final = 16 * MIB
+#: Images up to this size are made and restored in memory, which then has up to five copies: of the
+#: file, SQLite's for it, the image, and what is compressed. So a server needs little memory also
+#: while it snapshots stores that grow by large values.
+SMALL_IMAGE_BYTES: Final = 4 * MIB
 #: Smaller snapshots share objects (`pack.py`): a million requests cost more than
 #: storing for a year what they put.
 TINY_SNAPSHOT_BYTES: Final = 64 * KIB
@@ -213,7 +215,10 @@ def put(bucket: Bucket, snapshot: Snapshot, nonce: str) -> SnapshotVersion:
         bucket.put_new(version.key, snapshot.body, metadata)
     else:
         with snapshot.body as body:
-            bucket.put_new_in_parts(version.key, body, metadata)
+            if snapshot.length <= PART_BYTES:
+                bucket.put_new(version.key, body.read(), metadata)
+            else:
+                bucket.put_new_in_parts(version.key, body, metadata)
     check_put(bucket, version.key, version.length, version.sha256)
     return version
 

@@ -25,7 +25,7 @@ from pyspark import SparkFiles
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.snapshots.snapshot import SMALL_IMAGE_BYTES, fetch
+from holdfast.shared_fs.snapshots.snapshot import fetch
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.planning import SnapshotWork
@@ -39,6 +39,8 @@ _READ_BYTES: Final = 64 * MIB
 #: requests.
 _SPAN_FACTOR: Final = 4
 _REQUEST_BYTES: Final = MIB
+#: Images up to this size are fetched to memory.
+_IN_MEMORY_BYTES: Final = 16 * MIB
 #: Images up to this size share one connection, which keeps the last one in memory.
 _SHARED_CONNECTION_BYTES: Final = MIB
 
@@ -74,7 +76,7 @@ class Images:
                 self._memory = apsw.Connection(":memory:")
                 raise
             return
-        if work.parts == 1 and image_bytes <= SMALL_IMAGE_BYTES:
+        if work.parts == 1 and image_bytes <= _IN_MEMORY_BYTES:
             image = StoreImage(work.store, self._content(work), self._archive)
         else:
             image = _open_shared(self._bucket, work, _folder(), self._archive)
@@ -100,7 +102,9 @@ class Images:
                 return content
         # A snapshot is uploaded only after its structure was checked, so a matching sha256 is
         # enough. If it does not match, `fetch` tries again and raises the right error.
-        fetched = fetch(self._bucket, work.store, version, Path("image"))
+        fetched = fetch(
+            self._bucket, work.store, version, Path("image"), small_bytes=_IN_MEMORY_BYTES
+        )
         assert isinstance(fetched.content, bytes)
         return fetched.content
 
@@ -109,7 +113,7 @@ def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
     """Return for each object the range that contains the wanted parts, if one range is worth it."""
     wanted: dict[str, list[SnapshotVersion]] = {}
     for version in versions:
-        if version.image_bytes <= SMALL_IMAGE_BYTES:
+        if version.image_bytes <= _IN_MEMORY_BYTES:
             wanted.setdefault(version.key, []).append(version)
     spans: dict[str, tuple[int, int]] = {}
     for key, found in wanted.items():
