@@ -15,6 +15,8 @@ Invariants:
 - Writes of one store reach its owner in order, also across resends (`store_queue.py`).
 - An answer to any copy of a group counts. A refusal counts only if it is for the copy sent last,
   because a newer copy will have its own answer.
+- Writes of which a copy may be stored are not refused by whoever has not seen that copy: the bus,
+  the coordinator, or the check of a token. They are tried again until their deadline.
 
 What happens on each event:
 
@@ -47,11 +49,13 @@ from holdfast.client.wire.waiting import Operation, PackedBatch, fail
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     BusyError,
+    ConnectionFailedError,
     HoldfastError,
     NotAllowedError,
     NotOwnerError,
     ProtocolError,
     RateLimitedError,
+    RequestError,
     UnavailableError,
     UnsupportedVersionError,
 )
@@ -194,20 +198,20 @@ class Coalescer:
             self._suspected.add(server)
             self._suspects.append(Suspect(server, server_queue.incarnation))
 
-    def refused(self, server: str, error: HoldfastError) -> None:
-        """Fail all operations for `server`, because the bus refuses to send there. The server
-        received none of them."""
+    def refused(self, server: str, error: HoldfastError, now: float) -> None:
+        """Refuse all operations for `server`, because the bus refuses to send there. The server
+        received none of what is in flight."""
         server_queue = self._schedule.servers.get(server)
         if server_queue is None:
             return
-        self._in_flight.give_up(server_queue)
+        self._in_flight.refused(server_queue)
         for queue in self._schedule.active.values():
             # A store that is being resolved goes there again if its owner is still this server.
             resolving = queue.state is QueueState.RESOLVING
             if queue.server_queue is server_queue and not queue.empty and not resolving:
                 queue.requeue()
                 queue.state = IDLE
-                self._fail_queue(queue, error)
+                self._refuse_queue(queue, error, now, forget_owner=False)
             self._schedule.leave_line(queue, server_queue)
         server_queue.line.clear()
 
@@ -245,7 +249,7 @@ class Coalescer:
             self._schedule.retry(queue, error, now, forget_owner=True)
             return
         queue.state = IDLE
-        self._fail_queue(queue, error)
+        self._refuse_queue(queue, error, now, forget_owner=True)
 
     def reconnected(self) -> None:
         """Send everything unanswered again: the bus is back, and frames in flight may be lost."""
@@ -263,9 +267,14 @@ class Coalescer:
             self._deadline_at = min(self._deadline_at, self._in_flight.expire_reads(now))
 
     def fail_all(self, error: HoldfastError) -> None:
-        """Answer everything with `error`."""
+        """Answer everything with `error`; what may be stored is not refused, but given up."""
         self._in_flight.give_up()
         self._frames.clear()
+        if isinstance(error, RequestError):
+            given_up = ConnectionFailedError(url="NATS", reason=str(error))
+            for queue in self._queues.values():
+                for group in [each for each in queue.groups if _is_open(each)]:
+                    self._fail_group(group, given_up)
         for queue in self._queues.values():
             self._fail_queue(queue, error)
         self._schedule.active.clear()
@@ -330,7 +339,7 @@ class Coalescer:
         if isinstance(error, NotAllowedError | RateLimitedError):
             # Refused before it reached the store, which may have an earlier copy all the same: then
             # this is no answer.
-            retryable = bool(group.counter) and group.sent_count > group.refused_count
+            retryable = group.may_be_stored
         if not retryable:
             self._fail_group(group, error)
             self._schedule.resume(group.queue)
@@ -359,12 +368,35 @@ class Coalescer:
         if group.counter:
             self._credit.pending_count -= group.queue.settle()
 
+    def _refuse_queue(
+        self, queue: StoreQueue, error: HoldfastError, now: float, *, forget_owner: bool
+    ) -> None:
+        """Answer what a store has with `error`. If that says that nothing was done, writes that may
+        be stored are tried again instead."""
+        if not isinstance(error, RequestError) or not any(map(_is_open, queue.groups)):
+            self._fail_queue(queue, error)
+            return
+        for group in list(queue.groups):
+            if not (group.answered or group.may_be_stored):
+                self._fail_group(group, error)
+        self._fail_waiting(queue, error)
+        if any(map(_is_open, queue.groups)):
+            self._schedule.retry(queue, error, now, forget_owner=forget_owner)
+
     def _fail_queue(self, queue: StoreQueue, error: HoldfastError) -> None:
         for group in list(queue.groups):
             if not group.answered:
                 self._fail_group(group, error)
+        self._fail_waiting(queue, error)
+
+    def _fail_waiting(self, queue: StoreQueue, error: HoldfastError) -> None:
         for waiting in (queue.writes, queue.reads):
             self._credit.pending_count -= len(waiting)
             for operation in waiting:
                 fail(operation, error)
             waiting.clear()
+
+
+def _is_open(group: QueuedGroup) -> bool:
+    """Tell whether a group is not answered, and may be stored."""
+    return not group.answered and group.may_be_stored

@@ -127,6 +127,16 @@ class FramesInFlight:
             if server_queue is None or frame.server_queue is server_queue:
                 self._give_up(frame)
 
+    def refused(self, server_queue: ServerQueue) -> None:
+        """Note that the server received none of the frames in flight to it, and make them
+        stale."""
+        for frame in self.frames.values():
+            if frame.server_queue is server_queue and not frame.stale:
+                for group in frame.groups:
+                    if group is not None and group.frame == frame.number:
+                        group.refused_count += 1
+        self.give_up(server_queue)
+
     def owner_changed(self, server_queue: ServerQueue | None) -> None:
         """Treat all frames to a silent server as lost, because one of its stores
         has another owner."""

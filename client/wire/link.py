@@ -367,7 +367,7 @@ class Link:
             self._tell_reconnected()
         elif subject.startswith(to_server):
             server = subject.removeprefix(to_server).partition(".")[0]
-            self._coalescer.refused(server, error)
+            self._coalescer.refused(server, error, self._loop.time())
         else:
             # Questions to the coordinator are requests of the bus, which the refusal ends.
             self._deaf_to[subject] = error

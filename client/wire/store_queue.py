@@ -89,6 +89,12 @@ class QueuedGroup:
         self.answered = False
 
     @property
+    def may_be_stored(self) -> bool:
+        """Whether a copy of these writes was neither answered nor refused: it may be stored, and a
+        refusal of another copy is no answer."""
+        return self.counter > 0 and self.sent_count > self.refused_count
+
+    @property
     def abandoned(self) -> bool:
         """Whether nobody waits for it any more."""
         return all(operation[1].done() for operation in self.operations)

@@ -39,6 +39,8 @@ from holdfast.protocol.limits import (
 from holdfast.protocol.messages import Durability
 from tests.support.coalescer_client import OTHER, OWNER, STORE, Caller, Client, answered, groups_of
 
+FORBIDDEN = NotAllowedError(action="publish", subject="a")
+
 
 def test_a_frame_is_byte_for_byte_what_the_protocol_encodes(client: Client) -> None:
     for number in range(20):
@@ -344,7 +346,7 @@ def test_a_store_whose_callers_gave_up_in_line_does_not_stay_with_a_forbidden_se
     client: Client,
 ) -> None:
     give_up_in_line(client)
-    client.core.refused("a", NotAllowedError(action="publish", subject="a"))
+    client.core.refused("a", FORBIDDEN, client.now)
     caller, frame = client.send()
     client.settle(caller, frame)
 
@@ -357,6 +359,60 @@ def test_a_store_whose_callers_gave_up_in_line_does_not_stay_with_its_former_own
     caller, frame = client.send()
     assert frame.server == "b"
     client.settle(caller, frame)
+
+
+def test_who_may_not_ask_for_the_owner_is_not_told_that_what_was_sent_is_refused(
+    client: Client,
+) -> None:
+    sent, frame = client.send()
+    client.resolve = False
+    client.no_responders(frame)
+    client.tick(1.0)
+    unsent, reading = client.append(), client.get()
+    client.core.resolve_failed(STORE, FORBIDDEN, client.now)
+    assert isinstance(unsent.error, NotAllowedError)
+    assert isinstance(reading.error, NotAllowedError)
+    assert not sent.done()
+    client.resolve = True
+    (copy,) = client.tick(1.0)
+    assert groups_of(copy)[0].counter == 1
+    client.settle(sent, copy)
+
+
+def test_a_store_whose_owner_nobody_tells_times_out_if_a_write_may_be_stored(
+    client: Client,
+) -> None:
+    sent, frame = client.send(timeout=3.0)
+    client.resolve = False
+    client.no_responders(frame)
+    for _ in range(8):
+        client.core.resolve_failed(STORE, FORBIDDEN, client.now)
+        client.tick(0.6)
+    assert isinstance(sent.error, OperationTimeoutError)
+    assert "publish" in str(sent.error)
+
+
+def test_what_the_bus_refuses_was_not_sent_but_an_earlier_copy_may_be_stored(
+    client: Client,
+) -> None:
+    first, _ = client.send()
+    second = client.append(key=OTHER)
+    assert len(client.tick(FRAME_TIMEOUT_SECONDS)) == 2
+    client.core.refused("a", FORBIDDEN, client.now)
+    assert isinstance(second.error, NotAllowedError)
+    assert not first.done()
+    (again,) = client.tick(1.0)
+    client.settle(first, again)
+
+
+def test_a_client_that_may_not_listen_does_not_say_that_what_was_sent_is_refused(
+    client: Client,
+) -> None:
+    sent, _ = client.send()
+    unsent = client.append(key=OTHER)
+    client.core.fail_all(FORBIDDEN)
+    assert isinstance(sent.error, ConnectionFailedError)
+    assert isinstance(unsent.error, NotAllowedError)
 
 
 def test_a_group_error_reaches_each_caller_as_its_own_exception(client: Client) -> None:
