@@ -60,9 +60,9 @@ hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or w
 	@$(BIN)/python -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(OPERATIONS),--operations $(OPERATIONS))
 
-simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is; TRACE=1 shows all.
+simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is, GRANTS=1 with tokens; TRACE=1 shows all.
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(WIDE),--wide) $(if $(TRACE),--trace)
+		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(WIDE),--wide) $(if $(GRANTS),--grants) $(if $(TRACE),--trace)
 
 power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or all; CUTS repeats a run.
 	@$(BIN)/python -m tests.power $(if $(SCENARIO),--scenario $(SCENARIO)) \

@@ -4,6 +4,7 @@
     make simulate SEED=42 TRACE=1      one again, with everything that happened
     make simulate SEEDS=200 TIERS=1    with a bucket, and stores that go cold
     make simulate SEEDS=200 WIDE=1     with transactions, queues, large values and patterns
+    make simulate SEEDS=200 GRANTS=1   with tokens, which expire, are revoked and renewed
 
 Exits with 1 if a seed fails, and prints the command that runs it again.
 """
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--wide", action="store_true", help="transactions, queues, large values, patterns too"
     )
+    parser.add_argument("--grants", action="store_true", help="the cluster asks for tokens")
     parser.add_argument("--seconds", type=float, default=RUN_SECONDS, help="of faults; default: 20")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     options = parser.parse_args(arguments)
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limited=options.limited,
         tiers=options.tiers,
         wide=options.wide,
+        grants=options.grants,
         seconds=options.seconds,
     )
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
@@ -80,13 +83,14 @@ def _command(seed: int, options: argparse.Namespace) -> str:
     is_whole = options.seconds == RUN_SECONDS
     if options.fault is None and options.planted is None and not options.limited and is_whole:
         return f"make simulate SEED={seed}" + "".join(
-            f" {name.upper()}=1" for name in ("tiers", "wide") if getattr(options, name)
+            f" {name.upper()}=1" for name in ("tiers", "wide", "grants") if getattr(options, name)
         )
     words = [f"{sys.executable} -m tests.simulation --seed {seed}"]
     for name in ("fault", "planted"):
         if getattr(options, name) is not None:
             words.append(f"--{name} {getattr(options, name)}")
-    words += [f"--{name}" for name in ("limited", "tiers", "wide") if getattr(options, name)]
+    modes = ("limited", "tiers", "wide", "grants")
+    words += [f"--{name}" for name in modes if getattr(options, name)]
     words += [] if is_whole else [f"--seconds {options.seconds:g}"]
     return " ".join(words)
 

@@ -19,6 +19,7 @@ from tests.simulation.expiring import ExpiringKeys
 from tests.simulation.simulated_cluster import Simulation
 from tests.simulation.simulated_nodes import ROOT, Node, ServerNode
 from tests.simulation.stranger import Stranger
+from tests.simulation.token_faults import TokenFaults
 
 Fault = Callable[[], Awaitable[None]]
 
@@ -26,6 +27,8 @@ Fault = Callable[[], Awaitable[None]]
 _FIRST_SECONDS: Final = 1.5
 #: Between faults from outside.
 _OTHER_PAUSE_SECONDS: Final = 3.0
+#: Between faults of tokens.
+_TOKEN_PAUSE_SECONDS: Final = 1.5
 #: Files with a flipped bit in one run: each is watched for long.
 _MAX_FLIPPED: Final = 2
 #: How long a survey of the few stores there are takes at the most, with its coordinator's start.
@@ -66,12 +69,16 @@ class Nemesis:
                 (self._bucket_away, 2),
                 (self._slow_bucket, 1),
             ]
+        self._token_faults = (
+            TokenFaults(simulation, simulation.office) if simulation.office is not None else None
+        )
         # Each run has its own mixture, so that some are dominated by one kind.
         self._faults = [fault for fault, _ in faults]
         self._weights = [weight * self._chance.choice((0, 1, 1, 3)) for _, weight in faults]
         self._weights[0] += 1
         if only is not None:
-            self._faults = [getattr(self, f"_{only}")]
+            of_tokens = getattr(self._token_faults, only, None)
+            self._faults = [of_tokens or getattr(self, f"_{only}")]
             self._weights = [1]
         self._pause_seconds = self._chance.choice((0.7, 1.5, 3.0))
         #: Of what comes from outside: drawn by itself, so that it moves nothing of the others.
@@ -87,7 +94,11 @@ class Nemesis:
         self._other_weights = [
             weight * self._other_chance.choice((0, 0, 0, 1)) for _, weight in others
         ]
-        if simulation.bucket is not None or simulation.history.ack_wait_seconds:
+        if (
+            simulation.bucket is not None
+            or simulation.office is not None
+            or simulation.history.ack_wait_seconds
+        ):
             # What is judged there by the clocks of owners needs clocks that are nearly right.
             self._other_weights[-1] = 0
         # Whether there are any is drawn by itself too. Snapshots of them are not judged.
@@ -123,6 +134,8 @@ class Nemesis:
         async with asyncio.TaskGroup() as tasks:
             if any(self._other_weights):
                 tasks.create_task(self._run_others(until))
+            if self._token_faults is not None and not self._alone:
+                tasks.create_task(self._run_token_faults(until, self._token_faults))
             await self._harm(
                 until, self._chance, self._faults, self._weights, self._pause_seconds, tasks
             )
@@ -138,6 +151,13 @@ class Nemesis:
                 self._other_weights,
                 _OTHER_PAUSE_SECONDS,
                 tasks,
+            )
+
+    async def _run_token_faults(self, until: float, faults: TokenFaults) -> None:
+        functions, weights = zip(*faults.all, strict=True)
+        async with asyncio.TaskGroup() as tasks:
+            await self._harm(
+                until, faults.chance, functions, weights, _TOKEN_PAUSE_SECONDS, tasks
             )
 
     async def _harm(
@@ -426,6 +446,9 @@ class Nemesis:
         """
         simulation = self._simulation
         if simulation.power_was_cut or simulation.state_is_being_restored:
+            return
+        if simulation.office is not None and simulation.office.weather.is_bad:
+            # A coordinator does not start without the registry, nor does the survey.
             return
         simulation.state_is_being_restored = True
         try:

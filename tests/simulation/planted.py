@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,12 +19,16 @@ import apsw
 
 from holdfast.client.following.merge import Cursor, Merge
 from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
+from holdfast.client.wire.coalescer import Coalescer
+from holdfast.client.wire.frame import Frame
+from holdfast.client.wire.store_queue import QueuedGroup
 from holdfast.coordinator.decisions.events import Probe, ProbeFailed
 from holdfast.coordinator.decisions.standby_heartbeats import Proof
 from holdfast.coordinator.decisions.storage_proof import StorageProof
 from holdfast.coordinator.peers.orders import Orders
 from holdfast.coordinator.state.progress import ProgressFile
 from holdfast.coordinator.state.term import TermFile
+from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import operations
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
@@ -34,11 +39,20 @@ from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cooling import ColdCandidate, Cooler
 from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.persist.write_path.releasing import Releaser
 from holdfast.persist.write_path.setting_aside import SettingAside
-from holdfast.persist.write_path.tick import Tick
+from holdfast.persist.write_path.tick import Answers, Tick
+from holdfast.protocol.access import grants
+from holdfast.protocol.access.grants import no_token
+from holdfast.protocol.access.tokens import Token, read_token
+from holdfast.protocol.errors import HoldfastError, NotAllowedError
 from holdfast.protocol.frames import EXPECT, ChangeBatch, decode_changes
+from holdfast.protocol.limits import REVOCATIONS_FRESH_SECONDS
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.grant_book import GrantBook, Settled, ToRead
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.access import token_source
+from holdfast.shared_fs.access.registry import AccessRegistry
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.fence import FenceGate
@@ -326,6 +340,98 @@ def keep_damaged_stores_in_service() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def believe_revoked_tokens() -> Iterator[None]:
+    """A server that knows a token does not look again whether it was revoked."""
+    read = GrantBook.revocations_read
+
+    def read_and_keep(book: GrantBook[Any], *arguments: Any) -> list[Settled[Any]]:
+        known = dict(book._known)
+        settled = read(book, *arguments)
+        book._known.update(known)
+        return settled
+
+    with patch.object(GrantBook, "revocations_read", read_and_keep):
+        yield
+
+
+@contextlib.contextmanager
+def go_on_without_the_registry() -> Iterator[None]:
+    """A server that cannot read what was revoked goes by what it read last."""
+    work = GrantBook.work
+
+    def work_and_go_on(book: GrantBook[Any], now: float) -> ToRead:
+        if book._read_at > -math.inf:
+            book._fresh_until = now + REVOCATIONS_FRESH_SECONDS
+        return work(book, now)
+
+    with patch.object(GrantBook, "work", work_and_go_on):
+        yield
+
+
+@contextlib.contextmanager
+def key_writers_by_token() -> Iterator[None]:
+    """What a client numbers counts for its token and not for its holder."""
+    with patch.object(grants, "_holder_key", lambda token: token.id.encode()):
+        yield
+
+
+@contextlib.contextmanager
+def drop_admitted_of_revoked() -> Iterator[None]:
+    """What was admitted is stored, and refused nevertheless if its token was revoked meanwhile."""
+    revoke, send = AccessRegistry.revoke, Releaser._send_answers
+    revoked: set[str] = set()
+
+    def revoke_and_tell(registry: AccessRegistry, token: Token, now_seconds: float) -> None:
+        revoked.add(token.id)
+        revoke(registry, token, now_seconds)
+
+    async def send_to_others(releaser: Releaser, answers: Answers) -> None:
+        refusal = no_token("a store", "the token was revoked")
+        refused = [[-1, 1, refusal.code, refusal.fields]]
+        of_revoked = {reply for reply in answers if not revoked.isdisjoint(reply.split("."))}
+        await send(
+            releaser,
+            {reply: refused if reply in of_revoked else answers[reply] for reply in answers},
+        )
+
+    with (
+        patch.object(AccessRegistry, "revoke", revoke_and_tell),
+        patch.object(Releaser, "_send_answers", send_to_others),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def believe_every_refusal() -> Iterator[None]:
+    """A client takes a refusal for the answer to a write of which an earlier copy may be stored."""
+    refused = Coalescer._refused
+
+    def refused_for_good(
+        coalescer: Coalescer, frame: Frame, group: QueuedGroup, error: HoldfastError, now: float
+    ) -> None:
+        if isinstance(error, NotAllowedError):
+            group.refused_count = group.sent_count
+        refused(coalescer, frame, group, error, now)
+
+    with patch.object(Coalescer, "_refused", refused_for_good):
+        yield
+
+
+@contextlib.contextmanager
+def believe_any_signature() -> Iterator[None]:
+    """A token counts, whoever signed it, for whatever tenant."""
+    with patch.object(token_source, "verified", lambda text, issuers: read_token(text)):
+        yield
+
+
+@contextlib.contextmanager
+def write_without_the_right() -> Iterator[None]:
+    """Whoever may use a store may write to it."""
+    with patch.object(FrameAccess, "refusal", lambda access, group, size_bytes: None):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -354,5 +460,12 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         follow_a_leap_of_the_clock,
         believe_the_clock_at_the_start,
         keep_damaged_stores_in_service,
+        believe_revoked_tokens,
+        go_on_without_the_registry,
+        key_writers_by_token,
+        drop_admitted_of_revoked,
+        believe_every_refusal,
+        believe_any_signature,
+        write_without_the_right,
     )
 }

@@ -18,6 +18,7 @@ from tests.simulation.simulated_disk import HostDisk
 from tests.simulation.simulated_nodes import ROOT, ClientNode
 from tests.simulation.simulated_tiers import in_the_simulation, rebuild
 from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.token_holding import start_others
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.wide import STORES as WIDE_STORES
 from tests.simulation.wide import Wide
@@ -64,20 +65,21 @@ def run_seed(
     limited: bool = False,
     tiers: bool = False,
     wide: bool = False,
+    grants: bool = False,
     seconds: float = RUN_SECONDS,
 ) -> Result:
     """Run one seed and judge it; with `fault`, only that one happens, again and again; with
     `planted`, the shipped code is broken like this; if `limited`, some stores have limits, and some
     of what is written has a ttl; with `tiers` there is a bucket, and after all the shared files are
-    lost; with `wide` applications use transactions, queues, large values and patterns too. Work and
-    faults go on for so many virtual `seconds`."""
+    lost; with `wide` applications use transactions, queues, large values and patterns too; with
+    `grants` the cluster asks for tokens. Work and faults go on for so many virtual `seconds`."""
     with (
         contextlib.nullcontext() if planted is None else PLANTED[planted](),
         without_collection(),
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        simulation = runner.run(_run(seed, fault, limited, tiers, wide, seconds))
+        simulation = runner.run(_run(seed, fault, limited, tiers, wide, grants, seconds))
     history = simulation.history
     return Result(
         seed,
@@ -89,9 +91,16 @@ def run_seed(
 
 
 async def _run(
-    seed: int, fault: str | None, limited: bool, tiers: bool, wide: bool, seconds: float
+    seed: int,
+    fault: str | None,
+    limited: bool,
+    tiers: bool,
+    wide: bool,
+    grants: bool,
+    seconds: float,
 ) -> Simulation:
-    simulation = Simulation(seed, tiers=tiers)
+    simulation = Simulation(seed, tiers=tiers, grants=grants)
+    office = simulation.office
     others = Wide(simulation) if wide else None
     simulation.history.stores = (*STORES, *WIDE_STORES) if wide else STORES
     if limited:
@@ -101,6 +110,7 @@ async def _run(
         small_limits(simulation.chance("limits")),
         tiers_of(simulation),
         contextlib.nullcontext() if others is None else others.limits(),
+        contextlib.nullcontext() if office is None else office.witnessed(),
     ):
         async with simulation:
             applications: list[Application] = []
@@ -117,14 +127,18 @@ async def _run(
                 for _ in range(_FOLLOWERS):
                     follows += 1
 
-                    def make(first: int = follows * 1000) -> Follow:
+                    def make(first: int = follows * 1000, name: str = node.name) -> Follow:
                         made = len(simulation.history.followings)
-                        return Follow(simulation, first + made, chance)
+                        return Follow(simulation, first + made, chance, name)
 
                     work.append(node.run(application.follow(seconds, make)))
                 if others is not None:
                     work += others.start(node, client, seconds)
+            if office is not None:
+                work += await start_others(simulation, office, seconds)
             await Nemesis(simulation, fault).run(seconds)
+            if office is not None:
+                await office.settle()
             simulation.trace.add("everything has healed")
             await _finish(simulation, work, others)
             if simulation.bucket is not None and not simulation.history.failures:
@@ -206,6 +220,8 @@ async def _lose_all_files(simulation: Simulation, bucket: SimulatedBucket) -> No
         simulation.fail(problem)
     disk.kill()
     disk.close()
+    if simulation.office is not None:
+        simulation.office.restore()
     for node in simulation.nodes:
         node.start()
     reader = ClientNode(simulation, "k00")

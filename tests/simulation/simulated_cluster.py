@@ -48,13 +48,16 @@ from tests.simulation.simulated_nodes import (
 )
 from tests.simulation.simulated_threads import current_thread
 from tests.simulation.simulated_tiers import short_policy
+from tests.simulation.token_office import TokenOffice
 from tests.simulation.virtual_loop import current_process
 from tests.support.checking.history import Broadcast, History, change_of_wire
 
 SERVERS: Final = ("s1", "s2", "s3")
 COORDINATORS: Final = ("c1", "c2")
+#: In a cluster that asks for tokens only clients have these, and names come after their ids.
+_INBOXES: Final = f"{Inboxes().start(TENANT)}."
 #: Clients' names on the bus start with k.
-_CLIENTS_INBOXES: Final = f"{Inboxes().start(TENANT)}.k"
+_CLIENTS_INBOXES: Final = f"{_INBOXES}k"
 #: A coordinator that has heard nothing for longer fences nobody.
 HEARING_SECONDS: Final = 2.0
 #: A fence that was begun in a silence is not called off by what is heard later, and it may take so
@@ -110,12 +113,14 @@ class Weather:
 class Simulation:
     """One run's cluster. Use it as `async with`, in a VirtualLoop."""
 
-    def __init__(self, seed: int, *, tiers: bool = False) -> None:
-        """With `tiers` there is a bucket, and stores go cold within seconds."""
+    def __init__(self, seed: int, *, tiers: bool = False, grants: bool = False) -> None:
+        """With `tiers` there is a bucket, and stores go cold within seconds; with `grants` the
+        cluster is not open: it asks for tokens."""
         self.seed = seed
         self.loop = asyncio.get_running_loop()
         self.trace = Trace()
         self.history = History()
+        self.history.epoch_seconds = EPOCH_MS / 1000
         self.weather = Weather(self.chance("weather"))
         self.layout = Layout(ROOT)
         self.network = MemoryNetwork(self._deliveries)
@@ -177,6 +182,8 @@ class Simulation:
         self._handler = _LogToTrace(self.trace)
         self._subjects = Subjects()
         self.network.taps.append(self._on_publish)
+        #: Who issues tokens; None in an open cluster.
+        self.office = TokenOffice(self) if grants else None
 
     def chance(self, use: str) -> random.Random:
         """Return the stream of chance for one use."""
@@ -229,6 +236,8 @@ class Simulation:
             for task in left:
                 self.fail(f"a task of a dead process does not end: {task!r}")
         await self.end_lives()
+        if self.office is not None:
+            self.office.close()
         # A doomed stream may have made it smaller.
         commit_log.LOG_SEGMENT_BYTES = self._segment_bytes  # type: ignore[misc]
         logger = logging.getLogger("holdfast")
@@ -315,7 +324,7 @@ class Simulation:
             return
         if ".chg." in subject:
             self._on_broadcast(sender, message)
-        elif not subject.startswith(_CLIENTS_INBOXES):
+        elif not subject.startswith(_CLIENTS_INBOXES if self.office is None else _INBOXES):
             return
         fence = self.files.find(fence_path)
         if not isinstance(fence, Inode) or bytes(fence.content) != b"open  \n":

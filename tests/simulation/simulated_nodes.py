@@ -23,8 +23,10 @@ from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.persist.shared_disk.fence_watch import no_watch
+from holdfast.protocol.access.own_token import OwnToken
 from holdfast.protocol.errors import HoldfastError, RequestError
-from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.subjects import Inboxes, Subjects
+from holdfast.shared_fs.access.token_source import RegisteredTokens
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.layout import open_layout
 from tests.simulation.simulated_disk import HostDisk
@@ -59,6 +61,7 @@ class Node(ABC):
         self._ended = False
         #: Calls in threads that have not ended.
         self.thread_count = 0
+        self.note_clock()
 
     def start(self) -> None:
         """Begin the next life, unless this one runs."""
@@ -141,12 +144,18 @@ class Node(ABC):
         now_ms = int(self.simulation.loop.time() * 1000)
         return EPOCH_MS + self._skew_ms + self.leap_ms + now_ms
 
+    def note_clock(self) -> None:
+        """Note in the history how far this host's clock is behind."""
+        history, behind_ms = self.simulation.history, -self._skew_ms - self.leap_ms
+        history.clocks_behind_seconds = max(history.clocks_behind_seconds, behind_ms / 1000)
+
     def run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Call `function` as if in a thread: it takes a while, during which the loop goes on."""
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[Any] = loop.create_future()
         seconds = self.simulation.thread_seconds(self.name)
-        if self.simulation.bucket is not None:
+        reads_tokens = isinstance(getattr(function, "__self__", None), RegisteredTokens)
+        if self.simulation.bucket is not None or reads_tokens:
             self._run_in_simulated_thread(lambda: function(*arguments), seconds, finished)
         elif self.simulation.runs_early():
             outcome = _outcome(function, arguments)
@@ -184,6 +193,16 @@ class Node(ABC):
         """Return the bucket as this life sees it."""
         shared = self.simulation.bucket
         return shared.of(_Caller(self)) if shared is not None else None
+
+    async def tokens(self) -> RegisteredTokens | None:
+        """Return where this life reads tokens, as it finds out when it starts; None in an open
+        cluster. Raises what keeps it from finding out."""
+        office = self.simulation.office
+        if office is None:
+            return None
+        tokens = office.view.tokens_of(self.disk)
+        assert await self.run_in_thread(tokens.is_set_up), "it takes the cluster for an open one"
+        return tokens
 
     async def _live(self) -> None:
         bus, disk = self.bus, self.disk
@@ -223,6 +242,7 @@ class ServerNode(Node):
         layout = open_layout(ROOT, self.disk)
         incarnation = simulation.next_incarnation(self)
         simulation.started(self, incarnation)
+        tokens = await self.tokens()
         self.server = PersistServer(
             self.bus,
             layout,
@@ -240,6 +260,7 @@ class ServerNode(Node):
                 run_in_thread=self.run_in_thread,
                 watch=no_watch,
             ),
+            tokens=tokens,
         )
         await self.server.run()
 
@@ -261,6 +282,7 @@ class CoordinatorNode(Node):
             standby=True,
             run_blocking=self.run_in_thread,
             new_id=lambda: self.bus.name,
+            tokens=await self.tokens(),
         )
         await coordinator.run()
 
@@ -273,17 +295,30 @@ class ClientNode:
         self.process = Process(name)
         self.tasks: list[asyncio.Task[Any]] = []
         self._simulation = simulation
-        self.bus = simulation.network.connect(name)
+        office = simulation.office
+        #: What it shows in a cluster that asks for tokens.
+        self.badge = office.badge_of(self) if office is not None else None
+        permits = office.permits_of(self.badge) if office is not None and self.badge else None
+        self.bus = simulation.network.connect(name, permits)
         self._client: Client | None = None
 
     async def start(self, timeout_seconds: float) -> Client:
         """Connect; return the client. Call it, and use the client, within the process."""
         entropy = self._simulation.chance(f"client {self.name}")
-        link = Link(self.bus, Subjects(), TENANT, timeout_seconds, entropy)
+        subjects, token = Subjects(), None
+        if self.badge is not None:
+            token = OwnToken(self.badge.present)
+            subjects = Subjects(grant=token.id)
+            token.on_renewed = lambda: self._move_inboxes(token)
+            self._move_inboxes(token)
+        link = Link(self.bus, subjects, TENANT, timeout_seconds, entropy, token=token)
         follower = Follower(link)
         await link.open(follower)
         self._client = Client(link, follower, owns_bus=True)
         return self._client
+
+    def _move_inboxes(self, token: OwnToken) -> None:
+        self.bus.move_inboxes(token.inboxes(Inboxes(tenant=TENANT)))
 
     def run(self, work: Any) -> asyncio.Task[Any]:
         """Run `work` in this process."""

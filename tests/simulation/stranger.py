@@ -11,7 +11,7 @@ from typing import Final
 
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import NoRespondersError
-from holdfast.protocol.errors import InvalidArgumentError, UnavailableError
+from holdfast.protocol.errors import InvalidArgumentError, NotAllowedError, UnavailableError
 from tests.hostile import attacks, floods
 from tests.hostile.templates import KVS, STREAMS, World
 from tests.hostile.volley import KV, STREAM, Aim
@@ -76,7 +76,7 @@ class Stranger:
                 f"hf.{STRANGER}.coord.resolve", asked, _ASK_SECONDS, STRANGER
             )
             owners = frames.decode_control(answer)["owners"]
-        except (TimeoutError, NoRespondersError, UnavailableError):
+        except (TimeoutError, NoRespondersError, NotAllowedError, UnavailableError):
             return
         self._world.owners = {
             name: owner[0] for name, owner in zip(names, owners, strict=True) if owner[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import ClassVar, Final, TypeVar
 
 from holdfast.client.connection import Client
@@ -19,6 +20,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     NoCoordinatorError,
     NoServerError,
+    NotAllowedError,
     RequestError,
 )
 from holdfast.protocol.messages import Change, Durability, Head
@@ -75,6 +77,7 @@ class Application:
         self._trace = simulation.trace
         self._client = client
         self._name = node.name + self.role
+        self._badge = node.badge
         self._chance = simulation.chance(f"work {self._name}")
         self._number = 0
         self._last_seqs: dict[str, int] = {}
@@ -280,6 +283,8 @@ class Application:
             expected=expected,
             expires=expires,
         )
+        if self._badge is not None:
+            operation.token = self._badge.presented.id
         self._trace.add(f"invoke {operation.invoked} {action} {store[1]} {keys} {values!r:.60}")
         return operation
 
@@ -296,6 +301,8 @@ class Application:
             return None
 
     def _complete(self, operation: Operation, outcome: Outcome = Outcome.OK) -> None:
+        if self._badge is not None:
+            operation.token_at_return = self._badge.presented.id
         self._history.complete(operation, outcome)
         if outcome is not Outcome.OK:
             operation.returned = None
@@ -347,16 +354,19 @@ class Application:
 class Follow:
     """One follower of one store, from somewhere on."""
 
-    def __init__(self, simulation: Simulation, number: int, chance: random.Random) -> None:
+    def __init__(
+        self, simulation: Simulation, number: int, chance: random.Random, client: str
+    ) -> None:
         store = chance.choice(simulation.history.stores)
-        self._following = Following(f"f{number}", store)
+        self._following = Following(f"f{number}", store, client=client)
         if store[0] == StoreKind.STREAM:
             self._following.start_seq = chance.choice((None, 1, 1, chance.randint(1, 50)))
         else:
             self._following.prefix = chance.choice(PREFIXES)
         self._pause_seconds = chance.choice((0.0, 0.0, 0.01, 0.2))
         self._trace = simulation.trace
-        simulation.history.followings.append(self._following)
+        self._history = simulation.history
+        self._history.followings.append(self._following)
 
     def __repr__(self) -> str:
         return f"{self._following.follower} of {self._following.store[1]}"
@@ -378,6 +388,17 @@ class Follow:
                 # of.
                 assert not self._following.changes, error
                 await asyncio.sleep(0.5)
+            except NotAllowedError:
+                if not self._history.tokens:
+                    raise
+                # Nothing tells a follower when its token is good again: it begins anew.
+                await asyncio.sleep(0.5)
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        before = self._following
+        self._following = replace(before, live_after=0, changes=[], told_at=[])
+        self._history.followings.append(self._following)
 
     def _subscription(self, client: Client) -> Subscription:
         kind, name = self._following.store

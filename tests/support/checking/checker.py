@@ -14,6 +14,7 @@ Pure. What was promised, and how it is judged from outside:
 - **Stored** writes are in a cluster that is rebuilt from the bucket alone, and whatever is there is
   as it was at some revision.
 - **Closed** histories, in which nobody else changes a store, explain every delete and revision.
+- **Tokens**: nobody is answered what theirs does not allow, nor once it was revoked or has expired.
 - **Followers** are given the order itself: each change once, in order, all deletes, and of the sets
   all but those that were overwritten; in the end they have what the store has.
 """
@@ -28,6 +29,7 @@ from holdfast.protocol.names import StoreKind
 from tests.support.checking.deliveries import check_deliveries
 from tests.support.checking.facts import Facts, name_of_store, text_of
 from tests.support.checking.followers import before, check_following
+from tests.support.checking.grants import check_grants
 from tests.support.checking.history import (
     ChangeOf,
     Final,
@@ -48,6 +50,7 @@ def check(history: History) -> list[str]:
         name = name_of_store(store)
         found.extend(f"{name}: {what}" for what in _check_store(history, store))
     found.extend(f"queue: {what}" for what in check_deliveries(history))
+    found.extend(f"tokens: {what}" for what in check_grants(history))
     return found
 
 

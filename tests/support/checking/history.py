@@ -13,8 +13,10 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from holdfast.protocol import changes, frames
+from holdfast.protocol.access.rights import Right
 from holdfast.protocol.compression import ENCODING_HEADER, decompressed
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
+from tests.support.checking.grants import Admission, KnownToken, right_needed
 
 Store = tuple[int, str]
 """Kind and name."""
@@ -94,6 +96,9 @@ class Operation:
     error: str = ""
     #: What to call it in a report, where that is finer than `action`.
     label: str = ""
+    #: The ids of the tokens that its client had when it began, and when it was answered.
+    token: str = ""
+    token_at_return: str = ""
 
     @property
     def writes(self) -> bool:
@@ -166,6 +171,8 @@ class Following:
     told_at: list[float] = field(default_factory=list)
     #: It ran until the end and had the time to catch up.
     complete: bool = False
+    #: Whose it is.
+    client: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +221,13 @@ class History:
         self.rebuilt: dict[Store, Final] = {}
         #: The most messages or keys that a store may have, with what is old discarded.
         self.max_messages: dict[Store, int] = {}
+        #: In a cluster that asks for tokens: what clients may do, all if they are not here; their
+        #: tokens by id; and what servers admitted. How far a clock was behind at most, and when
+        #: the seconds of the run begin, in those since 1970.
+        self.rights: dict[str, Right] = {}
+        self.tokens: dict[str, KnownToken] = {}
+        self.admissions: list[Admission] = []
+        self.clocks_behind_seconds = self.epoch_seconds = 0.0
         #: What the run itself found wrong, as text.
         self.failures: list[str] = []
         self._position = 0
@@ -225,9 +239,17 @@ class History:
         return operation
 
     def complete(self, operation: Operation, outcome: Outcome) -> None:
-        """An operation has ended; its results are set already."""
+        """An operation has ended; its results are set already. One that its client may not do
+        has no effect, whatever is known of it."""
+        if outcome is Outcome.UNKNOWN and not self.may_do(operation):
+            outcome = Outcome.REFUSED
         operation.outcome = outcome
         operation.returned = self.position()
+
+    def may_do(self, operation: Operation) -> bool:
+        """Tell if the client of an operation has the right to it."""
+        rights = self.rights.get(operation.client)
+        return rights is None or right_needed(operation) in rights
 
     def position(self) -> int:
         """Return the position of something that happens now."""

@@ -70,10 +70,11 @@ def crashed_operations() -> set[str]:
 
 
 def faults_of_the_nemesis() -> set[str]:
-    """What its `__init__` lists: `(self._name, weight)`."""
+    """What its `__init__` lists, and that of its part for tokens: `(self._name, weight)`."""
     return {
         node.elts[0].attr.removeprefix("_")
-        for node in ast.walk(tree("simulation/nemesis.py"))
+        for path in ("simulation/nemesis.py", "simulation/token_faults.py")
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Tuple)
         and len(node.elts) == 2
         and isinstance(node.elts[0], ast.Attribute)
