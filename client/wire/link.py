@@ -305,7 +305,7 @@ class Link:
         if token is not None:
             try:
                 token.reconnected()
-            except HoldfastError as error:
+            except Exception as error:  # noqa: BLE001 (what an application's callable raises)
                 logger.warning("client.token_not_renewed reason=%s", error)
             if token.id != self.subjects.grant:
                 self.spawn(self._take_renewed_token())
