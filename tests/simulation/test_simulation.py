@@ -233,7 +233,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 @pytest.mark.parametrize("tiers", tries([False], [True], [False, True]))
 def test_a_seed_replays_to_the_byte_in_this_process_and_in_another(tiers: bool) -> None:
-    seed, seconds = 5, 10.0
+    seed, seconds = 5, tries(5.0, 5.0, 10.0)
     first, second = (run_seed(seed, tiers=tiers, seconds=seconds) for _ in range(2))
     assert first.trace == second.trace
     environment = {**os.environ, "PYTHONHASHSEED": "4711"}
