@@ -49,6 +49,8 @@ def shown(figure: str, value: float) -> str:
         return f"{value:,.1f}/s" if value < 10 else f"{value:,.0f}/s"
     if figure.endswith("_ms"):
         return f"{value:,.2f} ms" if value < 100 else f"{value:,.0f} ms"
+    if "_us_per_" in figure:
+        return f"{value:,.2f} µs"
     if figure.endswith("_seconds"):
         return f"{value:,.2f} s"
     if "dollars" in figure:
@@ -68,6 +70,7 @@ def _size(value: float) -> str:
 
 
 def _name(figure: str) -> str:
+    figure = figure.replace("_us_per_", "_per_")
     for unit in ("_ms", "_seconds", "_ratio", "_bytes"):
         figure = figure.removesuffix(unit)
     return figure.replace("_", " ")

@@ -8,9 +8,11 @@ all sides do the same work and the result can be checked. A failed operation fai
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -25,6 +27,18 @@ _PACE_SECONDS: Final = 0.001
 def value_of(number: int) -> bytes:
     """Return the value that operation `number` writes: VALUE_BYTES, different for each."""
     return b"%016x" % number + _FILLER
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Turn the garbage collector off in the body. This process holds a million answers to check,
+    and traversing them would pause what it measures."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class UnderWay(Protocol):

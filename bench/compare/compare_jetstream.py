@@ -10,12 +10,10 @@ The report says for each target whether it was reached. A wrong read-back raises
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +39,7 @@ from holdfast.bench.compare.works import (
 )
 from holdfast.bench.figures import shown
 from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, turns
+from holdfast.bench.load import no_collection
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import JetStreamSync, running_cluster, running_nats
@@ -244,7 +243,7 @@ async def _turn(
     """Run one round of one side, and add its CPU usage."""
     await _rest(options, sides)
     before, client_before = work.side.usage(), time.process_time()
-    with _no_collection():
+    with no_collection():
         figures = dict(await work.load(variant))
     after, client_after = work.side.usage(), time.process_time()
     await _rest(options, sides)
@@ -261,18 +260,6 @@ async def _turn(
         figures[f"{process.replace('-', '_')}_rss_bytes"] = float(usage.rss_bytes)
     figures["servers_cpu_us_per_operation"] = total_seconds * 1e6 / figures["operations"]
     return figures
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Turn the garbage collector off in the body. This process holds a million answers to check,
-    and traversing them would pause what it measures."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 async def _rest(options: BenchOptions, sides: Mapping[str, Side]) -> None:

@@ -28,7 +28,7 @@ from holdfast.client import (
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.messages import ChangeKind
 
-_TENANT: Final = "bench"
+BENCH_TENANT: Final = "bench"
 _TIMEOUT_SECONDS: Final = 60.0
 _CHECKERS: Final = 64
 _POLL_SECONDS: Final = 0.05
@@ -66,6 +66,10 @@ class HoldfastSide(Side):
     async def drop_streams(self, names: Sequence[str]) -> None:
         # A server that stops closes all its stores. Otherwise it would have to close one of these
         # streams whenever it opens another store.
+        await self.restart_servers()
+
+    async def restart_servers(self) -> None:
+        """End each persist server cleanly, and return once it serves again."""
         for server in [name for name in self._cluster.processes if name != "coordinator"]:
             await asyncio.to_thread(self._cluster.restart_persist, server)
         await _wait_for_servers(self._cluster, self._client)
@@ -191,10 +195,15 @@ class HoldfastSide(Side):
 
 @asynccontextmanager
 async def holdfast_side(
-    name: str, cluster: BenchCluster, durability: Durability = Durability.SYNCED
+    name: str,
+    cluster: BenchCluster,
+    durability: Durability = Durability.SYNCED,
+    token: str | None = None,
 ) -> AsyncIterator[HoldfastSide]:
     """Connect a client to a cluster around the body. Raises BenchProcessError."""
-    async with connect(cluster.url, tenant=_TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
+    async with connect(
+        cluster.url, tenant=BENCH_TENANT, token=token, timeout_seconds=_TIMEOUT_SECONDS
+    ) as client:
         await _wait_for_servers(cluster, client)
         yield HoldfastSide(name, cluster, client, durability)
 

@@ -128,6 +128,16 @@ def compare(options: BenchOptions, json_file: Path | None) -> None:
 
 
 @bench.command()
+@_bench_options("rounds", "only", *_COMMON)
+def tokens(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure what checking tokens costs a server."""
+    with _needed_packages():
+        from holdfast.bench.compare import compare_tokens
+    _check_only(options, compare_tokens.WORK_NAMES)
+    _finish([_run(lambda: compare_tokens.run(options), compare_tokens.table, options)], json_file)
+
+
+@bench.command()
 @_bench_options("rounds", "only", "quick", "data", "json")
 def engine(options: BenchOptions, json_file: Path | None) -> None:
     """Measure files, commit log and memory of stores in one process."""
@@ -287,7 +297,7 @@ def spark(
 def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
     """Run all benchmarks except Spark's, one after the other."""
     with _needed_packages():
-        from holdfast.bench.compare import compare_jetstream
+        from holdfast.bench.compare import compare_jetstream, compare_tokens
         from holdfast.bench.store import engine as store_layer
         from holdfast.bench.store import fairness as neighbours
         from holdfast.bench.store import idle as idle_stores
@@ -297,7 +307,7 @@ def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
         from holdfast.bench.users import users
     reports: list[Report] = []
     for module in (
-        *(compare_jetstream, store_layer, users),
+        *(compare_jetstream, compare_tokens, store_layer, users),
         *(idle_stores, neighbours, blocking_threads, large_value, bucket_tiers),
     ):
         reports.append(_run(partial(module.run, options), module.table, options))

@@ -16,6 +16,7 @@ from holdfast.persist.incarnation import Incarnation
 from holdfast.protocol.access.grants import TokenGrant
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.limits import MAX_KNOWN_GRANTS
 from holdfast.protocol.serving.grant_book import Claim
 from holdfast.protocol.serving.grant_desk import GrantDesk, TokenSource
 
@@ -37,6 +38,9 @@ class Gatekeeper:
         """Without `tokens` the cluster is open."""
         self._subjects = life.subjects
         self._meters = TokenMeters()
+        #: By subject, and by id of the token: made once for many frames.
+        self._claims: dict[str, Claim] = {}
+        self._accesses: dict[str, FrameAccess] = {}
         self._desk: GrantDesk[_Request] | None = None
         if tokens is not None:
             clock_ms = life.clock_ms
@@ -69,16 +73,33 @@ class Gatekeeper:
         desk = self._desk
         assert desk is not None
         message, take, refuse = request
-        subject, subjects = message.subject, self._subjects
-        claim = Claim(subjects.tenant_of(subject), subjects.grant_of(subject), subject)
+        claim = self._claims.get(message.subject) or self._claim_of(message.subject)
         found = desk.look(claim)
         if type(found) is TokenGrant:
-            take(message, FrameAccess(found, self._meters.of(found), _now_ms))
+            access = self._accesses.get(found.id)
+            if access is None or access.grant is not found:
+                access = self._access_of(found)
+            take(message, access)
         elif found is None:
             desk.wait(claim, request, len(message.payload))
         else:
             assert isinstance(found, HoldfastError)
             refuse(message, found)
+
+    def _claim_of(self, subject: str) -> Claim:
+        subjects = self._subjects
+        claim = Claim(subjects.tenant_of(subject), subjects.grant_of(subject), subject)
+        if len(self._claims) >= MAX_KNOWN_GRANTS:
+            self._claims.clear()
+        self._claims[subject] = claim
+        return claim
+
+    def _access_of(self, grant: TokenGrant) -> FrameAccess:
+        access = FrameAccess(grant, self._meters.of(grant), _now_ms)
+        if len(self._accesses) >= MAX_KNOWN_GRANTS:
+            self._accesses.clear()
+        self._accesses[grant.id] = access
+        return access
 
 
 def _now_ms() -> int:

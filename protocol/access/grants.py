@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
-from holdfast.protocol.access.rights import Right, mask_needed
+from holdfast.protocol.access.rights import Right, mask_needed, numbers_within
 from holdfast.protocol.access.tokens import Token
 from holdfast.protocol.errors import NotAllowedError
 from holdfast.protocol.limits import MAX_KNOWN_RIGHTS
@@ -27,33 +27,52 @@ _MAX_WRITERS: Final = 16
 
 
 class KnownRights:
-    """The rights of grants on stores, as numbers, so that patterns are compared once for each
-    store. All grants share the room."""
+    """Bounds how many stores grants know their rights on: all grants share the room."""
 
     def __init__(self) -> None:
-        self._masks: dict[tuple[str, int, str], int] = {}
+        self._count = 0
+        #: The masks that have some, by name of store.
+        self._filled: list[dict[str, int]] = []
 
     def __len__(self) -> int:
-        return len(self._masks)
+        return self._count
 
-    def mask(self, token: Token, kind: int, name: str) -> int:
-        key = (token.id, kind, name)
-        mask = self._masks.get(key)
-        if mask is None:
-            if len(self._masks) >= MAX_KNOWN_RIGHTS:
-                self._masks.clear()
-            mask = self._masks[key] = int(token.rights_on(kind, name))
-        return mask
+    def keep(self, masks: dict[str, int], name: str, mask: int) -> None:
+        """Put `mask` into `masks`. If there is no room, all grants forget theirs first."""
+        if self._count >= MAX_KNOWN_RIGHTS:
+            for each in self._filled:
+                each.clear()
+            self._filled.clear()
+            self._count = 0
+        if not masks:
+            self._filled.append(masks)
+        masks[name] = mask
+        self._count += 1
 
 
 class TokenGrant:
     """What one token allows."""
 
-    __slots__ = ("_holder_key", "_known", "_writers", "expires_at", "id", "loaded_at", "token")
+    __slots__ = (
+        "_holder_key",
+        "_known",
+        "_writers",
+        "allowed",
+        "expires_at",
+        "id",
+        "loaded_at",
+        "masks",
+        "token",
+    )
 
     def __init__(self, token: Token, known: KnownRights, loaded_at: float) -> None:
         self.id = token.id
         self.token = token
+        #: The numbers of the operations that it allows where it has rights at all.
+        self.allowed = numbers_within(token.rights)
+        #: Its rights on stores, by kind and name, as far as they were asked for: so patterns are
+        #: compared once for each store. 0: none.
+        self.masks: dict[int, dict[str, int]] = {int(kind): {} for kind in StoreKind}
         #: Seconds since 1970.
         self.expires_at = math.inf if token.expires_at is None else float(token.expires_at)
         self.loaded_at = loaded_at
@@ -77,12 +96,12 @@ class TokenGrant:
         self, kind: int, name: str, operations: Sequence[Sequence[Any]]
     ) -> NotAllowedError | None:
         """Return why the operations may not be done on a store, or None if they may."""
-        lacking = mask_needed(operations) & ~self._known.mask(self.token, kind, name)
+        lacking = mask_needed(operations) & ~self._mask(kind, name)
         return self._lacks(Right(lacking), kind, name) if lacking else None
 
     def lacks(self, right: Right, kind: int, name: str) -> NotAllowedError | None:
         """Return why a store may not be used so, or None if it may."""
-        if right & self._known.mask(self.token, kind, name) == right:
+        if right & self._mask(kind, name) == right:
             return None
         return self._lacks(right, kind, name)
 
@@ -96,7 +115,17 @@ class TokenGrant:
 
     def sees(self, kind: int, name: str) -> bool:
         """Tell whether it has any right on a store."""
-        return self._known.mask(self.token, kind, name) != 0
+        return self._mask(kind, name) != 0
+
+    def _mask(self, kind: int, name: str) -> int:
+        masks = self.masks.get(kind)
+        if masks is None:
+            return 0
+        mask = masks.get(name)
+        if mask is None:
+            mask = int(self.token.rights_on(kind, name))
+            self._known.keep(masks, name, mask)
+        return mask
 
     def _lacks(self, lacking: Right, kind: int, name: str) -> NotAllowedError:
         words = ", ".join(lacking.words)

@@ -142,6 +142,12 @@ def mask_needed(operations: Sequence[Sequence[Any]]) -> int:
     return needed
 
 
+def numbers_within(rights: Right) -> frozenset[int]:
+    """Return the numbers of the operations that need nothing but `rights`. A batch is none of
+    them: what it needs depends on its operations."""
+    return frozenset(number for number, mask in _MASKS.items() if not mask & ~int(rights))
+
+
 def _numbers(operations: Any) -> set[int]:
     """Return the numbers of operations; what is no operation has a number that none has. There may
     be thousands, so they are looked at without Python code for each."""

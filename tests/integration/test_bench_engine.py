@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.bench.compare import compare_tokens
 from holdfast.bench.processes import running_cluster
 from holdfast.bench.store import engine, fairness, idle, large, threads
 from holdfast.bench.users import users
@@ -112,6 +113,16 @@ def test_fewer_idle_stores_than_have_a_file_or_too_many_rounds_are_refused(tmp_p
 def test_what_neighbours_feel_is_measured(tmp_path: Path) -> None:
     [work] = measured(fairness, tmp_path)
     assert set(work.sides) == {"alone", "writer", "reader"}
+
+
+def test_what_tokens_cost_is_measured_beside_two_open_clusters(tmp_path: Path) -> None:
+    with forked_servers():
+        report = compare_tokens.run(quick_options(tmp_path, "kv_set_1000"))
+    [work] = report.works
+    assert set(work.sides) == {"open", "open_again", "tokens"}
+    assert work.sides["open"].median("cpu_of_open_ratio") == 1.0
+    assert work.sides["tokens"].median("server_cpu_us_per_operation") > 0
+    assert compare_tokens.table(report).rows
 
 
 def test_threads_are_measured_beside_tasks(tmp_path: Path) -> None:

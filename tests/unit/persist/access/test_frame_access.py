@@ -19,6 +19,7 @@ from holdfast.protocol.names import StoreId
 from tests.support.tokens import a_token
 
 APPEND = [frames.APPEND, b"x"]
+UNKNOWN = frames.FIRST_READ - 1
 
 
 class Sender:
@@ -51,6 +52,24 @@ def test_a_group_is_refused_alone() -> None:
     assert isinstance(not_matched, NotAllowedError)
     assert isinstance(no_read, NotAllowedError)
     assert (not_matched.missing, no_read.missing) == ("write", "read")
+
+
+def test_a_group_of_many_operations_needs_the_rights_of_all() -> None:
+    sender = Sender(a_token(Right.WRITE, ["kv:a", "stream:b"]))
+    trim, configure = [frames.TRIM, 1], [frames.CONFIGURE, {}]
+    for _ in range(2):  # The second time the rights are known.
+        incoming = sender.send(
+            (1, "b", 1, 1, 0, [APPEND, trim, APPEND]),
+            (1, "b", 1, 1, 0, [APPEND, configure]),
+            (1, "b", 1, 1, 0, [[frames.BATCH, [APPEND, APPEND]]]),
+            (1, "b", 1, 1, 0, [[frames.BATCH, [configure]]]),
+            (1, "b", 1, 1, 0, [APPEND, [UNKNOWN]]),
+            (2, "b", 1, 1, 0, [APPEND]),
+            (2, "a", 1, 1, 0, [APPEND]),
+        )
+        assert UNKNOWN not in frames.OPERATION_NAMES
+        assert [each.position for each in incoming.arrivals] == [0, 2, 6]
+        assert [type(wrong) for _, wrong in incoming.refusals] == [NotAllowedError] * 4
 
 
 def test_the_writer_of_a_frame_is_bound_to_the_holder() -> None:

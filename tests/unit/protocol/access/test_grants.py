@@ -84,7 +84,8 @@ def test_what_is_remembered_is_bounded() -> None:
     one = TokenGrant(a_token(), known, 0.0)
     for number in range(MAX_KNOWN_RIGHTS + 2):
         one.sees(STREAM, str(number))
-    assert len(known) <= MAX_KNOWN_RIGHTS
+    assert len(known) == len(one.masks[STREAM]) == 2
+    assert one.sees(STREAM, "0"), "it is compared anew"
     for number in range(100):
         one.bound_writer(str(number).encode())
     assert len(one._writers) <= 16

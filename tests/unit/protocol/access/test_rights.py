@@ -11,6 +11,7 @@ from holdfast.protocol.access.rights import (
     ALL_RIGHTS,
     RIGHT_OF_OPERATION,
     Right,
+    numbers_within,
     rights_needed,
     rights_of,
 )
@@ -25,6 +26,13 @@ def test_every_operation_needs_one_right_and_a_batch_those_of_its_members() -> N
 def test_no_operation_that_writes_needs_only_the_right_to_read() -> None:
     for number, right in RIGHT_OF_OPERATION.items():
         assert (number < frames.FIRST_READ) <= (right is not Right.READ), number
+
+
+def test_the_operations_within_rights_are_those_that_need_no_other() -> None:
+    for right in Right:
+        within = {number for number, needed in RIGHT_OF_OPERATION.items() if needed == right}
+        assert numbers_within(right) == within
+    assert numbers_within(ALL_RIGHTS) == RIGHT_OF_OPERATION.keys(), "and no batch"
 
 
 @pytest.mark.parametrize(
