@@ -26,7 +26,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
 from holdfast.persist.incarnation import Incarnation
@@ -38,15 +37,12 @@ from holdfast.persist.write_path.releasing import Release, Releaser
 from holdfast.persist.write_path.tick import Tick
 from holdfast.persist.write_path.turn import Conditions, Failure, StoreWork, TurnBuilder
 from holdfast.protocol.errors import StorageError
-from holdfast.protocol.limits import LOG_CAP_BYTES, MAX_UNSYNCED_BYTES, MAX_WAITING_ANSWERS
+from holdfast.protocol.limits import MAX_UNSYNCED_BYTES, MAX_WAITING_ANSWERS
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.commit_log import Log, LogRecord
 
 logger = logging.getLogger("holdfast.persist")
-
-#: The log refuses writes above this size.
-_LOG_FULL_BYTES: Final = 2 * LOG_CAP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +172,7 @@ class Pipeline:
                 self._clock_ms(),
                 asyncio.get_running_loop().time(),
                 beside_sync=self._sync_began_at is not None,
-                log_is_full=self._log.size_bytes > _LOG_FULL_BYTES,
+                log_bytes=self._log.size_bytes,
             ),
         )
         self.operation_count += builder.operation_count
@@ -225,6 +221,8 @@ class Pipeline:
             return []
         self._append_failing.over()
         tick.committed(segment)
+        builder = self._builder
+        builder.log_shares.wrote(segment, self._log.oldest_segment, builder.written)
         self._progress.wrote(tick.number, max(0, self._log.size_bytes - before_bytes))
         self._to_sync.set()
         return records

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from holdfast.persist.bucket_log.stored import StoredWrites
 from holdfast.persist.operations import eviction
 from holdfast.persist.operations.without_file import needs_file
+from holdfast.persist.quotas.log_shares import LOG_FULL_BYTES, LogShares
 from holdfast.persist.quotas.quota_book import QuotaBook
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.states import OpenState, Standing
@@ -33,6 +34,9 @@ from holdfast.protocol.store_config import Discard
 
 #: The cost of a group besides its operations, in operations.
 _GROUP_OPERATIONS: Final = 24
+#: A KiB costs as much as an operation: both are logged, packed and applied in about 1 µs. Otherwise
+#: a tenant with large values would take turns of many MiB.
+_OPERATION_SHIFT: Final = 10
 #: The cost of bringing a store's file up to date, in operations.
 MATERIALISE_OPERATIONS: Final = 64
 #: The size of a turn while a sync runs in its thread: what waits for the sync should not wait more
@@ -63,8 +67,8 @@ class Conditions(NamedTuple):
     now: float
     #: A sync is under way in its thread.
     beside_sync: bool = False
-    #: The log takes no more writes.
-    log_is_full: bool = False
+    #: The length of the log.
+    log_bytes: int = 0
 
 
 class StoreWork(StrEnum):
@@ -107,6 +111,9 @@ class TurnBuilder:
         #: The values that the last tick was to archive, and the number of its operations.
         self.archivings: list[Archiving] = []
         self.operation_count = 0
+        #: The bytes of the groups that the last tick executed, turn by turn. Reads are not counted.
+        self.written: list[tuple[str, int]] = []
+        self.log_shares = LogShares()
 
     def build(self, number: int, conditions: Conditions) -> Tick:
         """Build tick `number` from what has waited longest."""
@@ -140,32 +147,46 @@ class TurnBuilder:
     def _take_turns(self, tick: Tick, conditions: Conditions, room: int) -> None:
         """Execute waiting groups, tenant by tenant, until `room` is spent."""
         inbox = self._inbox
-        groups, now, log_is_full = inbox.groups, conditions.now, conditions.log_is_full
+        groups, now, log_bytes = inbox.groups, conditions.now, conditions.log_bytes
         operation_count = 0
+        self.written.clear()
         self._turn_is_over = False
         while groups and room > 0 and not self._turn_is_over:
             tenant, arrivals, allowance = groups.begin_turn()
             tick.quota = self._quotas.of(tenant)
+            full = self._full_log(tenant, log_bytes)
             allowance = min(allowance, room)
             spent = answered_bytes = 0
             while arrivals and spent < allowance and not self._turn_is_over:
                 arrival = arrivals.popleft()
                 length = len(arrival.group.operations)
                 operation_count += length
-                spent += length + _GROUP_OPERATIONS
+                spent += length + _GROUP_OPERATIONS + (arrival.size_bytes >> _OPERATION_SHIFT)
                 try:
-                    waits = not self._execute(tick, arrival, now, log_is_full)
+                    waits = not self._execute(tick, arrival, now, full)
                 except Exception as error:  # noqa: BLE001 (answered to this group)
                     waits = False
                     self._give_up(tick, arrival, error)
                 if not waits:
                     answered_bytes += arrival.size_bytes
             groups.end_turn(spent)
+            if full is None:
+                self.written.append((tenant, answered_bytes))
             inbox.room.give_back(tenant, answered_bytes)
             room -= spent
         self.operation_count = operation_count
 
-    def _execute(self, tick: Tick, arrival: Arrival, now: float, log_is_full: bool) -> bool:
+    def _full_log(self, tenant: str, log_bytes: int) -> BusyError | None:
+        """Return why the log takes no writes of a tenant, or None."""
+        if log_bytes > LOG_FULL_BYTES:
+            return BusyError(what=f"the commit log of server {self._server!r}")
+        if self.log_shares.refuses(tenant, log_bytes):
+            return BusyError(what=f"the tenant's share of the commit log of {self._server!r}")
+        return None
+
+    def _execute(
+        self, tick: Tick, arrival: Arrival, now: float, full_log: BusyError | None
+    ) -> bool:
         """Execute one group. Return False if it still counts as waiting: for its store or, if it is
         a read, for its turn after the sync."""
         store = self._open_stores.find(arrival.store)
@@ -187,8 +208,8 @@ class TurnBuilder:
                 return True
             tick.read(store, arrival)
             return False
-        if log_is_full:
-            tick.refuse(arrival, BusyError(what=f"the commit log of server {self._server!r}"))
+        if full_log is not None:
+            tick.refuse(arrival, full_log)
         else:
             try:
                 tick.write(store, arrival)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.persist.operations import operations
+from holdfast.persist.quotas.log_shares import LOG_FULL_BYTES, LogShares
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
@@ -17,8 +18,9 @@ from holdfast.persist.write_path.tick import Tick
 from holdfast.persist.write_path.turn import Conditions, Promises, StoreWork, TurnBuilder
 from holdfast.protocol import frames
 from holdfast.protocol.errors import BusyError, FencedError
-from holdfast.protocol.limits import MAX_INBOX_BYTES
+from holdfast.protocol.limits import KIB, MAX_INBOX_BYTES, MIB
 from holdfast.protocol.messages import Durability
+from holdfast.protocol.names import StoreId, StoreKind
 from tests.support.stores import store_of
 from tests.unit.persist.test_tick import FULL, append, arrival, codes, outcome_of, store_named
 
@@ -191,9 +193,66 @@ def test_pings_and_refusals_are_answered_with_the_tick(world: World) -> None:
 
 def test_a_full_log_refuses_writes_and_not_reads(world: World, a: Store) -> None:
     world.submit(arrival(a, 1, append()), read(a))
-    tick = world.build(log_is_full=True)
+    tick = world.build(log_bytes=LOG_FULL_BYTES + 1)
     assert codes(tick.synced) == {"reply": ["busy"]}
     assert len(tick.reads) == 1
+
+
+def test_who_fills_the_log_is_refused_while_there_is_room_for_others(
+    world: World, a: Store
+) -> None:
+    quiet = store_of(StoreId("quiet", StoreKind.STREAM, "notes"), 7)
+    world.open_stores.opened(quiet)
+    world.submit(arrival(a, 1, append()), size_bytes=MIB)
+    world.submit(arrival(quiet, 1, append()), size_bytes=100)
+    world.build()
+    written = dict(world.builder.written)
+    assert written == {a.id.tenant: MIB, "quiet": 100}
+    for segment in range(1, 41):
+        world.builder.log_shares.wrote(segment, 1, written.items())
+    for counter, log_bytes, refused in ((2, 90 * MIB, False), (3, 100 * MIB, True)):
+        world.submit(arrival(a, counter, append()), arrival(quiet, counter, append(), reply="q"))
+        answers = codes(world.build(log_bytes=log_bytes).synced)
+        assert (answers["reply"] == ["busy"], answers["q"] == ["busy"]) == (refused, False)
+        assert [tenant for tenant, _ in world.builder.written] == (
+            ["quiet"] if refused else [a.id.tenant, "quiet"]
+        )
+
+
+def test_what_a_tenant_has_in_the_log_goes_with_its_segments() -> None:
+    shares, long_bytes = LogShares(), LOG_FULL_BYTES - 20 * MIB
+    for segment in range(1, 31):
+        shares.wrote(segment, 1, [("acme", MIB), ("tiny", 100)])
+    assert shares.refuses("acme", long_bytes)
+    assert not shares.refuses("acme", LOG_FULL_BYTES // 2), "there is room for everybody"
+    assert not shares.refuses("tiny", LOG_FULL_BYTES), "only what is full refuses it"
+    shares.wrote(31, 15, [])
+    assert not shares.refuses("acme", long_bytes), "16 MiB are left, and 20 are free"
+    shares.wrote(40, 40, [])
+    assert not shares._of_tenants and list(shares._of_segments) == [40]
+
+
+@pytest.mark.parametrize(("size_bytes", "least_share"), [(200, 0.4), (256 * KIB, 0.4)])
+def test_a_tenant_at_full_rate_takes_its_share_of_each_turn_and_no_more(
+    world: World, a: Store, size_bytes: int, least_share: float
+) -> None:
+    """Two tenants keep the queue full: one with as much as it may, one with small groups."""
+    quiet = store_of(StoreId("quiet", StoreKind.STREAM, "notes"), 7)
+    world.open_stores.opened(quiet)
+    done = {a.id: 0, quiet.id: 0}
+    costs = {a.id: 25 + size_bytes // KIB, quiet.id: 25}
+    counter = 0
+    for _ in range(6):
+        for store, size in ((a, size_bytes), (quiet, 200)):
+            for _ in range(TURN_OPERATIONS // costs[store.id] + 1):
+                counter += 1
+                reply = f"{store.id.tenant}.{counter}"
+                each = arrival(store, 0, HEAD, reply=reply)
+                world.inbox.groups.push(store.id.tenant, each._replace(size_bytes=size))
+        tick = world.build()
+        for store, _ in tick.reads:
+            done[store.id] += costs[store.id]
+    assert min(done.values()) >= least_share * sum(done.values())
 
 
 @pytest.mark.parametrize("error", [FULL, ZeroDivisionError("a bug")])
