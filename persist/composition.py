@@ -35,6 +35,7 @@ from holdfast.persist.parts import Parts
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
+from holdfast.persist.quotas.open_room import OpenRoom
 from holdfast.persist.quotas.quota_book import QuotaBook
 from holdfast.persist.quotas.quota_keeping import QuotaKeeping
 from holdfast.persist.reception import Reception
@@ -215,7 +216,7 @@ def compose(
         asks_for_tokens=gatekeeper.asks_for_tokens,
     )
     heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
-    open_stores.on_opened(quotas.touched)
+    open_stores.on_opened(quotas.opened, quotas.gone)
     quota_keeping = None
     if registry is not None:
         quota_keeping = QuotaKeeping(
@@ -238,6 +239,7 @@ def compose(
         giving_back,
         openings,
         options.max_open_stores,
+        OpenRoom(quotas, open_stores, checkpointer.close_unused, openings.refuse),
     )
     drainer = Drainer(
         life, open_stores, path.releaser, checkpointer, coordination, giving_back, phase

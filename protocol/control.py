@@ -18,7 +18,8 @@ Operators to the coordinator, on `hf._.coord.<verb>`, which no tenant may publis
     undrain   {server} -> {term, incarnation}           it takes stores again
     tenants   {after} -> {tenants: [name, ...], next | nil}
               those that have or had stores, in order; `after` is the last `next`, or empty. Also
-              `use`, for each [streams, kvs, bytes, quota]: what it has, and what it may use
+              `use`, for each [streams, kvs, bytes, quota, open_stores, uploads]: what it has, what
+              it may use, and what servers hold of it, if that is limited
     tenant    {tenant} -> {term, use, rates: [[server, operations, bytes], ...]}
               the same of one; if it has a quota, what was lately asked of each server, a second
 
@@ -71,11 +72,12 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
     vacate    {server, incarnation, number} -> {term}   nothing is open: all stores are released,
               and the incarnation lives on. A number that was used already changes nothing
     usage     {server, incarnation, stores: [[tenant, kind, name, epoch, bytes], ...],
-               tenants: [[tenant, operations, bytes], ...]}
-              -> {term, tenants: {tenant: [bytes, share, byte_share], ...}}
-              the sizes of open stores, and what was asked of the server, a second, where tenants
-              have quotas. The answer tells what each tenant has in the cluster, and the server's
-              shares of its rates
+               tenants: [[tenant, operations, bytes, open_stores, uploads], ...]}
+              -> {term, tenants: {tenant: [bytes, share, byte_share], ...},
+                  elsewhere: {tenant: [open_stores, uploads], ...}}
+              the sizes of open stores, and what was asked of the server, a second, and is held by
+              it, where tenants have quotas. The answer tells what each tenant has in the cluster,
+              the server's shares of its rates, and what other servers hold
 
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 

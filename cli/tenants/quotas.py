@@ -66,6 +66,8 @@ _OPTIONS: Final[dict[str, tuple[Callable[[str], Any], str, str]]] = {
     "max_bytes": (parse_bytes, "SIZE", "How many bytes all of its stores may take, like 10GB."),
     "max_rate": (parse_rate, "RATE", "Operations a second, like 5000/s; reads count too."),
     "max_bytes_per_second": (parse_byte_rate, "SIZE", "Bytes that it may write a second."),
+    "max_open_stores": (parse_count, "COUNT", "How many of its stores may be open at a time."),
+    "max_uploads": (parse_count, "COUNT", "How many large values it may upload at a time."),
 }
 
 
@@ -112,6 +114,25 @@ def set_quota(
         print_fields({"tenant": name, **quota_fields(quota)})
 
 
+def lift_quota(tenant: str, data: Path | None, bucket: str | None) -> bool:
+    """Remove all limits of a tenant. Return False if it has none. Raises StorageError."""
+    from holdfast.shared_fs.access.quotas import LateQuotaRegistry, registry_in_bucket
+    from holdfast.shared_fs.disk.disk import Disk
+    from holdfast.shared_fs.disk.layout import existing_layout
+    from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+
+    if data is not None:
+        layout = existing_layout(shared_folder(data.resolve()), Disk())
+        found = LateQuotaRegistry(layout.quotas).read()
+    else:
+        assert bucket is not None
+        found = registry_in_bucket(existing_bucket(bucket)).read()
+    if tenant not in found.tenants:
+        return False
+    _change(tenant, data, bucket, dict.fromkeys(Quota._fields))
+    return True
+
+
 def _change(
     tenant: str, data: Path | None, bucket: str | None, changes: dict[str, Any]
 ) -> Quota:
@@ -150,6 +171,9 @@ def show(settings: Settings, name: str) -> None:
     if quota.limits_rates:
         fields["operations/s"] = of(f"{operations:,.0f}", quota.max_rate, count)
         fields["bytes/s"] = of(size(round(size_bytes)), quota.max_bytes_per_second, size)
+    if quota.limits_use:
+        fields["open stores"] = of(f"{info.open_stores or 0:,}", quota.max_open_stores, count)
+        fields["uploads"] = of(f"{info.uploads or 0:,}", quota.max_uploads, count)
     print_fields(fields)
 
 

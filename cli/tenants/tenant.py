@@ -18,7 +18,8 @@ from holdfast.cli.owner_jobs import ConnectedOwners, connected_owners
 from holdfast.cli.render import JsonObject, print_json, print_table, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.cli.tenants.policy import policy
-from holdfast.cli.tenants.quotas import set_quota, show
+from holdfast.cli.tenants.quotas import lift_quota, set_quota, show
+from holdfast.protocol.access.quota import NO_QUOTA
 from holdfast.protocol.errors import HoldfastError, NotFoundError
 from holdfast.protocol.names import StoreId, TenantName, check_tenant
 
@@ -51,33 +52,53 @@ tenant.add_command(policy)
 @tenant.command()
 @click.argument("name", metavar="TENANT")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The shared file system, for the tenant's quota.",
+)
+@click.option("--bucket", metavar="URL", help="In its place, with --disk local: the bucket.")
 @client_command
-def destroy(settings: Settings, name: str, yes: bool) -> None:
-    """Remove all stores of TENANT, with their snapshots and quarantined files.
+def destroy(
+    settings: Settings, name: str, yes: bool, data: Path | None, bucket: str | None
+) -> None:
+    """Remove all stores of TENANT, with their snapshots and quarantined files, and its quota.
 
     You cannot undo this. First take away the tenant's permissions, so that nobody makes new
     stores. `holdfast tenant remains` shows what is left and when it goes. Needs an operator's
     permissions.
     """
     check_tenant(name)
+    if data is not None and bucket is not None:
+        raise click.UsageError("give --data or, with --disk local, --bucket")
     if not yes:
         typed = click.prompt(f"Type {name} to permanently remove all of its stores", err=True)
         if typed != name:
             raise click.Abort
-    report = asyncio.run(_destroy(settings, name))
+    knows_registry = data is not None or bucket is not None
+    report = asyncio.run(_destroy(settings, name, knows_registry=knows_registry))
+    # Last: until then it keeps the tenant from making more than it may.
+    if knows_registry:
+        with needed_server_packages():
+            report["quota"] = "removed" if lift_quota(name, data, bucket) else "none"
     if settings.json:
         print_json(report)
     else:
         click.echo(
             f"tenant {name!r} is destroyed: {report['stores']:,} stores, "
             f"{report['files']:,} files, {report['snapshots']:,} snapshots"
+            + (", and its quota" if report["quota"] == "removed" else "")
         )
 
 
-async def _destroy(settings: Settings, name: str) -> JsonObject:
-    done: JsonObject = {"tenant": name, "stores": 0, "files": 0, "snapshots": 0}
+async def _destroy(settings: Settings, name: str, *, knows_registry: bool) -> JsonObject:
+    done: JsonObject = {"tenant": name, "stores": 0, "files": 0, "snapshots": 0, "quota": "none"}
     # As for JSON: one bar shows the progress, and not one spinner for each store.
     async with connected_owners(replace(settings, tenant=name, json=True)) as owners:
+        info, _ = await owners.router.tenant_info(name)
+        if info.quota != NO_QUOTA and not knows_registry:
+            reason = "give --data or --bucket, so that its quota is removed too"
+            raise click.UsageError(f"tenant {name!r} has a quota: {reason}")
         stores = await owners.all(None)
         for _ in range(_ROUNDS):
             if not stores:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from holdfast.cli.render import JsonObject, print_table, size
 from holdfast.protocol.access.quota import Quota, TenantInfo
 
+_COLUMNS: Final = (
+    "tenant",
+    "streams",
+    "kvs",
+    "stores",
+    "bytes",
+    "operations/s",
+    "bytes/s",
+    "open",
+    "uploads",
+)
+
 
 def tenant_row(info: TenantInfo) -> JsonObject:
     """Return what a tenant has and may have as JSON."""
-    return {**info._asdict(), "quota": info.quota.to_wire()}
+    row = {**info._asdict(), "quota": info.quota.to_wire()}
+    if not info.quota.limits_use:
+        # Servers tell these only where they are limited.
+        row["open_stores"] = row["uploads"] = None
+    return row
 
 
 def print_tenants(infos: Sequence[TenantInfo]) -> None:
     """Print one line for each tenant; a `/` is followed by what it may use."""
     print_table(
-        ("tenant", "streams", "kvs", "stores", "bytes", "operations/s", "bytes/s"),
+        _COLUMNS,
         [
             (
                 info.tenant,
@@ -27,11 +43,13 @@ def print_tenants(infos: Sequence[TenantInfo]) -> None:
                 of(size(info.bytes), info.quota.max_bytes, size),
                 of("", info.quota.max_rate, count),
                 of("", info.quota.max_bytes_per_second, size),
+                _held(info.open_stores, info.quota.max_open_stores),
+                _held(info.uploads, info.quota.max_uploads),
             )
             for info in infos
         ],
-        right=("streams", "kvs", "stores", "bytes", "operations/s", "bytes/s"),
-        optional=("bytes/s", "operations/s", "kvs", "streams"),
+        right=_COLUMNS[1:],
+        optional=("uploads", "open", "bytes/s", "operations/s", "kvs", "streams"),
     )
 
 
@@ -42,11 +60,17 @@ def quota_fields(quota: Quota) -> dict[str, str]:
         "max_bytes": size,
         "max_rate": count,
         "max_bytes_per_second": size,
+        "max_open_stores": count,
+        "max_uploads": count,
     }
     return {
         name: "-" if value is None else forms[name](value)
         for name, value in quota._asdict().items()
     }
+
+
+def _held(held: int | None, limit: int | None) -> str:
+    return "" if limit is None else of(f"{held or 0:,}", limit, count)
 
 
 def of(used: str, limit: Any, form: Callable[[Any], str]) -> str:

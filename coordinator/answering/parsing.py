@@ -241,7 +241,12 @@ def _asked_rate(item: Any) -> AskedRate:
         raise InvalidArgumentError(
             argument="tenants", reason="each must be [name, operations, bytes]"
         )
-    return AskedRate(check_tenant(item[0]), float(item[1]), float(item[2]))
+    held = item[3:5]
+    if not all(type(number) is int and 0 <= number < _MAX_NUMBER for number in held):
+        raise InvalidArgumentError(
+            argument="tenants", reason="open stores and uploads must be numbers"
+        )
+    return AskedRate(check_tenant(item[0]), float(item[1]), float(item[2]), *held)
 
 
 def _is_rate(number: Any) -> bool:

@@ -215,6 +215,9 @@ class AskedRate(NamedTuple):
     tenant: str
     operations: float
     bytes: float
+    #: What the server holds of it, which older servers do not tell.
+    open_stores: int = 0
+    uploads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

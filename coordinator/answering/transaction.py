@@ -30,7 +30,7 @@ from holdfast.coordinator.answering.requests import (
     Vacate,
 )
 from holdfast.coordinator.decisions.member import MemberView
-from holdfast.coordinator.decisions.tenant_limits import TenantLimits
+from holdfast.coordinator.decisions.tenant_limits import Held, TenantLimits
 from holdfast.coordinator.state.server_records import IncarnationState
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
@@ -185,16 +185,21 @@ class Transaction:
             row = self._owned(server, incarnation, store)
             if row is not None and row.epoch == epoch:
                 self._state.stores.set_bytes(store, size_bytes)
-        tenants = {}
-        for tenant, operations, asked_bytes in rates:
-            shares = self._limits.asked(tenant, server, operations, asked_bytes, self._now_ms)
+        tenants, elsewhere = {}, {}
+        for tenant, operations, asked_bytes, *held in rates:
+            shares = self._limits.asked(
+                tenant, server, operations, asked_bytes, self._now_ms, Held(*held)
+            )
             tenants[tenant] = [self._state.stores.use(tenant).bytes, *shares]
-        return {"term": self._state.term, "tenants": tenants}
+            elsewhere[tenant] = self._limits.held(tenant, self._now_ms, but=server)
+        return {"term": self._state.term, "tenants": tenants, "elsewhere": elsewhere}
 
     def _tenant(self, tenant: str) -> list[object]:
-        """Return the use and the quota of a tenant: `[streams, kvs, bytes, quota]`."""
+        """Return the use and the quota of a tenant: `[streams, kvs, bytes, quota, open stores,
+        uploads]`."""
         quota = self._limits.quotas.get(tenant, NO_QUOTA)
-        return [*self._state.stores.use(tenant), quota.to_wire()]
+        held = self._limits.held(tenant, self._now_ms)
+        return [*self._state.stores.use(tenant), quota.to_wire(), *held]
 
     def _cool(self, server: str, incarnation: str, cooled: ColdStore) -> bool:
         row = self._owned(server, incarnation, cooled.store)

@@ -19,12 +19,21 @@ _FORGET_MS: Final = 3000
 _EVEN_RATIO: Final = 0.1
 
 
+class Held(NamedTuple):
+    """What servers hold of a tenant."""
+
+    open_stores: int = 0
+    uploads: int = 0
+
+
 class Demand(NamedTuple):
     """What the clients of a tenant asked of one server, a second."""
 
     operations: float
     size_bytes: float
     at_ms: int
+    #: What the server holds of the tenant now.
+    held: Held = Held()
 
 
 class TenantLimits:
@@ -50,14 +59,20 @@ class TenantLimits:
         return None if quota is None else quota.max_stores
 
     def asked(
-        self, tenant: str, server: str, operations: float, size_bytes: float, now_ms: int
+        self,
+        tenant: str,
+        server: str,
+        operations: float,
+        size_bytes: float,
+        now_ms: int,
+        held: Held = Held(),  # noqa: B008 (immutable)
     ) -> tuple[float, float]:
         """Take a report, and return the server's shares of the rate and of the byte rate."""
         if tenant not in self.quotas:
             self._asked.pop(tenant, None)
             return 1.0, 1.0
         reports = self._asked.setdefault(tenant, {})
-        reports[server] = Demand(operations, size_bytes, now_ms)
+        reports[server] = Demand(operations, size_bytes, now_ms, held)
         # The clock of a host may be set back, and then nobody is silent.
         for each in [each for each, said in reports.items() if now_ms - said.at_ms > _FORGET_MS]:
             del reports[each]
@@ -65,6 +80,13 @@ class TenantLimits:
             _share(operations, [said.operations for said in reports.values()]),
             _share(size_bytes, [said.size_bytes for said in reports.values()]),
         )
+
+    def held(self, tenant: str, now_ms: int, but: str = "") -> Held:
+        """Return what the servers hold of a tenant, without the server `but`."""
+        said = [
+            each.held for server, each in self.reports(tenant, now_ms).items() if server != but
+        ]
+        return Held(sum(each.open_stores for each in said), sum(each.uploads for each in said))
 
     def reports(self, tenant: str, now_ms: int) -> dict[str, Demand]:
         """Return by server what was reported lately."""

@@ -18,6 +18,7 @@ from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.lifecycle.openings import Openings
 from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.quotas.open_room import OpenRoom
 from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.protocol.control import Grant
@@ -55,7 +56,9 @@ class OpenQueue:
         giving_back: GivingBack,
         openings: Openings,
         max_open_stores: int,
+        room: OpenRoom | None = None,
     ) -> None:
+        """`room` is what tenants have of the open stores; None: no tenant has a limit."""
         self._server = life.server
         self._open_stores = open_stores
         self._coordination = coordination
@@ -64,6 +67,7 @@ class OpenQueue:
         self._giving_back = giving_back
         self._openings = openings
         self._max_open_stores = max_open_stores
+        self._room = room
         self._waiting = Trouble(logger, "store.open_waits")
 
     async def run(self) -> None:
@@ -86,6 +90,8 @@ class OpenQueue:
         try:
             await self._make_room(len(wanted))
             wanted = self._free(wanted)
+            if self._room is not None:
+                wanted = await self._room.admit(wanted)
             if not wanted:
                 return
             grants = await self._coordination.open(wanted, self._giving_back.epochs)

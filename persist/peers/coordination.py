@@ -241,11 +241,15 @@ class Coordination:
         await self._ask("closed", stores=[[*store, *at] for store, *at in stores])
 
     async def usage(
-        self, stores: Sequence[tuple[StoreId, int, int]], rates: Sequence[tuple[str, float, float]]
-    ) -> Any:
-        """Report the sizes of open stores, `(store, epoch, bytes)`, and what tenants with quotas
-        asked for, `(tenant, operations, bytes)` a second. Return what each of these tenants has
-        used, and this server's shares of its rates: `{tenant: [bytes, share, byte share]}`.
+        self,
+        stores: Sequence[tuple[StoreId, int, int]],
+        rates: Sequence[tuple[str, float, float, int, int]],
+    ) -> tuple[Any, Any]:
+        """Report the sizes of open stores, `(store, epoch, bytes)`, and of tenants with quotas what
+        they asked for and what is held of them: `(tenant, operations, bytes, open stores,
+        uploads)`, the first two a second. Return what each of these tenants has used, with this
+        server's shares of its rates, and what others hold of it: `{tenant: [bytes, share, byte
+        share]}` and `{tenant: [open stores, uploads]}`, empty with an older coordinator.
 
         Raises NoCoordinatorError, FencedError, and UnknownOperationError with an older coordinator.
         """
@@ -254,7 +258,7 @@ class Coordination:
             stores=[[*store, *at] for store, *at in stores],
             tenants=[list(rate) for rate in rates],
         )
-        return answer.get("tenants")
+        return answer.get("tenants"), answer.get("elsewhere", {})
 
     async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> list[bool]:
         """Report that the bucket has all of `(store, epoch, revision)`. Return for each if that is

@@ -16,9 +16,11 @@ from itertools import islice
 from typing import Any, Final
 
 from holdfast.persist.quotas.tenant_quota import TenantQuota
+from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.protocol.access.quota import Quota
 from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.names import StoreId
 
 #: Stores, and tenants, in one report: a few milliseconds of the coordinator.
 REPORT_ROWS: Final = 512
@@ -28,11 +30,11 @@ _IDLE_ROUNDS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """What one request tells: stores with their sizes, and `(tenant, operations, bytes)` a
-    second."""
+    """What one request tells: stores with their sizes, and `(tenant, operations, bytes, open
+    stores, uploads)`, operations and bytes a second."""
 
     stores: tuple[tuple[Store, int], ...]
-    rates: tuple[tuple[str, float, float], ...]
+    rates: tuple[tuple[str, float, float, int, int], ...]
 
 
 class QuotaBook:
@@ -73,14 +75,32 @@ class QuotaBook:
         fresh = {
             name for name in counted if name not in before or before[name].max_bytes is None
         }
+        fresh |= {
+            name
+            for name, quota in quotas.items()
+            if name not in before
+            or (quota.max_uploads is not None and before[name].max_uploads is None)
+        }
         if fresh:
             for store in open_stores:
                 if store.id.tenant in fresh:
-                    self.touched(store)
+                    self.opened(store)
+
+    def opened(self, store: Store) -> None:
+        """Note that a store is open."""
+        quota = self.of(store.id.tenant)
+        if quota is not None:
+            quota.opened(store)
+
+    def gone(self, store: StoreId) -> None:
+        """Note that a store is closed, or will not be opened."""
+        quota = self._kept.get(store.tenant)
+        if quota is not None:
+            quota.gone(store)
 
     def touched(self, store: Store) -> None:
-        """Note that the coordinator may not know the size of an open store: an earlier owner may
-        not have told it, or something in it may expire."""
+        """Note that the coordinator may not know the size of an open store: something in it may
+        expire."""
         quota = self.of(store.id.tenant)
         if quota is not None:
             quota.wrote(store, 0)
@@ -90,17 +110,22 @@ class QuotaBook:
         seconds = max(now - self._reported_at, 0.001)
         self._reported_at, self.has_news = now, False
         stores: list[tuple[Store, int]] = []
-        rates: list[tuple[str, float, float]] = []
+        rates: list[tuple[str, float, float, int, int]] = []
         for quota in list(self._kept.values()):
             touched = quota.take_touched()
             stores.extend((store, store.held_bytes) for store in touched)
-            if touched or quota.operation_count or quota.is_full:
+            for store in [quota.open[each] for each in quota.uploads]:
+                if store.state is OpenState.SERVING:
+                    # Abandoned ones are dropped by no group.
+                    quota.count_uploads(store)
+            holds = quota.quota.limits_use and bool(quota.open)
+            if touched or quota.operation_count or quota.is_full or holds:
                 quota.idle_rounds = 0
                 asked = (quota.operation_count / seconds, quota.size_bytes / seconds)
-                rates.append((quota.tenant, *asked))
+                rates.append((quota.tenant, *asked, len(quota.open), quota.upload_count))
             else:
                 quota.idle_rounds += 1
-                if quota.idle_rounds > _IDLE_ROUNDS and not quota.touched:
+                if quota.idle_rounds > _IDLE_ROUNDS and not (quota.touched or quota.open):
                     del self._kept[quota.tenant]
             quota.reported()
         stores_left, rates_left = iter(stores), iter(rates)
@@ -117,13 +142,17 @@ class QuotaBook:
             if quota is not None:
                 quota.wrote(store, 0)
 
-    def answered(self, tenants: Any) -> None:
-        """Take the coordinator's answer: `{tenant: [bytes, operation share, byte share]}`. Raises
-        MalformedFrameError."""
+    def answered(self, tenants: Any, elsewhere: Any) -> None:
+        """Take the coordinator's answer: `{tenant: [bytes, operation share, byte share]}`, and what
+        other servers hold, `{tenant: [open stores, uploads]}`. Raises MalformedFrameError."""
         try:
             for tenant, (used_bytes, share, byte_share) in tenants.items():
                 kept = self._kept.get(tenant)
                 if kept is not None:
                     kept.told(int(used_bytes), (float(share), float(byte_share)))
+            for tenant, (open_stores, uploads, *_) in elsewhere.items():
+                kept = self._kept.get(tenant)
+                if kept is not None:
+                    kept.elsewhere = (int(open_stores), int(uploads))
         except (AttributeError, TypeError, ValueError) as error:
             raise MalformedFrameError(reason=f"no answer to a report of use: {error!r}") from error

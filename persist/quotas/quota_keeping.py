@@ -81,12 +81,11 @@ class QuotaKeeping:
                 unheard.append(report)
                 continue
             try:
-                self._book.answered(
-                    await self._coordination.usage(
-                        [(store.id, store.epoch, size) for store, size in report.stores],
-                        report.rates,
-                    )
+                used, elsewhere = await self._coordination.usage(
+                    [(store.id, store.epoch, size) for store, size in report.stores],
+                    report.rates,
                 )
+                self._book.answered(used, elsewhere)
             except FencedError:
                 raise
             except HoldfastError as error:

@@ -3,21 +3,25 @@
 Pure; `now` is monotonic seconds. Rates are token buckets, each with this server's share of the
 tenant's rate. The bytes are those that the coordinator last told for the whole cluster, and what
 the tenant has added here since. A tenant at its limit may still delete, trim, read and configure.
+Open stores and uploads are those of this server, and what the coordinator last told of others.
 
 A group is refused as a whole or not at all for its rate, and then uses up nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import nsmallest
+from typing import Any, Final, NamedTuple
 
-from holdfast.persist.store.retention import TokenBucket
+from holdfast.persist.store.retention import NEVER, TokenBucket
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.access.quota import Quota
 from holdfast.protocol.errors import LimitExceededError, RateLimitedError
+from holdfast.protocol.names import StoreId
 
 #: Operations that may make a store larger.
 _ADDING: Final = frozenset(
@@ -35,12 +39,16 @@ class TenantQuota:
         "_reported_bytes",
         "_shares",
         "_told_bytes",
+        "elsewhere",
         "idle_rounds",
+        "open",
+        "opening",
         "operation_count",
         "quota",
         "size_bytes",
         "tenant",
         "touched",
+        "uploads",
     )
 
     def __init__(self, tenant: str, quota: Quota) -> None:
@@ -50,6 +58,13 @@ class TenantQuota:
         self.touched: dict[Store, None] = {}
         #: What was asked for since the last report, whether it was refused or not.
         self.operation_count = self.size_bytes = 0
+        #: Its open stores, and those that are being opened.
+        self.open: dict[StoreId, Store] = {}
+        self.opening: set[StoreId] = set()
+        #: The unfinished uploads of open stores that have some, if they are limited.
+        self.uploads: dict[StoreId, int] = {}
+        #: What other servers hold of it: open stores, and uploads.
+        self.elsewhere = (0, 0)
         #: In how many reports it had nothing to say.
         self.idle_rounds = 0
         self._told_bytes = 0
@@ -105,15 +120,37 @@ class TenantQuota:
                 bucket.take(amount)
         return None
 
-    def bytes_refusal(self, size_bytes: int) -> LimitExceededError | None:
-        """Return why the tenant may not add `size_bytes`, or None."""
-        if not self.is_full:
+    def refused(self, store: Store, size_bytes: int) -> RefusedOperations | None:
+        """Return which operations on a store the tenant may not do now, or None. They would add
+        `size_bytes`."""
+        if self.is_full:
+            return RefusedOperations(
+                adds,
+                LimitExceededError(
+                    what=_of_tenant("max_bytes"),
+                    limit=self.quota.max_bytes,
+                    value=self.used_bytes + size_bytes,
+                ),
+            )
+        limit = self.quota.max_uploads
+        if limit is not None and (count := self.upload_count + self.elsewhere[1]) >= limit:
+            error = LimitExceededError(
+                what=_of_tenant("max_uploads"), limit=limit, value=count + 1
+            )
+            return RefusedOperations(partial(_begins_upload, store), error)
+        return None
+
+    def open_room(self) -> int | None:
+        """Return how many more stores may be open, which may be below 0; None without a limit."""
+        limit = self.quota.max_open_stores
+        if limit is None:
             return None
-        return LimitExceededError(
-            what=_of_tenant("max_bytes"),
-            limit=self.quota.max_bytes,
-            value=self.used_bytes + size_bytes,
-        )
+        return limit - self.elsewhere[0] - len(self.open) - len(self.opening)
+
+    @property
+    def upload_count(self) -> int:
+        """How many uploads this server holds."""
+        return sum(self.uploads.values())
 
     # After it
     def wrote(self, store: Store, added_bytes: int) -> None:
@@ -121,6 +158,32 @@ class TenantQuota:
         if self.quota.max_bytes is not None:
             self.touched[store] = None
             self._added_bytes += added_bytes
+        if self.quota.max_uploads is not None:
+            self.count_uploads(store)
+
+    def count_uploads(self, store: Store) -> None:
+        """Note how many unfinished uploads an open store has. Asks its file if it has some, or had
+        some lately."""
+        if store.uploads_due_at != NEVER and (count := len(store.contents.staged())):
+            self.uploads[store.id] = count
+        else:
+            self.uploads.pop(store.id, None)
+
+    def opened(self, store: Store) -> None:
+        """Note that a store is open."""
+        self.open[store.id] = store
+        self.opening.discard(store.id)
+        self.wrote(store, 0)
+
+    def gone(self, store: StoreId) -> None:
+        """Note that a store is closed, or will not be opened."""
+        self.open.pop(store, None)
+        self.opening.discard(store)
+        self.uploads.pop(store, None)
+
+    def longest_unused(self, count: int) -> list[Store]:
+        """Return that many of its open stores."""
+        return nsmallest(count, self.open.values(), key=lambda store: store.used_at)
 
     # Reports
     def take_touched(self) -> list[Store]:
@@ -152,6 +215,23 @@ class TenantQuota:
         quota, (share, byte_share) = self.quota, self._shares
         self._rate = _bucket(self._rate, quota.max_rate, share)
         self._byte_rate = _bucket(self._byte_rate, quota.max_bytes_per_second, byte_share)
+
+
+class RefusedOperations(NamedTuple):
+    """The operations of a group that are refused, and why."""
+
+    include: Callable[[list[Any]], bool]
+    error: LimitExceededError
+
+
+def _begins_upload(store: Store, operation: Sequence[Any]) -> bool:
+    # A chunk of an upload that is there may come: it is how one ends.
+    return (
+        operation[0] == frames.PUT_CHUNK
+        and len(operation) > 1
+        and type(operation[1]) is bytes
+        and store.contents.upload(operation[1]) is None
+    )
 
 
 def adds(operation: Sequence[Any]) -> bool:

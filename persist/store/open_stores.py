@@ -71,6 +71,7 @@ class OpenStores:
         self.leases = Leases(self.closed, self.in_use)
         self._open: dict[StoreId, Store] = {}
         self._hear_opened: Callable[[Store], None] = _nobody
+        self._hear_gone: Callable[[StoreId], None] = _nobody
         self._waiting: dict[StoreId, _Waiting] = {}
         #: Per tenant, the stores to ask for. The tenant that has waited longest for
         #: its turn is first.
@@ -87,9 +88,12 @@ class OpenStores:
         """How many groups wait for a store to open."""
         return sum(len(waiting.arrivals) for waiting in self._waiting.values())
 
-    def on_opened(self, hear: Callable[[Store], None]) -> None:
-        """Call `hear` from now on for each store that is opened."""
-        self._hear_opened = hear
+    def on_opened(
+        self, hear: Callable[[Store], None], hear_gone: Callable[[StoreId], None]
+    ) -> None:
+        """Call `hear` from now on for each store that is opened, and `hear_gone` for each that is
+        closed or will not be opened."""
+        self._hear_opened, self._hear_gone = hear, hear_gone
 
     def find(self, store: StoreId) -> Store | None:
         """Return the open store, or None."""
@@ -153,6 +157,8 @@ class OpenStores:
     def refused(self, store: StoreId) -> list[Arrival]:
         """Note that the store will not be opened, and return what waited for it, to be refused."""
         waiting = self._waiting.pop(store, None)
+        if store not in self._open:
+            self._hear_gone(store)
         wanted = self._wanted.get(store.tenant)
         if wanted is not None and wanted.pop(store, "absent") is None and not wanted:
             del self._wanted[store.tenant]
@@ -164,6 +170,7 @@ class OpenStores:
         self._end(store)
         if self._open.get(store.id) is store:
             del self._open[store.id]
+            self._hear_gone(store.id)
 
     def _end(self, store: Store) -> None:
         self.upkeep.closed(store)
@@ -177,5 +184,5 @@ class OpenStores:
         )
 
 
-def _nobody(store: Store) -> None:
+def _nobody(store: object) -> None:
     return None

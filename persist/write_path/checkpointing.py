@@ -210,6 +210,14 @@ class Checkpointer:
         chosen = upkeep.spread_unused(count, may_close, last_use=now - _IN_USE_SECONDS)
         if not chosen:
             chosen = upkeep.longest_unused(count, may_close)
+        return await self._close_chosen(chosen)
+
+    async def close_unused(self, stores: list[Store]) -> int:
+        """Close those of `stores` that have nothing under way. Return how many were closed."""
+        synced_tick = self._progress.synced_tick
+        return await self._close_chosen([each for each in stores if _settled(each, synced_tick)])
+
+    async def _close_chosen(self, chosen: list[Store]) -> int:
         used_at = [store.used_at for store in chosen]
         await self._files.checkpoint(chosen)
         closed = 0

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from holdfast.persist.bucket_log.stored import StoredWrites
 from holdfast.persist.operations import eviction, operations, uploads
-from holdfast.persist.quotas.tenant_quota import TenantQuota, adds
+from holdfast.persist.quotas.tenant_quota import TenantQuota
 from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
@@ -223,10 +223,11 @@ class Tick:
         """
         group, size_bytes = arrival.group, arrival.size_bytes
         error: HoldfastError | None = quota.rate_refusal(group.operations, size_bytes, self.now)
-        if error is None and all(map(adds, group.operations)):
-            error = quota.bytes_refusal(size_bytes)
         if error is None:
-            return False
+            refused = quota.refused(store, size_bytes)
+            if refused is None or not all(map(refused.include, group.operations)):
+                return False
+            error = refused.error
         results = [error_to_wire(error)] * len(group.operations)
         outcome = frames.encode_outcome(store.epoch, store.time, durability, results)
         counter, first_unacked = group.counter, group.first_unacked
@@ -239,11 +240,11 @@ class Tick:
     ) -> frames.Run | list[operations.Result]:
         """Execute a group of a tenant that has a quota."""
         before_bytes, group_operations = store.bytes, arrival.group.operations
-        error = quota.bytes_refusal(arrival.size_bytes)
-        if error is None:
+        refused = quota.refused(store, arrival.size_bytes)
+        if refused is None:
             results = operations.execute(store, group_operations, self.mishaps)
         else:
-            results = operations.execute_but(store, group_operations, adds, error, self.mishaps)
+            results = operations.execute_but(store, group_operations, *refused, self.mishaps)
         chunk_bytes = arrival.size_bytes if store.has_chunks else 0
         quota.wrote(store, store.bytes - before_bytes + chunk_bytes)
         return results

@@ -25,10 +25,19 @@ class Quota(NamedTuple):
     max_rate: float | None = None
     #: Bytes of write operations a second, as they arrive.
     max_bytes_per_second: float | None = None
+    #: Stores that servers have open at a time.
+    max_open_stores: int | None = None
+    #: Large values that are being written into open stores.
+    max_uploads: int | None = None
 
     @property
     def limits_rates(self) -> bool:
         return self.max_rate is not None or self.max_bytes_per_second is not None
+
+    @property
+    def limits_use(self) -> bool:
+        """True if it limits what servers hold at a time."""
+        return self.max_open_stores is not None or self.max_uploads is not None
 
     def to_wire(self) -> dict[str, int | float]:
         """Return the fields that are set."""
@@ -61,15 +70,20 @@ class TenantInfo(NamedTuple):
     #: As far as the servers have told them.
     bytes: int
     quota: Quota = NO_QUOTA
+    #: As servers have lately told them, which they do for tenants with a quota. None: a coordinator
+    #: of an earlier version does not say.
+    open_stores: int | None = None
+    uploads: int | None = None
 
     @classmethod
     def from_wire(cls, tenant: str, row: Sequence[Any]) -> TenantInfo:
         """Return what the coordinator tells of a tenant. Raises TypeError, ValueError,
         InvalidArgumentError."""
         streams, kvs, size_bytes, quota = row[:4]
-        return cls(tenant, int(streams), int(kvs), int(size_bytes), Quota.from_wire(quota))
+        held = map(int, row[4:6])
+        return cls(tenant, int(streams), int(kvs), int(size_bytes), Quota.from_wire(quota), *held)
 
 
-_WHOLE = frozenset({"max_stores", "max_bytes"})
+_WHOLE = frozenset({"max_stores", "max_bytes", "max_open_stores", "max_uploads"})
 #: A lower rate would let a tenant wait for minutes; who may do nothing needs no token.
 _LEAST_RATE = 0.1

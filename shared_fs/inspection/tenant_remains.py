@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.names import TenantName
+from holdfast.shared_fs.access.quotas import PREFIX as QUOTAS_PREFIX
+from holdfast.shared_fs.access.quotas import LateQuotaRegistry, registry_in_bucket
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_coverage, slot_key
@@ -43,11 +45,12 @@ class Place(StrEnum):
     BUCKET_LOG = "logs in the bucket"
     UNREADABLE = "unreadable"
     TOMBSTONES = "tombstones"
+    QUOTA = "quota"
 
     @property
     def holds_values(self) -> bool:
         """True if what the tenant wrote may be there; else only names are."""
-        return self is not Place.TOMBSTONES
+        return self not in (Place.TOMBSTONES, Place.QUOTA)
 
 
 #: What makes the remains of a place go.
@@ -61,6 +64,7 @@ WHAT_REMOVES: Final = {
     Place.BUCKET_LOG: "the server, once it has put snapshots; or the collector",
     Place.UNREADABLE: "you: nobody can tell whose data it has",
     Place.TOMBSTONES: "nothing: they keep deleted stores from coming back",
+    Place.QUOTA: "holdfast tenant destroy, with --data or --bucket",
 }
 
 
@@ -84,6 +88,8 @@ def remains_on_disk(layout: Layout, disk: Disk, tenant: TenantName) -> Iterator[
         for path, size_bytes in _files(disk, folder):
             found = Place.TOMBSTONES if path.name.endswith(_TOMBSTONE) else place
             yield Remain(found, str(path.relative_to(layout.root)), size_bytes)
+    if tenant in LateQuotaRegistry(layout.quotas).read().tenants:
+        yield Remain(Place.QUOTA, str(layout.quotas.relative_to(layout.root)), 0)
     for life in incarnations(layout, disk):
         folder = layout.log(life.server, life.incarnation)
         where = str(folder.relative_to(layout.root))
@@ -97,6 +103,8 @@ def remains_on_disk(layout: Layout, disk: Disk, tenant: TenantName) -> Iterator[
 
 def remains_in_bucket(bucket: Bucket, tenant: TenantName) -> Iterator[Remain]:
     """Yield what the bucket has of a tenant. Raises BucketError, NewerFormatError."""
+    if tenant in registry_in_bucket(bucket).read().tenants:
+        yield Remain(Place.QUOTA, QUOTAS_PREFIX, 0)
     for store, entry in open_manifests(bucket).entries():
         if store.tenant == tenant and not entry.versions and entry.deleted is not None:
             yield Remain(Place.TOMBSTONES, f"the manifest of {store}", 0)

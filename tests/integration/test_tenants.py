@@ -53,11 +53,15 @@ async def test_a_destroyed_tenant_leaves_nothing_and_no_other_one_notices(
             before = await remains(scene)
             assert not before["gone"]
             assert {"snapshots", "packs"} & {row["place"] for row in before["remains"]}
-        report = await scene.json("tenant", "destroy", "acme", "--yes")
-        assert report["stores"] == 3
-        assert await scene.json("tenant", "destroy", "acme", "--yes") == {
+        place = ("--bucket", scene.bucket) if local else ("--data", str(scene.processes.data))
+        await scene.json("tenant", "set", "acme", "--max-stores", "9", *place)
+        assert "quota" in {row["place"] for row in (await remains(scene))["remains"]}
+        report = await scene.json("tenant", "destroy", "acme", "--yes", *place)
+        assert (report["stores"], report["quota"]) == (3, "removed")
+        assert await scene.json("tenant", "destroy", "acme", "--yes", *place) == {
             **report,
             **dict.fromkeys(("stores", "files", "snapshots"), 0),
+            "quota": "none",
         }
         assert (await scene.json("stores"))["stores"] == []
         # A new life of the server begins with a new log; the collector removes the rest.

@@ -16,7 +16,7 @@ from holdfast.coordinator.answering.parsing import parse
 from holdfast.coordinator.answering.requests import Open, Request
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
-from holdfast.protocol.access.quota import Quota
+from holdfast.protocol.access.quota import Quota, TenantInfo
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.frames import encode_control
 from holdfast.protocol.names import StoreId
@@ -206,15 +206,34 @@ def test_operators_see_what_a_tenant_uses_of_what_it_may(state: StateFile) -> No
     answer(state, ask("usage", ["acme", 1, "one", 1, 30], tenants=[["acme", 5.0, 9.0]]), limits)
     shown = answer(state, parse("_", "tenant", encode_control(tenant="acme")), limits)
     quota = {"max_stores": 9, "max_rate": 5.5}
-    assert shown["use"] == [1, 0, 30, quota]
+    assert shown["use"] == [1, 0, 30, quota, 0, 0]
     assert shown["rates"] == [["a", 5.0, 9.0]]
     listed = answer(state, parse("_", "tenants", encode_control()), limits)
-    assert (listed["tenants"], listed["use"]) == (["acme"], [[1, 0, 30, quota]])
+    assert (listed["tenants"], listed["use"]) == (["acme"], [[1, 0, 30, quota, 0, 0]])
     nobody = answer(state, parse("_", "tenant", encode_control(tenant="nobody")), limits)
-    assert (nobody["use"], nobody["rates"]) == ([0, 0, 0, {}], [])
+    assert (nobody["use"], nobody["rates"]) == ([0, 0, 0, {}, 0, 0], [])
 
 
-@pytest.mark.parametrize("tenants", [None, [1], [["acme"]], [["acme", -1, 0]], [["acme", "x", 0]]])
+def test_each_server_hears_what_the_others_hold(state: StateFile) -> None:
+    limits = TenantLimits({"acme": Quota(max_open_stores=9, max_uploads=4)})
+    for server, held in (("a", [3, 1]), ("b", [2, 0])):
+        told = ask("usage", tenants=[["acme", 5.0, 9.0, *held]], server=server)
+        answered = answer(state, told, limits)
+    assert answered["elsewhere"] == {"acme": [3, 1]}
+    shown = answer(state, parse("_", "tenant", encode_control(tenant="acme")), limits)
+    assert shown["use"][4:] == [5, 1]
+    older = ask("usage", tenants=[["acme", 5.0, 9.0]], server="b")
+    assert answer(state, older, limits)["elsewhere"] == {"acme": [3, 1]}
+    info = TenantInfo.from_wire("acme", shown["use"])
+    assert (info.open_stores, info.uploads) == (5, 1)
+    assert TenantInfo.from_wire("acme", shown["use"][:4]).open_stores is None
+
+
+@pytest.mark.parametrize(
+    "tenants",
+    [None, [1], [["acme"]], [["acme", -1, 0]], [["acme", "x", 0]], [["acme", 1, 0, -1, 0]],
+     [["acme", 1, 0, 1.5]]],
+)  # fmt: skip
 def test_a_report_of_the_wrong_shape_is_refused(tenants: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         ask("usage", tenants=tenants)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.persist.quotas.open_room import OpenRoom
 from holdfast.persist.quotas.quota_book import REPORT_ROWS, QuotaBook, UsageReport
 from holdfast.persist.quotas.tenant_quota import TenantQuota, adds
-from holdfast.persist.store.open_stores import Arrival, OpenStores
+from holdfast.persist.store.open_stores import Arrival, OpenStores, WantedStore
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.store.writers import Admission, WriterState
@@ -18,6 +19,7 @@ from holdfast.persist.write_path.turn import Conditions, Promises, TurnBuilder
 from holdfast.protocol import frames
 from holdfast.protocol.access.quota import NO_QUOTA, Quota
 from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
+from holdfast.protocol.limits import UPLOAD_ID_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
 from tests.support.stores import store_of
 from tests.unit.persist.test_tick import append, arrival, outcome_of
@@ -34,7 +36,7 @@ class World:
     def __init__(self, quota: Quota) -> None:
         self.book = QuotaBook()
         self.open_stores = OpenStores()
-        self.open_stores.on_opened(self.book.touched)
+        self.open_stores.on_opened(self.book.opened, self.book.gone)
         self.mine = self.open("mine", "acme")
         self.others = self.open("others", "other")
         self.book.change({"acme": quota}, self.open_stores.stores())
@@ -197,7 +199,7 @@ def test_sizes_are_reported_until_they_are_heard_and_are_states() -> None:
     world.book.unheard(stores)
     [again, rates] = world.book.reports(2.0)
     assert again.stores == ((world.mine, 3),), "the size of now, once"
-    world.book.answered({"acme": [3, 1.0, 1.0], "gone": [9, 1.0, 1.0]})
+    world.book.answered({"acme": [3, 1.0, 1.0], "gone": [9, 1.0, 1.0]}, {})
     assert list(world.book.reports(3.0)) == []
     closed = world.mine
     world.results(APPEND, counter=3)
@@ -270,14 +272,111 @@ def test_reports_are_bounded_and_a_tenant_that_is_gone_is_forgotten() -> None:
     assert book.is_idle
 
 
-@pytest.mark.parametrize("answer", [None, [], {"acme": None}, {"acme": ["x", 1, 1]}, {"acme": [1]}])
-def test_an_answer_that_makes_no_sense_is_an_error(answer: Any) -> None:
+@pytest.mark.parametrize(
+    ("used", "elsewhere"),
+    [(None, {}), ([1], {}), ({"acme": None}, {}), ({"acme": ["x", 1, 1]}, {}), ({"acme": [1]}, {}),
+     ({}, None), ({}, {"acme": [1]}), ({}, {"acme": ["x", 1]})],
+)  # fmt: skip
+def test_an_answer_that_makes_no_sense_is_an_error(used: Any, elsewhere: Any) -> None:
     world = World(Quota(max_bytes=3))
     world.results(APPEND, counter=1)
-    if answer == []:
-        answer = [1]
     with pytest.raises(MalformedFrameError):
-        world.book.answered(answer)
+        world.book.answered(used, elsewhere)
+
+
+def chunk(upload: int, offset: int = 0) -> list[Any]:
+    return [frames.PUT_CHUNK, bytes([upload]) * UPLOAD_ID_BYTES, offset, b"x" * 10]
+
+
+def test_no_upload_begins_beyond_the_limit_and_those_that_began_go_on() -> None:
+    world = World(Quota(max_uploads=2))
+    assert world.results(chunk(1), counter=1) == ["ok"]
+    world.book.answered({}, {"acme": [0, 1]})
+    tick = world.tick(arrival(world.mine, 2, chunk(2), first_unacked=2))
+    code, fields = outcome_of(tick.synced).results[0]
+    assert code == "limit_exceeded"
+    assert fields == {"what": "the tenant's max_uploads", "limit": 2, "value": 3}
+    assert tick.records() == [], "a refusal is not logged"
+    mixed = [chunk(1, 10), chunk(3), [frames.APPEND, b"v"]]
+    assert world.results(*mixed, counter=3) == ["ok", "limit_exceeded", "ok"]
+    [report] = world.book.reports(1.0)
+    assert report.rates[0][3:] == (1, 1)
+    drop = [frames.DROP_UPLOADS, [chunk(1)[1]]]
+    assert world.results(drop, counter=4) == ["ok"]
+    assert world.results(chunk(2), counter=5) == ["ok"]
+    quota = world.book.of("acme")
+    assert quota is not None
+    assert quota.upload_count == 1
+    world.open_stores.closed(world.mine)
+    assert (quota.upload_count, quota.open) == (0, {})
+
+
+class Room:
+    """The room of a tenant with four open stores at most, two of which another server has."""
+
+    def __init__(self) -> None:
+        self.world = World(Quota(max_open_stores=4))
+        self.world.book.answered({}, {"acme": [2, 0]})
+        self.refused: list[tuple[str, Any]] = []
+        self.room = OpenRoom(self.world.book, self.world.open_stores, self.close, self.refuse)
+
+    async def close(self, stores: list[Store]) -> int:
+        settled = [store for store in stores if store.last_tick == 0]
+        for store in settled:
+            self.world.open_stores.closed(store)
+        return len(settled)
+
+    def refuse(self, store: StoreId, error: Any) -> None:
+        self.refused.append((store.name, error))
+        self.world.open_stores.refused(store)
+
+    async def admit(self, *names: str, tenant: str = "acme") -> list[str]:
+        wanted = []
+        for name in names:
+            store = StoreId(tenant, StoreKind.STREAM, name)
+            each = arrival(store_of(store, 7), 1, append())
+            self.world.open_stores.wait(each)
+            wanted.append(WantedStore(store, create=True))
+        self.world.open_stores.take_wanted(100)
+        return [each.store.name for each in await self.room.admit(wanted)]
+
+    @property
+    def asked_again(self) -> list[str]:
+        return [each.store.name for each in self.world.open_stores.take_wanted(100)]
+
+
+async def test_a_store_beyond_the_limit_opens_once_one_of_its_tenant_is_closed() -> None:
+    room = Room()
+    assert await room.admit("one") == ["one"]
+    assert await room.admit("one") == ["one"], "the coordinator did not answer"
+    assert await room.admit("x", "y", tenant="other") == ["x", "y"]
+    room.world.open("one", "acme")
+    room.world.mine.used_at, room.world.others.used_at = 3.0, 1.0
+    assert await room.admit("two") == []
+    assert room.asked_again == ["two"]
+    assert [store.id.name for store in room.world.open_stores.stores()] == ["mine", "others"]
+    assert await room.admit("two") == ["two"]
+    room.world.open("two", "acme")
+    for store in room.world.open_stores.stores():
+        store.last_tick = 9
+    assert await room.admit("three") == []
+    [(name, error)] = room.refused
+    assert (name, error.code, error.retryable) == ("three", "busy", True)
+    assert str(error) == "busy: the tenant's max_open_stores, which is 4, is full"
+    room.world.book.answered({}, {"acme": [1, 0]})
+    assert await room.admit("three") == ["three"]
+
+
+def test_a_limit_that_is_set_later_counts_what_is_open() -> None:
+    world = World(NO_QUOTA)
+    world.book.change({"acme": Quota(max_open_stores=1)}, world.open_stores.stores())
+    quota = world.book.of("acme")
+    assert quota is not None
+    assert quota.open_room() == 0
+    for now in range(100):
+        assert next(world.book.reports(float(now))).rates[0][3:] == (1, 0), "others need to know"
+    world.open_stores.closed(world.mine)
+    assert quota.open_room() == 1
 
 
 @pytest.mark.parametrize(
