@@ -84,7 +84,7 @@ VERSION = dict.fromkeys(
 )
 FAILURE = {"tenant": "t", "name": "n", "error": "e", "message": "m"}
 LISTED = StoreInfo(1, "notes", "s1", "i", 1, StoreState.DURABLE)
-TENANT = TenantInfo("acme", 12, 3, 4096, Quota(20, 10**10, 5000.0, 2e7))
+TENANT = TenantInfo("acme", 12, 3, 4096, Quota(20, 10**10, 5000.0, 2e7, max_open_stores=10), 4, 0)
 ASKED = AskedOfServer("s1", 12.0, 3456.0)
 SERVER = ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)
 TOKEN = Token("i", "s", "t", (">",), ALL_RIGHTS, 1, 2, "ada", TokenLimits(1, 1, 1))
