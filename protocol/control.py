@@ -118,6 +118,8 @@ from holdfast.protocol.names import check_server
 #: What operators ask of the coordinator on the cluster's own subjects. All else there is for
 #: servers.
 OPERATOR_VERBS: Final = ("drain", "undrain", "tenants", "tenant")
+#: Those that change nothing.
+LISTING_VERBS: Final = ("tenants", "tenant")
 
 
 class StoreState(IntEnum):

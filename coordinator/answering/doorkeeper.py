@@ -1,7 +1,8 @@
 """The doorkeeper: finds the grant of each request of a client before it is queued.
 
 In an open cluster every request goes straight to the inbox, and so do requests of servers and
-operators on the cluster's own subjects, which NATS guards.
+operators on the cluster's own subjects, which NATS guards. Those name no token: one that does comes
+from an operator, whom NATS lets publish below every tenant, and is refused.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Doorkeeper:
 
     def on_message(self, message: BusMessage) -> None:
         """Queue a request that has arrived, or refuse it; perhaps once its token is read."""
-        subjects = self._life.subjects
-        if self._desk is None or subjects.tenant_of(message.subject) == CLUSTER_TENANT:
+        subjects, subject = self._life.subjects, message.subject
+        of_cluster = subjects.tenant_of(subject) == CLUSTER_TENANT
+        if self._desk is None or (of_cluster and not subjects.grant_of(subject)):
             self._inbox.on_message(message)
         elif subjects.may_answer(message.subject, message.reply):
             self._look(message)

@@ -62,6 +62,7 @@ DEEDS: Final = (
     Deed("drain a server", "publish", "hf._.coord.drain"),
     Deed("back up, restore, delete stores", "publish", "hf._.ops.s1"),
     Deed("register as a server", "publish", "hf._.coord.register"),
+    Deed("... naming its token: servers refuse it", "publish", "hf._.coord.register.{own}"),
     Deed("send a server's heartbeats", "publish", "hf._.hb"),
     Deed("pass for the coordinator", "publish", "hf._.ctl.s1"),
     Deed("announce a change that is none", "publish", "hf.acme.chg.s.project.x"),

@@ -9,11 +9,15 @@ to inboxes of its own. Pure: the callout gives these permissions to a connection
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from holdfast.protocol.access.rights import Right
+from holdfast.protocol.access.rights import ALL_RIGHTS, Right
 from holdfast.protocol.access.tokens import Token, split_pattern
-from holdfast.protocol.control import OPERATOR_VERBS
+from holdfast.protocol.control import LISTING_VERBS, OPERATOR_VERBS
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects, inboxes_of
+
+#: The pattern that all stores match.
+EVERY_STORE: Final = ">"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,19 @@ def permissions_of(token: Token, prefix: str) -> NatsPermissions:
             kinds, plain = split_pattern(pattern)
             subscribe += [f"{subjects.changes_start(tenant, kind)}{plain}" for kind in kinds]
     if token.is_operator:
-        publish += [subjects.cluster(verb) for verb in OPERATOR_VERBS]
-        publish.append(subjects.operator("*"))
+        # Nobody checks these again: they name no token.
+        if _may_do_everything(token):
+            publish += [subjects.cluster(verb) for verb in OPERATOR_VERBS]
+            publish.append(subjects.operator("*"))
+        elif Right.LIST in token.rights:
+            publish += [subjects.cluster(verb) for verb in LISTING_VERBS]
         # Replies to an operator's requests go to the cluster's inboxes.
         subscribe.append(f"{inboxes_of(CLUSTER_TENANT, token.id)}.>")
     return NatsPermissions(tuple(publish), tuple(subscribe))
+
+
+def _may_do_everything(token: Token) -> bool:
+    return token.rights == ALL_RIGHTS and EVERY_STORE in token.stores
 
 
 def servers_permissions(prefix: str) -> NatsPermissions:

@@ -4,8 +4,8 @@
 |---|---|
 | read | reading messages, entries, heads, configurations and consumers; following changes |
 | write | appending, setting, deleting, trimming, clearing; uploads and transactions |
-| configure | changing a store's configuration |
-| consume | making, using and deleting consumers (work queues) |
+| configure | changing a store's configuration, and being told what it is then |
+| consume | making, using and deleting consumers (work queues); not what is in the messages |
 | destroy | removing a whole store |
 | list | listing the stores whose names match; following a pattern of names also needs it |
 

@@ -36,7 +36,7 @@ from holdfast.protocol.bus.bus import BusTimeoutError
 from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
 from holdfast.protocol.errors import HoldfastError, error_from_wire
 from holdfast.protocol.limits import REVOCATIONS_FRESH_SECONDS
-from holdfast.protocol.subjects import Inboxes, Subjects
+from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes, Subjects
 from holdfast.shared_fs.access.registry import AccessRegistry
 from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.disk.disk import Disk
@@ -258,6 +258,17 @@ async def test_servers_refuse_what_nats_lets_through(world: World) -> None:
                 assert refused.value.reason == reason
         finally:
             await bus.close()
+
+
+@pytest.mark.parametrize("place", ["coord.drain", "coord.register", "coord.release", "srv.s1"])
+async def test_an_operator_does_not_pass_for_a_server(world: World, place: str) -> None:
+    """NATS's wildcard for all tenants also matches the cluster's own subjects."""
+    ordered = frames.encode_control(server="s1", incarnation="none", stores=None)
+    payload = _frame([frames.HEAD], "notes", 0) if place == "srv.s1" else ordered
+    async with world.bus(OPERATOR.id, OPERATOR, CLUSTER_TENANT) as bus:
+        subject = f"hf._.{place}.{OPERATOR.id}"
+        reply = await bus.request(subject, payload, _DEADLINE_SECONDS, CLUSTER_TENANT)
+    assert b"the token is for another tenant" in reply
 
 
 async def test_a_reply_goes_to_no_inbox_but_the_holders(world: World) -> None:

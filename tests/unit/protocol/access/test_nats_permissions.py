@@ -59,3 +59,20 @@ def test_an_operator_reaches_every_tenant_and_the_cluster_in_its_own_name() -> N
         assert any(matches(each, subject) for each in allowed.publish), subject
     assert not any(matches(each, "hf.acme.srv.p1") for each in allowed.publish)
     assert any(matches(each, "hf.acme.chg.s.notes") for each in allowed.subscribe)
+
+
+def test_an_operator_with_less_than_everything_commands_nobody() -> None:
+    """Drains and jobs on stores name no token, so nobody but NATS can refuse them."""
+    own = Subjects("hf")
+    commands = [own.cluster("drain"), own.cluster("undrain"), own.operator("p1")]
+    listings = [own.cluster("tenants"), own.cluster("tenant")]
+    for rights, stores, may_list in (
+        (ALL_RIGHTS & ~Right.DESTROY, ">", True),
+        (ALL_RIGHTS, "project.*", True),
+        (Right.LIST, ">", True),
+        (Right.READ | Right.WRITE, ">", False),
+    ):
+        publish = permissions_of(token("*", rights, stores), "hf").publish
+        assert not any(matches(each, subject) for each in publish for subject in commands)
+        listed = [any(matches(each, subject) for each in publish) for subject in listings]
+        assert listed == [may_list, may_list]

@@ -118,6 +118,8 @@ def test_a_token_is_for_its_tenant_and_an_operators_for_all() -> None:
     desk.load(operator, operator)
     assert refused(desk.look(token, "umbrella")) == "the token is for another tenant"
     assert isinstance(desk.look(operator, "umbrella"), TokenGrant)
+    # The cluster's own subjects are no tenant's, though NATS's wildcard matches them.
+    assert refused(desk.look(operator, "_")) == "the token is for another tenant"
 
 
 def test_a_revoked_token_is_refused_from_the_next_reading_on() -> None:
