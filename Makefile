@@ -56,9 +56,9 @@ hosts: $(STAMP) ## Torture a cluster on several hosts, as root on Linux, for MIN
 		$(if $(FS),--fs $(FS)) $(if $(FENCE_READ),--fence-read $(FENCE_READ)) \
 		$(if $(DELAY),--delay $(DELAY)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(DATA),--data $(DATA)))
 
-hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or with so many OPERATIONS; check another tenant.
+hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or with so many OPERATIONS; TOKENS=1 also with every kind of token.
 	@$(BIN)/python -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
-		$(if $(OPERATIONS),--operations $(OPERATIONS))
+		$(if $(OPERATIONS),--operations $(OPERATIONS)) $(if $(TOKENS),--tokens)
 
 simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is, GRANTS=1 with tokens; TRACE=1 shows all.
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) \

@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--planted", action="store_true", help="do what must not happen, to see that it is noticed"
     )
+    parser.add_argument(
+        "--tokens", action="store_true", help="a cluster with tokens, and holders of all kinds"
+    )
     options = parser.parse_args(arguments)
 
     def report(result: Result, console: Console) -> bool:
@@ -39,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options,
         "hostile",
         lambda *given: HostileRun(
-            *given, operations=options.operations, only=options.only, planted=options.planted
+            *given,
+            operations=options.operations,
+            only=options.only,
+            planted=options.planted,
+            tokens=options.tokens,
         ).run(),
         report,
     )

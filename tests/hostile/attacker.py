@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from holdfast.protocol import frames
+from holdfast.protocol.access.tokens import read_token
 from holdfast.protocol.errors import HoldfastError
 from tests.hostile.attacks import attacks
 from tests.hostile.floods import filling
@@ -54,6 +55,8 @@ class Task:
     tenant: str
     victim: str
     secret: str
+    #: The text of its token, if the cluster asks for one.
+    token: str = ""
     #: 0: until it is told to finish.
     operations: int = 0
     #: These attacks alone; empty: all.
@@ -90,9 +93,10 @@ class Attacker:
     def __init__(self, task: Task, log: TextIO) -> None:
         self._task = task
         self._log = log
-        self._world = World(task.tenant, task.victim)
+        grant = read_token(task.token).id if task.token else ""
+        self._world = World(task.tenant, task.victim, grant=grant)
         self._secret = task.secret.encode()
-        self._own = (f"hf.{task.tenant}.chg.".encode(), f"_INBOX.{task.tenant}.".encode())
+        self._own = (f"hf.{task.tenant}.chg.".encode(), self._world.inbox + b".")
         self._waiting: dict[bytes, asyncio.Future[bytes]] = {}
         self._numbers = itertools.count(1)
         self._answers: Counter[str] = Counter()
@@ -111,7 +115,7 @@ class Attacker:
         await self._look(control)
         say(connected=True)
         volley = filling(
-            random.Random(0), self._world, b"_INBOX.%s.0" % self._tenant, _LARGE_STREAM_MESSAGES
+            random.Random(0), self._world, b"%s.0" % self._world.inbox, _LARGE_STREAM_MESSAGES
         )
         self._count("filling", volley)
         control.send(volley.data)
@@ -131,17 +135,18 @@ class Attacker:
             self._drop(connection)
         self._fill_in_report()
 
-    @property
-    def _tenant(self) -> bytes:
-        return self._task.tenant.encode()
+    async def _log_in(self, name: str) -> RawConnection:
+        connection = await RawConnection.connect(
+            self._task.nats, self._on_message, name, token=self._task.token or None
+        )
+        connection.subscribe(b"%s.>" % self._world.inbox, 1)
+        return connection
 
     async def _connect(self, number: int) -> RawConnection:
-        connection = await RawConnection.connect(
-            self._task.nats, self._on_message, f"hostile-{number}"
-        )
-        connection.subscribe(b"_INBOX.%s.>" % self._tenant, 1)
+        connection = await self._log_in(f"hostile-{number}")
         if number == 0:
-            connection.subscribe(b"hf.%s.chg.>" % self._tenant, 2)
+            for sid, letter in enumerate(("s", "k"), start=2):
+                connection.subscribe(f"hf.{self._task.tenant}.chg.{letter}.>".encode(), sid)
         self._connections[number] = connection
         return connection
 
@@ -164,7 +169,7 @@ class Attacker:
     async def _attack(self, number: int) -> None:
         """Send volley after volley on one connection."""
         rng = random.Random(f"{self._task.seed}/{number}")
-        inbox = b"_INBOX.%s.%d" % (self._tenant, number)
+        inbox = b"%s.%d" % (self._world.inbox, number)
         only = self._task.only
         catalogue = {name: attack for name, attack in attacks().items() if not only or name in only}
         weights = [weight for _, weight in catalogue.values()]
@@ -196,12 +201,9 @@ class Attacker:
     async def _send_apart(self, volley: Volley) -> None:
         """Send it on a connection of its own, and leave."""
         try:
-            connection = await RawConnection.connect(
-                self._task.nats, self._on_message, "hostile-apart"
-            )
+            connection = await self._log_in("hostile-apart")
         except RawConnectionError:
             return
-        connection.subscribe(b"_INBOX.%s.>" % self._tenant, 1)
         if volley.deaf:
             connection.stop_reading()
         connection.send(volley.data)
@@ -231,18 +233,18 @@ class Attacker:
         writer = b"sync-%d" % number
         counter = self._world.next_counter(writer, STREAM, name)
         group = [STREAM, name, counter, counter, 0, [[frames.APPEND, b"sync"]]]
-        subject = f"hf.{self._task.tenant}.srv.{server}".encode()
+        subject = self._world.granted(f"hf.{self._task.tenant}.srv.{server}")
         if await self._ask(connection, subject, frames.encode_request(writer, [group])) is None:
             self._unanswered[server] += 1
 
     async def _sync_with_coordinator(self, connection: RawConnection) -> None:
-        subject = f"hf.{self._task.tenant}.coord.resolve".encode()
+        subject = self._world.granted(f"hf.{self._task.tenant}.coord.resolve")
         asked = frames.encode_control(stores=[[STREAM, STREAMS[0]]])
         if await self._ask(connection, subject, asked) is None:
             self._unanswered["the coordinator"] += 1
 
     async def _ask(self, connection: RawConnection, subject: bytes, payload: bytes) -> bytes | None:
-        reply = b"_INBOX.%s.ask.%d" % (self._tenant, next(self._numbers))
+        reply = b"%s.ask.%d" % (self._world.inbox, next(self._numbers))
         answer = self._waiting[reply] = asyncio.get_running_loop().create_future()
         connection.send(publication(subject, payload, reply))
         try:
@@ -274,8 +276,8 @@ class Attacker:
         names += [(KV, name) for name in KVS]
         names += [(STREAM, f"sync{number}") for number in range(16)]
         asked = frames.encode_control(stores=[list(store) for store in names])
-        subject = f"hf.{self._task.tenant}.coord.".encode()
-        answer = await self._ask(control, subject + b"resolve", asked)
+        subject = f"hf.{self._task.tenant}.coord."
+        answer = await self._ask(control, world.granted(subject + "resolve"), asked)
         if answer is not None:
             try:
                 owners = frames.decode_control(answer)["owners"]
@@ -289,7 +291,8 @@ class Attacker:
             own = [name for kind, name in names[-16:] if world.owners.get((kind, name)) == server]
             if own:
                 self._sync_stores[server] = own[0]
-        answer = await self._ask(control, subject + b"servers", frames.encode_control())
+        question = frames.encode_control()
+        answer = await self._ask(control, world.granted(subject + "servers"), question)
         if answer is not None:
             rows = frames.decode_control(answer)["servers"]
             world.incarnations = {row[0]: row[1] for row in rows}
@@ -321,7 +324,7 @@ class Attacker:
         report.unanswered = dict(self._unanswered)
         names = [(STREAM, name) for name in (*STREAMS, LARGE_STREAM)]
         names += [(KV, name) for name in KVS]
-        report.stores = [*names, *self._world.stores[-100:]]
+        report.stores = [*names, *self._world.stores[-40:]]
 
 
 def codes_of(message: Arrived) -> list[str]:

@@ -163,6 +163,8 @@ def odd_subjects(aim: Aim) -> None:
                 rng.randbytes(30),
             )
         )
+        if world.grant and rng.random() < 0.8:
+            tail += b"." + world.grant.encode()
         aim.send(start + tail, payload, reply=aim.reply() if rng.random() < 0.7 else b"")
 
 
@@ -174,7 +176,7 @@ def odd_replies(aim: Aim) -> None:
         odd = rng.choice(_ODD_BYTES)
         tail = rng.choice((b"", b"x", b"5")) + odd
         tail += rng.choice((b"", b"%d" % rng.randrange(2_000), b"y"))
-        own = b"_INBOX.%s." % aim.world.tenant.encode()
+        own = aim.world.inbox + b"."
         reply = rng.choice((inbox + b".", b"_INBOX.", b"", own)) + tail
         if rng.random() < 0.2:
             reply = inbox + rng.choice((b".*", b".>", b"", b".", b"..a", b"." + b"x" * 3_500))
@@ -311,4 +313,4 @@ def destroyed_stores(aim: Aim) -> None:
         payload = _VERSION + mutation.pack(body)
         if len(payload) < MIN_PAYLOAD_BYTES:
             server = rng.choice(world.servers)
-            aim.send(f"hf.{world.tenant}.destroy.{server}".encode(), payload)
+            aim.send(world.granted(f"hf.{world.tenant}.destroy.{server}"), payload)

@@ -1,5 +1,5 @@
 """The cluster that is attacked: nats-server with a user for each tenant, as docs/operations.md has
-it.
+it, or with an auth service.
 
 Two persist servers and two coordinators, one of them a standby, under the user that servers have;
 each tenant has the permissions of a tenant and nothing else.
@@ -7,10 +7,12 @@ each tenant has the permissions of a tenant and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.support.supervised_cluster import Parts
+from tests.hostile.tokens.access import Access
+from tests.support.supervised_cluster import PROGRAM, Parts
 
 SERVERS: Final = ("s1", "s2")
 #: The tenant that attacks, and the one that must not notice.
@@ -34,6 +36,14 @@ _USER: Final = """    {user: "%(tenant)s", password: "secret", permissions: {
       publish: ["hf.%(tenant)s.coord.>", "hf.%(tenant)s.srv.>", "hf.%(tenant)s.destroy.>"]
       subscribe: ["hf.%(tenant)s.chg.>", "_INBOX.%(tenant)s.>"]
     }}"""
+
+
+def parts_with_tokens(data: Path, access: Access, program: Sequence[str] = PROGRAM) -> Parts:
+    """Return the parts of a cluster that asks for tokens, as `holdfast up --auth` composes it."""
+    configuration = data / "nats.conf"
+    configuration.write_text(access.configuration)
+    options = ["--config", str(configuration)]
+    return Parts(data, SERVERS, options, servers_nkey=access.nkey, program=program)
 
 
 def attacked_parts(data: Path) -> Parts:

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.hostile.run import Result
+from tests.hostile.tokens.attack import TokenAttack
 from tests.hostile.verdict import LONGEST_PAUSE_SECONDS
 from tests.support.checking.history import Outcome
 
-_SHOWN: Final = 40
+_SHOWN: Final = 400
 
 
 def print_report(result: Result, console: Console) -> None:
@@ -37,6 +38,8 @@ def print_report(result: Result, console: Console) -> None:
     table.add_row("its own longest wait", f"{report.longest_answer_seconds:.2f} s")
     for server, count in sorted(report.unanswered.items()):
         table.add_row(f"  unanswered by {server}", f"{count:,}")
+    if result.tokens is not None:
+        _add_holders(table, result.tokens)
     _add_victim(table, result)
     table.add_row("came unasked", f"{result.evidence.misdirected_count:,}")
     late = result.evidence.machine_late_seconds
@@ -50,6 +53,27 @@ def print_report(result: Result, console: Console) -> None:
         console.print(f"WRONG: {text}", style="red", markup=False)
     if len(result.wrong) > _SHOWN:
         console.print(f"and {len(result.wrong) - _SHOWN} more", style="red")
+
+
+def _add_holders(table: Table, attack: TokenAttack) -> None:
+    report = attack.report
+    table.add_row("operations of holders of tokens", f"{report.operations:,}")
+    for name, tally in report.tallies.items():
+        done = sum(count for code, count in tally.answers.items() if code.endswith("done"))
+        refused = sum(
+            count for code, count in tally.answers.items() if code.endswith("not_allowed")
+        )
+        table.add_row(
+            f"  {name}",
+            f"{tally.operations + tally.operations_behind_nats:,}",
+            f"{done:,} done, {refused:,} not allowed, {sum(tally.nats_errors.values()):,} refused "
+            f"by NATS, {tally.refused_logins:,} logins refused",
+        )
+    foreign = sum(tally.foreign for tally in report.tallies.values())
+    table.add_row("  at others", f"{foreign:,}", "other tenants, other names, the cluster's own")
+    if attack.refused_after_seconds is not None:
+        table.add_row("  a revoked token refused after", f"{attack.refused_after_seconds:.1f} s")
+    table.add_row("  seen without a right", f"{report.leak_count:,}")
 
 
 def _add_victim(table: Table, result: Result) -> None:

@@ -1,7 +1,8 @@
 """One run, from the first process to the verdict.
 
 1. The cluster starts; the other tenant writes and follows.
-2. The attacker attacks until the time is up, or until it has sent so many operations.
+2. The attacker attacks, with tokens also the holders of all kinds of them, until the time is
+   up, or until it (with tokens: the holders) has sent so many operations.
 3. Every server is killed at once: each must open again what the attacker left in its logs and
    files.
 4. A marker is written to each store; the follower goes on until it has heard it.
@@ -22,16 +23,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.client import Client, connect
+from holdfast.client.connection import Connecting
+from holdfast.protocol.access.tokens import read_token
 from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.names import StoreKind
 from tests.hostile import attacker
-from tests.hostile.cluster import HOSTILE, SERVERS, VICTIM, attacked_parts, url_of
+from tests.hostile.cluster import (
+    HOSTILE,
+    SERVERS,
+    VICTIM,
+    attacked_parts,
+    parts_with_tokens,
+    url_of,
+)
+from tests.hostile.tokens.access import Access
+from tests.hostile.tokens.attack import TokenAttack
+from tests.hostile.tokens.planted import PLANTED_PROGRAM
 from tests.hostile.verdict import judge
 from tests.hostile.watch import Evidence, Watch
 from tests.support.checking.history import Final as FinalState
 from tests.support.checking.history import History, Store
 from tests.support.raw_nats import RawConnection, publication
-from tests.support.supervised_cluster import ClientProcess, Parts, running
+from tests.support.supervised_cluster import PROGRAM, ClientProcess, Parts, running
 from tests.torture import worker
 from tests.torture.deadlines import all_ended, heard
 from tests.torture.measure import Pause, pauses
@@ -62,6 +75,8 @@ class Result:
     history: History
     pauses: list[Pause]
     wrong: list[str] = field(default_factory=list)
+    #: Of a run with tokens.
+    tokens: TokenAttack | None = None
 
 
 class HostileRun:
@@ -77,6 +92,7 @@ class HostileRun:
         operations: int = 0,
         only: Sequence[str] = (),
         planted: bool = False,
+        tokens: bool = False,
     ) -> None:
         self._data = data
         self._seed = seed
@@ -85,20 +101,27 @@ class HostileRun:
         self._operations = operations
         self._only = tuple(only)
         self._planted = planted
+        #: What was planted is in the evidence; what comes after need not be tried.
+        self._expects_harm = planted
         self._histories = data / "history"
         #: In every value of the victim's, since the names of values begin with that of their
         #: writer.
         self._secret = blake2b(os.urandom(16), digest_size=8).hexdigest()
         self._wrong: list[str] = []
+        self._access: Access | None = None
+        if tokens:
+            data.mkdir(parents=True, exist_ok=True)
+            self._access = Access(data, (VICTIM, HOSTILE))
+        self._token_attack: TokenAttack | None = None
 
     async def run(self) -> Result:
         """Attack; return the verdict. Raises what keeps it from being carried out."""
         self._histories.mkdir(parents=True)
-        async with running(attacked_parts(self._data)) as parts:
+        async with running(self._parts()) as parts:
             await parts.wait_for_nats()
-            async with connect(
-                url_of(parts, VICTIM), tenant=VICTIM, inbox_prefix=f"_INBOX.{VICTIM}", name="watch"
-            ) as client:
+            if self._access is not None:
+                await self._access.wait_until_served(parts.nats_url)
+            async with self._connect(parts, VICTIM, "watch") as client:
                 await _wait_until_well(client)
                 self._say(f"the cluster is up on {parts.nats_address}, in {self._data}")
                 watch = Watch(parts, client)
@@ -109,16 +132,61 @@ class HostileRun:
         found = pauses(history)
         self._wrong += judge(watch.evidence, found, tracebacks)
         self._wrong += await asyncio.to_thread(judge_history, history, final)
-        return Result(self._seed, seconds, report, watch.evidence, history, found, self._wrong)
+        return Result(
+            self._seed,
+            seconds,
+            report,
+            watch.evidence,
+            history,
+            found,
+            self._wrong,
+            self._token_attack,
+        )
+
+    def _parts(self) -> Parts:
+        if self._access is None:
+            return attacked_parts(self._data)
+        return parts_with_tokens(
+            self._data, self._access, PLANTED_PROGRAM if self._expects_harm else PROGRAM
+        )
+
+    def _url(self, parts: Parts, tenant: str) -> str:
+        return parts.nats_url if self._access is not None else url_of(parts, tenant)
+
+    def _text(self, tenant: str) -> str | None:
+        return None if self._access is None else self._access.text(tenant)
+
+    def _connect(self, parts: Parts, tenant: str, name: str) -> Connecting:
+        return connect(
+            self._url(parts, tenant),
+            tenant=tenant,
+            inbox_prefix=f"_INBOX.{tenant}",
+            name=name,
+            token=self._text(tenant),
+        )
 
     async def _attack(
         self, parts: Parts, watch: Watch
     ) -> tuple[float, attacker.Report, dict[Store, FinalState]]:
+        if self._access is not None:
+            self._token_attack = TokenAttack(
+                self._access,
+                parts.nats_url,
+                self._histories / "intruders.json",
+                self._seed,
+                self._operations,
+                self._secret,
+            )
+            await self._token_attack.fill()
+            self._say("the stores of the holders are written")
         writer = self._client_process(parts, "writer", f"w{self._secret}")
         follower = self._client_process(parts, "follower", "watcher")
         hostile = ClientProcess(self._attacker_task(parts), "tests.hostile.attacker")
         # First, since it has to see each question to know its answer.
-        await watch.listen()
+        if self._access is None:
+            await watch.listen()
+        else:
+            await watch.listen(self._access.nkey, read_token(self._access.text(VICTIM)).id)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(follower.run())
             writing = tasks.create_task(writer.run())
@@ -127,7 +195,10 @@ class HostileRun:
             watching = tasks.create_task(watch.run())
             began_at = time.monotonic()
             attacking = tasks.create_task(hostile.run())
-            await self._let_it_attack(parts, watch, hostile, attacking)
+            if self._access is None:
+                await self._let_it_attack(parts, watch, hostile, attacking)
+            else:
+                await self._attack_with_tokens(parts, watch, hostile, attacking)
             seconds = time.monotonic() - began_at
             self._say("the attack is over")
             watch.look_at_processes()
@@ -141,7 +212,8 @@ class HostileRun:
                 writer.kill()
             report = attacker.Report(**json.loads(Path(hostile.task.file).read_text()))
             watch.evidence.leaks += report.leaks
-            await self._restart(parts, watch)
+            if not self._expects_harm:
+                await self._restart(parts, watch)
             await heard("settled", [follower])
             final = await self._read_back(parts, follower, report)
             follower.tell("end")
@@ -156,15 +228,18 @@ class HostileRun:
         watch: Watch,
         hostile: ClientProcess[attacker.Task],
         attacking: asyncio.Task[None],
+        beside: asyncio.Task[None] | None = None,
     ) -> None:
+        """Let it attack until the time is up, or until it or what runs beside it is done."""
         hearing = asyncio.create_task(hostile.hear("connected"))
         await asyncio.wait([hearing, attacking], return_when=asyncio.FIRST_COMPLETED)
         hearing.cancel()
         give_up_at = time.monotonic() + self._seconds
         plant_at = time.monotonic() + self._seconds / 2
         say_at = time.monotonic() + _PROGRESS_SECONDS
-        while time.monotonic() < give_up_at and not attacking.done():
-            await asyncio.wait([attacking], timeout=_POLL_SECONDS)
+        awaited = [attacking] if beside is None else [attacking, beside]
+        while time.monotonic() < give_up_at and not any(each.done() for each in awaited):
+            await asyncio.wait(awaited, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if time.monotonic() > say_at:
                 say_at += _PROGRESS_SECONDS
                 self._say(f"{hostile.said.get('operations', 0):,} operations")
@@ -174,13 +249,35 @@ class HostileRun:
         hostile.tell("finish")
         await asyncio.wait_for(attacking, _FINISH_SECONDS)
 
+    async def _attack_with_tokens(
+        self,
+        parts: Parts,
+        watch: Watch,
+        hostile: ClientProcess[attacker.Task],
+        attacking: asyncio.Task[None],
+    ) -> None:
+        """The same with holders of all kinds of tokens beside it, until they have sent enough."""
+        holders = self._token_attack
+        assert holders is not None
+        begun, finish = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            beside = tasks.create_task(holders.run(begun, finish))
+            await begun.wait()
+            self._say("the holders attack")
+            await self._let_it_attack(parts, watch, hostile, attacking, beside)
+            finish.set()
+        self._say(f"{holders.report.operations:,} operations of holders of tokens")
+
     async def _plant(self, parts: Parts, watch: Watch) -> None:
         """Do what no attack may achieve: a server ends, a reply goes astray, a value is shown."""
         self._say("planted: a killed server, a reply to the victim, a value to the attacker")
         parts.servers[SERVERS[0]].signal(signal.SIGKILL)
-        bus = await RawConnection.connect(parts.nats_url, lambda message: None)
+        nkey, own = None, f"_INBOX.{HOSTILE}"
+        if self._access is not None:
+            nkey, own = self._access.nkey, f"{own}.{read_token(self._access.text(HOSTILE)).id}"
+        bus = await RawConnection.connect(parts.nats_url, lambda message: None, nkey=nkey)
         bus.send(publication(f"_INBOX.{VICTIM}.canary.1".encode(), b"astray"))
-        bus.send(publication(f"_INBOX.{HOSTILE}.1".encode(), self._secret.encode()))
+        bus.send(publication(f"{own}.1".encode(), self._secret.encode()))
         await bus.round_trip()
         bus.close()
         # The next life of the server takes as long as it takes.
@@ -202,9 +299,7 @@ class HostileRun:
         self, parts: Parts, follower: ClientProcess[worker.Task], report: attacker.Report
     ) -> dict[Store, FinalState]:
         restarts = {part.name: part.restart_count for part in parts.all}
-        async with connect(
-            url_of(parts, VICTIM), tenant=VICTIM, inbox_prefix=f"_INBOX.{VICTIM}", name="reader"
-        ) as reader:
+        async with self._connect(parts, VICTIM, "reader") as reader:
             with (self._histories / "w-marker.jsonl").open("w") as file:
                 await mark(reader, Recorder(file))
             try:
@@ -212,7 +307,10 @@ class HostileRun:
             except TimeoutError as error:
                 self._wrong.append(f"a follower: {error}")
             final = await read_back(reader)
-        await self._open_all(parts, report)
+        if self._token_attack is not None:
+            self._wrong += await self._token_attack.judged()
+        if not self._expects_harm:
+            await self._open_all(parts, report)
         for part in parts.all:
             if part.restart_count != restarts[part.name]:
                 self._wrong.append(f"a process ended after the attack: {part.name}")
@@ -220,9 +318,7 @@ class HostileRun:
 
     async def _open_all(self, parts: Parts, report: attacker.Report) -> None:
         """Read some of each of the attacker's stores as an honest client of the same tenant."""
-        async with connect(
-            url_of(parts, HOSTILE), tenant=HOSTILE, inbox_prefix=f"_INBOX.{HOSTILE}", name="heir"
-        ) as client:
+        async with self._connect(parts, HOSTILE, "heir") as client:
             for kind, name in report.stores:
                 try:
                     await _read_some(client, kind, name)
@@ -237,11 +333,12 @@ class HostileRun:
             role=role,
             name=name,
             seed=self._seed * 1000 + len(role),
-            nats=url_of(parts, VICTIM),
+            nats=self._url(parts, VICTIM),
             file=str(self._histories / f"w-{role}.jsonl"),
             seconds=self._seconds,
             operations_per_second=_OPERATIONS_PER_SECOND,
             tenant=VICTIM,
+            token_file="" if self._access is None else str(self._access.file(VICTIM)),
         )
         return ClientProcess(task, "tests.torture.worker")
 
@@ -249,12 +346,13 @@ class HostileRun:
         return attacker.Task(
             name="attacker",
             seed=self._seed,
-            nats=url_of(parts, HOSTILE),
+            nats=self._url(parts, HOSTILE),
+            token=self._text(HOSTILE) or "",
             file=str(self._histories / "attacker.json"),
             tenant=HOSTILE,
             victim=VICTIM,
             secret=self._secret,
-            operations=self._operations,
+            operations=self._operations if self._access is None else 0,
             only=self._only,
         )
 

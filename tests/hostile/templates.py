@@ -16,6 +16,7 @@ from typing import Any, Final
 from holdfast.protocol import frames
 from holdfast.protocol.control import ServerPhase
 from holdfast.protocol.names import StoreKind
+from holdfast.protocol.subjects import inboxes_of
 
 STREAMS: Final = tuple(f"s{number}" for number in range(6))
 KVS: Final = tuple(f"k{number}" for number in range(3))
@@ -40,6 +41,17 @@ class World:
     uploads: list[bytes] = field(default_factory=list)
     #: Names of stores that were made in passing.
     stores: list[tuple[int, str]] = field(default_factory=list)
+    #: The id of its token, if the cluster asks for one.
+    grant: str = ""
+
+    @property
+    def inbox(self) -> bytes:
+        """The start of its own inboxes; a dot and more follow."""
+        return inboxes_of(self.tenant, self.grant).encode()
+
+    def granted(self, subject: str) -> bytes:
+        """Return the subject of a request as one of its own."""
+        return (f"{subject}.{self.grant}" if self.grant else subject).encode()
 
     def next_counter(self, writer: bytes, kind: int, name: str) -> int:
         key = (writer, kind, name)

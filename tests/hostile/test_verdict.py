@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.protocol import frames
 from tests.hostile.verdict import LONGEST_PAUSE_SECONDS, judge
-from tests.hostile.watch import Evidence, is_of_the_cluster
+from tests.hostile.watch import Evidence, is_of_operators, is_of_the_cluster
 from tests.support.raw_nats import Arrived
 from tests.torture.measure import Pause
 
@@ -72,3 +72,10 @@ def test_what_the_cluster_says_is_told_from_what_was_sent_there() -> None:
         assert not is_its_own(subject, answer)
         assert not is_its_own(subject, frames.encode([]))
         assert not is_its_own(subject, b"\xff")
+
+
+def test_what_an_operator_may_say_is_told_from_what_others_may_not() -> None:
+    for subject in (b"hf._.coord.tenants", b"hf._.srv.s1.abc", b"hf._.coord.drain.abc"):
+        assert is_of_operators(subject)
+    for subject in (b"hf._.hb", b"hf._.coord.drain", b"hf._.ops.s1", b"hf._.own.s1.acme"):
+        assert not is_of_operators(subject)

@@ -82,10 +82,10 @@ class Aim:
     def server(self, name: str = "") -> bytes:
         """The subject of a server, any if none is named."""
         name = name or self.rng.choice(self.world.servers)
-        return f"hf.{self.world.tenant}.srv.{name}".encode()
+        return self.world.granted(f"hf.{self.world.tenant}.srv.{name}")
 
     def coordinator(self, verb: str) -> bytes:
-        return f"hf.{self.world.tenant}.coord.{verb}".encode()
+        return self.world.granted(f"hf.{self.world.tenant}.coord.{verb}")
 
     def reply(self) -> bytes:
         return b"%s.%d" % (self.inbox, self.rng.randrange(1 << 30))

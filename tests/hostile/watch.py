@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from holdfast.client import Client
@@ -55,11 +56,20 @@ class Watch:
         #: What came to the victim's inboxes and had not been asked for when it came; and when.
         self._early: dict[bytes, tuple[Arrived, float]] = {}
         self._bus: RawConnection | None = None
+        #: The end of the victim's own subjects, and the start of its inboxes.
+        self._asks = b""
+        self._inboxes = f"_INBOX.{VICTIM}.".encode()
 
-    async def listen(self) -> None:
-        """Hear from now on what comes to the victim's inboxes and to the cluster's subjects."""
-        self._bus = await RawConnection.connect(self._parts.nats_url, self._on_message, "watch")
-        subjects = (f"hf.{VICTIM}.srv.*", f"hf.{VICTIM}.coord.*", "_INBOX.>", "hf._.>")
+    async def listen(self, nkey: Path | None = None, grant: str = "") -> None:
+        """Hear from now on what comes to the victim's inboxes and to the cluster's subjects; as a
+        server with `nkey`, if the cluster asks for tokens, of which `grant` is the victim's."""
+        if grant:
+            self._asks = f".{grant}".encode()
+            self._inboxes = f"_INBOX.{VICTIM}.{grant}.".encode()
+        self._bus = await RawConnection.connect(
+            self._parts.nats_url, self._on_message, "watch", nkey=nkey
+        )
+        subjects = (f"hf.{VICTIM}.srv.>", f"hf.{VICTIM}.coord.>", "_INBOX.>", "hf._.>")
         for number, subject in enumerate(subjects, start=1):
             self._bus.subscribe(subject.encode(), number)
         await self._bus.round_trip()
@@ -120,6 +130,9 @@ class Watch:
     def _on_message(self, message: Arrived) -> None:
         subject = message.subject
         if subject.startswith(f"hf.{VICTIM}.".encode()):
+            if not subject.endswith(self._asks):
+                # Somebody asks past NATS, without the victim's token.
+                return
             # Only the victim can publish there. NATS keeps the order of one publisher alone, so an
             # answer may arrive here a little before what it answers.
             self._asked.add(message.reply)
@@ -128,10 +141,10 @@ class Watch:
                 self._misdirected(early)
             if not message.reply:
                 self._misdirected(message)
-        elif subject.startswith(f"_INBOX.{VICTIM}.".encode()):
+        elif subject.startswith(self._inboxes):
             if subject not in self._asked:
                 self._early[subject] = message, time.monotonic()
-        elif subject.startswith(b"hf._."):
+        elif subject.startswith(b"hf._.") and not is_of_operators(subject):
             if not is_of_the_cluster(message):
                 self._misdirected(message)
         elif b"canary" in subject and not subject.startswith(f"_INBOX.{HOSTILE}.".encode()):
@@ -143,9 +156,22 @@ class Watch:
             self.evidence.misdirected.append(f"{message.subject!r}: {message.payload[:100]!r}")
 
 
+def is_of_operators(subject: bytes) -> bool:
+    """Tell if an operator who may only list may publish on a subject below `hf._.`: what lists
+    tenants, and what names its token, which servers refuse."""
+    tokens = subject.split(b".")
+    if len(tokens) == 5:
+        return tokens[2] in (b"coord", b"srv", b"destroy")
+    return tokens[2:] in ([b"coord", b"tenants"], [b"coord", b"tenant"])
+
+
 def is_of_the_cluster(message: Arrived) -> bool:
     """Tell if this is what servers and the coordinator say to each other."""
     try:
+        if message.subject.startswith(b"hf._.own."):
+            # With tokens, servers ask each other there.
+            frames.decode_request(message.payload)
+            return True
         body: Any = frames.decode_control(message.payload)
     except HoldfastError:
         return False

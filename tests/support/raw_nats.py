@@ -7,10 +7,12 @@ splits its arguments at spaces and tabs alone. What arrives is parsed as strictl
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 _CONNECT_SECONDS: Final = 5.0
@@ -77,6 +79,8 @@ class RawConnection(asyncio.Protocol):
         self._room = asyncio.Event()
         self._room.set()
         self._transport: asyncio.Transport | None = None
+        #: What nats-server says of itself first.
+        self._greeting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def connect(
@@ -85,8 +89,9 @@ class RawConnection(asyncio.Protocol):
         on_message: Callable[[Arrived], None],
         name: str = "raw",
         token: str | None = None,
+        nkey: Path | None = None,
     ) -> RawConnection:
-        """Connect to `nats://user:password@host:port`, or with a token. Raises
+        """Connect to `nats://user:password@host:port`, or with a token or an nkey's file. Raises
         RawConnectionError."""
         parts = urlsplit(url)
         loop = asyncio.get_running_loop()
@@ -108,6 +113,8 @@ class RawConnection(asyncio.Protocol):
                     "version": "0",
                     "protocol": 1,
                 }
+                if nkey is not None:
+                    options |= _signed(nkey, (await connection._greeting)["nonce"])
                 connection.send(b"CONNECT " + json.dumps(options).encode() + b"\r\n")
                 await connection.round_trip()
         except (OSError, TimeoutError) as error:
@@ -201,6 +208,9 @@ class RawConnection(asyncio.Protocol):
             return body_at + size_bytes + 2
         if line == b"PING":
             self.send(b"PONG\r\n")
+        elif line.startswith(b"INFO "):
+            if not self._greeting.done():
+                self._greeting.set_result(json.loads(line[5:]))
         elif line == b"PONG":
             if self._pongs:
                 pong = self._pongs.pop(0)
@@ -210,6 +220,16 @@ class RawConnection(asyncio.Protocol):
             reason = line[5:40].decode(errors="replace").partition(" to ")[0].strip("' ")
             self.errors[reason] = self.errors.get(reason, 0) + 1
         return body_at
+
+
+def _signed(nkey: Path, nonce: str) -> dict[str, str]:
+    """Return how a user with an nkey answers the greeting."""
+    # Only tests with tokens have it.
+    import nkeys
+
+    pair = nkeys.from_seed(bytearray(nkey.read_bytes()))
+    signature = base64.urlsafe_b64encode(pair.sign(nonce.encode())).rstrip(b"=")
+    return {"nkey": pair.public_key.decode(), "sig": signature.decode()}
 
 
 @asynccontextmanager

@@ -42,6 +42,7 @@ class SupervisedParts:
         self.logs = data / "logs"
         self.logs.mkdir(parents=True)
         self.nats_servers: dict[str, Part] = {}
+        self.auth_services: dict[str, Part] = {}
         self.coordinators: dict[str, Part] = {}
         self.servers: dict[str, Part] = {}
         #: Where this process and its clients find NATS.
@@ -53,7 +54,7 @@ class SupervisedParts:
 
     @property
     def all(self) -> list[Part]:
-        groups = (self.nats_servers, self.coordinators, self.servers)
+        groups = (self.nats_servers, self.auth_services, self.coordinators, self.servers)
         return [part for group in groups for part in group.values()]
 
     async def wait_for_nats(self) -> None:
@@ -64,7 +65,7 @@ class SupervisedParts:
         """End all parts, servers first."""
         for part in self.all:
             part.signal(signal.SIGCONT)
-        for group in (self.servers, self.coordinators, self.nats_servers):
+        for group in (self.servers, self.coordinators, self.auth_services, self.nats_servers):
             async with asyncio.TaskGroup() as stopping:
                 for part in group.values():
                     stopping.create_task(part.stop())
@@ -94,7 +95,7 @@ class SupervisedParts:
 
 
 class Parts(SupervisedParts):
-    """All on loopback, with one nats-server."""
+    """All on loopback, with one nats-server, and with tokens one auth service."""
 
     def __init__(
         self,
@@ -102,9 +103,11 @@ class Parts(SupervisedParts):
         servers: Sequence[str] = SERVERS,
         nats_options: Sequence[str] = (),
         user: str = "",
+        servers_nkey: Path | None = None,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         """`user` is `name:password@` of the servers, if nats-server is started with options that
-        ask for one."""
+        ask for one. With `servers_nkey`, the nkey of servers, there is an auth service too."""
         super().__init__(data)
         port = _free_port()
         #: As the parts have it, and where others find it.
@@ -116,12 +119,15 @@ class Parts(SupervisedParts):
         nats += ["--pid", str(self.logs / "nats-server.pid"), *nats_options]
         self.nats = self.part("nats-server", nats)
         self.nats_servers[self.nats.name] = self.nats
+        if servers_nkey is not None:
+            self.auth_services["auth"] = self.part("auth", [*program, "auth", "serve", *common])
+            common += ["--nats-nkey", str(servers_nkey)]
         for name in _COORDINATORS:
             self.coordinators[name] = self.part(
-                name, [*PROGRAM, "coordinator", "--standby", *common]
+                name, [*program, "coordinator", "--standby", *common]
             )
         for name in servers:
-            self.servers[name] = self.part(name, [*PROGRAM, "persist", "--name", name, *common])
+            self.servers[name] = self.part(name, [*program, "persist", "--name", name, *common])
 
     async def wait_for_nats(self) -> None:
         await _wait_for_nats(int(self.nats_url.rpartition(":")[2]))

@@ -47,6 +47,8 @@ class Task:
     #: The codes of errors after which a follower begins anew.
     expected_errors: Sequence[str] = ()
     tenant: str = DEFAULT_TENANT
+    #: The file with its token, if the cluster asks for one.
+    token_file: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -67,6 +69,7 @@ async def run(task: Task) -> None:
                 tenant=task.tenant,
                 name=task.name,
                 inbox_prefix=f"_INBOX.{task.tenant}",
+                token=Path(task.token_file) if task.token_file else None,
             )
         )
         say(connected=True)
