@@ -53,7 +53,6 @@ from holdfast.protocol.names import (
     check_tenant,
     matches,
 )
-from holdfast.protocol.subjects import CLUSTER_TENANT
 
 if TYPE_CHECKING:
     from nacl.signing import SigningKey, VerifyKey
@@ -102,9 +101,8 @@ class Token:
         return self.expires_at is not None and now_seconds >= self.expires_at
 
     def is_for(self, tenant: str) -> bool:
-        """Tell whether it is for the stores of `tenant`. What stands for the cluster itself is no
-        tenant, although NATS's wildcard matches it."""
-        return self.tenant == tenant or (self.is_operator and tenant != CLUSTER_TENANT)
+        """Tell whether it is for the stores of `tenant`."""
+        return self.tenant in (tenant, EVERY_TENANT)
 
     def rights_on(self, kind: int, name: str) -> Right:
         """Return what it allows on a store of its tenant."""

@@ -47,6 +47,7 @@ from holdfast.protocol.limits import (
     UNKNOWN_GRANT_SECONDS,
 )
 from holdfast.protocol.serving.fair_queue import FairQueue, SharedRoom
+from holdfast.protocol.subjects import CLUSTER_TENANT
 
 T = TypeVar("T")
 
@@ -128,7 +129,8 @@ class GrantBook(Generic[T]):
         if grant is not None:
             if wall >= grant.expires_at:
                 return no_token(subject, "the token has expired")
-            if not grant.token.is_for(tenant):
+            # NATS's wildcard for all tenants also matches the cluster itself, which is none.
+            if not grant.token.is_for(tenant) or tenant == CLUSTER_TENANT:
                 return no_token(subject, "the token is for another tenant")
             return grant
         if grant_id in self._revoked:
