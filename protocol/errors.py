@@ -431,13 +431,13 @@ class FencedError(StorageError):
 
 
 class StaleFileSystemError(StorageError):
-    """A server's mount shows something older than the coordinator has made durable: beside a fence,
+    """A server's mount shows something older than another host has made durable: beside a fence,
     so that it would hide a fence likewise and the server serves nothing; or of a dead server's log,
-    so that what this may have changed is not opened.
+    so that what this may have changed is not opened; or of a store's file, which is not opened.
     """
 
     code = "stale_file_system"
-    template = "{path} shows what the coordinator has replaced, on {type}. Try: {mend}"
+    template = "{path} shows what another host has replaced, on {type}. Try: {mend}"
 
 
 class AlreadyRunningError(StorageError):

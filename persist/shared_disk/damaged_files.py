@@ -30,6 +30,8 @@ class DamagedFiles:
     def __init__(self, life: Incarnation, evidence: Evidence) -> None:
         self._life = life
         self._evidence = evidence
+        #: How many files were removed or set aside.
+        self.moved_count = 0
 
     def take_away(self, store: StoreId, path: Path, grant: Grant, error: StoreDamagedError) -> None:
         """Remove or quarantine a file that cannot be opened. Raises StoreDamagedError unless the
@@ -59,6 +61,7 @@ class DamagedFiles:
         """Remove a file that a crash left before it was ever durable."""
         life = self._life
         life.gate.check()
+        self.moved_count += 1
         life.disk.remove(path)
         life.disk.remove(wal_of(path))
         life.disk.sync_directory(path.parent)
@@ -70,6 +73,7 @@ class DamagedFiles:
         generations = life.layout.generations(life.disk, store)
         others = [life.layout.store(store, generation) for generation in generations]
         life.gate.check()
+        self.moved_count += 1
         folder = quarantine(
             life.disk,
             life.layout,

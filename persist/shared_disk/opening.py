@@ -2,10 +2,11 @@
 
 A crash may interrupt any of these steps, and the next owner repeats them:
 
-1. Open the file that counts (`generations.py`), or wait for the process that has it locked, and
-   copy it (`locked_files.py`). A damaged file is removed or quarantined (`damaged_files.py`). A
-   cold store has no file: its snapshot, of the revision recorded at that time, takes its place
-   (`cold_images.py`). If there is a file after all, it counts if it is at or beyond that revision.
+1. Open the file that counts (`generations.py`), as its last owner left it (`fresh_files.py`), or
+   wait for the process that has it locked, and copy it (`locked_files.py`). A damaged file is
+   removed or quarantined (`damaged_files.py`). A cold store has no file: its snapshot, of the
+   revision recorded at that time, takes its place (`cold_images.py`). If there is a file after all,
+   it counts if it is at or beyond that revision.
 2. Apply what the logs of dead owners have beyond the file (`takeover.py`), or refuse if they may
    lack some of it (`evidence.py`).
 3. Record the new owner and epoch. If a grant's epoch is not above the epochs of the file and the
@@ -32,6 +33,7 @@ from holdfast.persist.recovery.takeover import DeadLogs, TakeoverPlan
 from holdfast.persist.shared_disk.cold_images import ColdImages
 from holdfast.persist.shared_disk.damaged_files import DamagedFiles
 from holdfast.persist.shared_disk.evidence import Evidence, found_file
+from holdfast.persist.shared_disk.fresh_files import FreshFiles
 from holdfast.persist.shared_disk.locked_files import LockedFiles
 from holdfast.persist.shared_disk.new_files import NewFiles, wal_of
 from holdfast.persist.store.states import Standing
@@ -66,6 +68,7 @@ class StoreOpener:
         self._raise_epoch = raise_epoch
         self._confirm = confirm
         self._evidence = Evidence(life.disk, life.layout, dead_logs)
+        self._fresh_files = FreshFiles(life)
         self._new_files = NewFiles(life)
         self._locked = LockedFiles(life, self._evidence, raise_epoch)
         self._damaged = DamagedFiles(life, self._evidence)
@@ -76,8 +79,24 @@ class StoreOpener:
         answers only reads.
 
         Raises BusyError while another process holds the file, StoreIsColdError if its image must be
-        fetched first, StoreDamagedError, NewerFormatError, StorageFailedError.
+        fetched first, StoreDamagedError, NewerFormatError, StaleFileSystemError,
+        StorageFailedError.
         """
+        while True:
+            moved_count = self._damaged.moved_count
+            try:
+                opened = await self._open(store, grant, to_read)
+            except StoreDamagedError:
+                # What was moved was seen as it is.
+                if moved_count != self._damaged.moved_count:
+                    raise
+                if not await self._fresh_files.look_again(store):
+                    raise
+            else:
+                self._fresh_files.opened(opened)
+                return opened
+
+    async def _open(self, store: StoreId, grant: Grant, to_read: bool) -> Store:
         file, closed = await self._open_newest(store, grant, to_read)
         try:
             found = self._evidence.missing(store, found_file(file, closed=closed), grant)
@@ -101,9 +120,7 @@ class StoreOpener:
             elif file.in_memory:
                 return self._store(store, epoch, file, Standing.UNWRITTEN, grant.revision)
             standing, known_revision = _standing(file, grant), grant.revision
-            if file is not None and await self._bring_up_to_date(
-                file, found, epoch, closed=closed
-            ):
+            if file is not None and await self._bring_up_to_date(file, found, epoch, closed=closed):
                 if standing is not Standing.DURABLE or accepted:
                     known_revision = file.meta.revision
                     await self._confirm([(store, known_revision, file.meta.bytes)])
@@ -176,7 +193,7 @@ class StoreOpener:
         # An open file has a WAL, even if empty, and opening one creates it. So look first.
         closed = not self._life.disk.exists(wal_of(path))
         try:
-            file = await self._open_file(path, store)
+            file = await self._open_file(path, store, grant)
         except BusyError:
             file = await self._locked.copied(store, generation, grant)
         except StoreDamagedError as error:
@@ -192,25 +209,28 @@ class StoreOpener:
         )
         return file, closed
 
-    async def _open_file(self, path: Path, store: StoreId) -> StoreFile:
-        """Open a file, and check it if it was left open or is small. Raises the errors
-        of `StoreFile.open`."""
+    async def _open_file(self, path: Path, store: StoreId, grant: Grant) -> StoreFile:
+        """Open a file as its last owner left it, and check it if it was left open or is small.
+        Raises StaleFileSystemError and the errors of `StoreFile.open`."""
         disk, wal = self._life.disk, wal_of(path)
-        wal_bytes = disk.size_bytes(wal) if disk.exists(wal) else 0
+        has_wal = disk.exists(wal)
+        wal_bytes = disk.size_bytes(wal) if has_wal else 0
         is_small = disk.size_bytes(path) + wal_bytes <= _SMALL_FILE_BYTES
+        is_own = self._fresh_files.is_own(store, grant.epoch)
 
         def open_and_check() -> StoreFile:
-            disk.refresh(path)
-            if wal_bytes:
-                disk.refresh(wal)
+            if not is_own:
+                self._fresh_files.show(path)
+                if has_wal:
+                    self._fresh_files.show(wal)
             file = StoreFile.open(path, store, disk=disk)
             if file.was_left_open or is_small:
                 _check(file)
             return file
 
         # A thread is worth its cost only for long work: a file is checked, and its WAL
-        # read, page by page.
-        if (is_small or not wal_bytes) and not disk.direct:
+        # read, page by page, and what somebody else has written is read twice.
+        if (is_small or not wal_bytes) and (is_own or not disk.direct):
             return open_and_check()
         opening = asyncio.ensure_future(self._life.run_large(open_and_check))
         try:

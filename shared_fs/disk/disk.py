@@ -29,6 +29,7 @@ from holdfast.shared_fs.disk.file_lookups import (
     READ_BYTES,
     chunks,
     direct_chunks,
+    drop_cached,
     is_stale,
     looked_up,
     opened,
@@ -153,9 +154,9 @@ class Disk:
         """Let SQLite, which reads through the cache, see what other hosts wrote to `path`.
 
         Does nothing if reads are plain. Otherwise it drops this host's cache of the file, and
-        compares head, tail and size with a direct read until they agree. For threads. This process
+        compares all of it with direct reads until they agree. For threads. This process
         must hold no lock on the file, since closing the file would drop it. Raises
-        FileNotFoundError, and StorageFailedError also if they never agree.
+        FileNotFoundError, and StorageFailedError also if they never agree, then of ESTALE.
         """
         if not self.direct:
             return
@@ -216,7 +217,13 @@ class Disk:
 
         Raises FileNotFoundError, StorageFailedError.
         """
-        with _storage_errors(source), opened(source, direct=self.direct) as reader:
+        with _storage_errors(source):
+            if self.direct:
+                looked_up(lambda: drop_cached(source))
+            self._copy(source, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        with opened(source, direct=self.direct) as reader:
             writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
                 for chunk in direct_chunks(reader) if self.direct else chunks(reader):

@@ -7,6 +7,7 @@ answer from what this host remembers. Raises OSError; `disk.py` makes our errors
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -21,6 +22,12 @@ O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 #: Buffers, offsets and lengths of direct reads are multiples of this: no disk has larger sectors.
 BLOCK_BYTES: Final = 4096
 READ_BYTES: Final = 1 << 20
+#: linux/falloc.h
+_FALLOC_FL_KEEP_SIZE: Final = 1
+#: Python's own `posix_fallocate` would grow a file, and write to it where the call is missing.
+_fallocate: Final = getattr(ctypes.CDLL(None), "fallocate64", None)
+if _fallocate is not None:
+    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 #: If a name leads to a file that another host has replaced or removed (ESTALE), it is looked up
 #: again, so many times.
 _STALE_TRIES: Final = 4
@@ -78,16 +85,34 @@ def read_direct(descriptor: int, at: int, size_bytes: int) -> bytes:
         return buffer[: os.preadv(descriptor, [buffer], at)]
 
 
+def drop_cached(path: Path) -> None:
+    """Drop what this host remembers of a file's content.
+
+    The client of a network file system may keep small files beside the kernel's cache, and answer
+    even direct reads from there: GlusterFS does for a second, with up to 64 KiB (quick-read), and
+    lets go of it only for a change from this host. So the first byte gets the space that it has,
+    which changes nothing. A file system without that call keeps no such files, as far as is known.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if _fallocate is not None:
+            _fallocate(descriptor, _FALLOC_FL_KEEP_SIZE, 0, 1)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
 def shows_what_is_there(path: Path) -> bool:
-    """Drop a file's cache, and tell whether a plain read then returns the same as a direct one."""
+    """Drop a file's cache, and tell whether plain reads then return the same as direct ones: the
+    same bytes, and as many. What was the same stays so as long as nobody else writes the file."""
+    drop_cached(path)
     with opened(path, direct=False) as plain, opened(path, direct=True) as direct:
-        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
-        size_bytes = os.fstat(plain).st_size
-        tail_at = max(0, size_bytes - 1) // READ_BYTES * READ_BYTES
-        if tail_at and read_direct(direct, 0, READ_BYTES) != os.pread(plain, READ_BYTES, 0):
-            return False
-        tail = read_direct(direct, tail_at, READ_BYTES)
-        return tail == os.pread(plain, READ_BYTES, tail_at) and tail_at + len(tail) == size_bytes
+        at = 0
+        for chunk in direct_chunks(direct):
+            if chunk != os.pread(plain, len(chunk), at):
+                return False
+            at += len(chunk)
+        return at == os.fstat(plain).st_size
 
 
 def is_stale(error: BaseException | None) -> bool:

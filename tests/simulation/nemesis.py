@@ -12,7 +12,9 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from holdfast.persist.write_path import checkpointing
 from holdfast.protocol.limits import SILENCE_SECONDS
+from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.layout import Layout
 from tests.simulation.doomed import DoomedStream
 from tests.simulation.expiring import ExpiringKeys
@@ -117,6 +119,10 @@ class Nemesis:
         has_lags = simulation.chance("old logs").random() < 0.1
         self._others += [fault for fault, _ in lags]
         self._other_weights += [weight * has_lags for _, weight in lags]
+        ages: list[tuple[Fault, int]] = [(self._old_files, 2)]
+        has_ages = simulation.chance("old files").random() < 0.1
+        self._others += [fault for fault, _ in ages]
+        self._other_weights += [weight * has_ages for _, weight in ages]
         hangs: list[tuple[Fault, int]] = [(self._hang_mount_of_coordinator, 1)]
         has_hangs = simulation.chance("hangs of a mount").random() < 0.1
         self._others += [fault for fault, _ in hangs]
@@ -342,6 +348,30 @@ class Nemesis:
         # Either it shows the truth in time, or the takeover is refused.
         await asyncio.sleep(chance.choice((0.5, 2.0, 14.0)))
         disk.forget_logs()
+        ends.start()
+
+    async def _old_files(self) -> None:
+        """Let the mount of a server lag behind with files of stores, while another one writes on,
+        hands over or dies: if it dies, then after a time without writes, in which it lets go from
+        its log what is in durable files."""
+        chance, cut_off = self._other_chance, self._simulation.cut_off
+        commit_log.LOG_SEGMENT_BYTES, checkpointing._QUIET_SEGMENTS = 128, 0  # type: ignore[misc]
+        behind, ends = chance.sample(self._simulation.servers, 2)
+        disk = behind.disk
+        if behind.running:
+            disk.remember_stores(Layout(ROOT), keeps_showing=chance.random() < 0.3)
+        await asyncio.sleep(chance.uniform(0.5, 4.0))
+        if chance.random() < 0.3:
+            ends.stop()
+        else:
+            name = ends.bus.name
+            cut_off.add(name)
+            await asyncio.sleep(chance.uniform(0.5, SILENCE_SECONDS))
+            ends.kill()
+            cut_off.discard(name)
+        # Either it shows the truth in time, or the takeover is refused.
+        await asyncio.sleep(chance.choice((0.5, 2.0, 6.0)))
+        disk.forget_stores()
         ends.start()
 
     # --- the bucket ------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import operations
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import evidence, freshness
+from holdfast.persist.shared_disk.fresh_files import FreshFiles
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.consumers import ConsumerState
 from holdfast.persist.store.states import Standing
@@ -85,6 +86,13 @@ def believe_old_logs() -> Iterator[None]:
         patch.object(commit_log, "require_seal", lambda directory, names: None),
         patch.object(commit_log, "read_sealed", lambda disk, path: disk.read(path)),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def believe_old_files() -> Iterator[None]:
+    """A new owner takes the file of a store that its mount shows for what the last one left."""
+    with patch.object(FreshFiles, "show", lambda files, path: None):
         yield
 
 
@@ -438,6 +446,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         skip_the_fence_check,
         believe_the_mount,
         believe_old_logs,
+        believe_old_files,
         ack_before_the_sync,
         replay_old_epochs,
         forget_outcomes_in_a_takeover,

@@ -14,7 +14,15 @@ from pathlib import Path
 from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
 from holdfast.shared_fs.disk.disk import Disk, FileAttributes, LockFile
 from holdfast.shared_fs.disk.layout import Layout
-from tests.simulation.simulated_files import Directory, Inode, Node, Operation, SimulatedFileSystem
+from tests.simulation.simulated_files import (
+    Directory,
+    Inode,
+    Node,
+    Operation,
+    SimulatedFileSystem,
+    put,
+    resize,
+)
 from tests.simulation.simulated_vfs import SimulatedVfs
 
 _vfs_numbers = itertools.count(1)
@@ -48,6 +56,11 @@ class HostDisk(Disk):
         #: On a mount that lags behind: the names in folders and the files that it goes on showing.
         self._old_names: dict[Path, list[str]] = {}
         self._old_files: dict[Path, tuple[bytes, FileAttributes]] = {}
+        #: The same of stores: what it goes on showing of their folders, and of files in them.
+        self._old_folders: dict[Path, dict[str, Node]] = {}
+        self._old_content: dict[Inode, bytearray] = {}
+        #: It does so also after its cache was dropped.
+        self._keeps_showing = False
         self._files = files
         self._locked: dict[Inode, None] = {}
         self._vfs = SimulatedVfs(self, f"holdfast-simulated-{next(_vfs_numbers)}")
@@ -94,6 +107,59 @@ class HostDisk(Disk):
         self._old_names.clear()
         self._old_files.clear()
 
+    def remember_stores(self, layout: Layout, *, keeps_showing: bool) -> None:
+        """From now on show all files of stores as they are now, but for what this host changes: to
+        SQLite their content, and their names. With `keeps_showing` also after `refresh`."""
+        self.remote, self._keeps_showing = True, keeps_showing
+        stores = layout.root / "stores"
+        for tenant in self._entries(stores):
+            for folder in self._entries(stores / tenant):
+                entries = dict(self._entries(stores / tenant / folder))
+                self._old_folders[stores / tenant / folder] = entries
+                for node in entries.values():
+                    if isinstance(node, Inode):
+                        self._old_content[node] = bytearray(node.content)
+
+    def forget_stores(self) -> None:
+        """Show what there is again."""
+        self._old_folders.clear()
+        self._old_content.clear()
+
+    def refresh(self, path: Path) -> None:
+        """As a Disk with direct reads: from here on show what is there, or raise."""
+        with _StorageErrors(path):
+            seen, there = self._find(path), self._files.find(path, self.host)
+            is_old = seen is not there or (
+                isinstance(there, Inode)
+                and self._old_content.get(there, there.content) != there.content
+            )
+            if is_old and self._keeps_showing:
+                raise OSError(errno.ESTALE, "this host goes on showing older content")
+            if isinstance(there, Inode):
+                self._old_content.pop(there, None)
+            self._changed(path, there)
+            if there is None:
+                raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+
+    def content_of(self, inode: Inode) -> bytearray:
+        """Return what SQLite reads of a file on this host."""
+        return self._old_content.get(inode, inode.content)
+
+    def _find(self, path: Path) -> Node | None:
+        """Return what this host finds by a name."""
+        entries = self._old_folders.get(path.parent)
+        if entries is not None:
+            return entries.get(path.name)
+        return self._files.find(path, self.host)
+
+    def _changed(self, path: Path, node: Node | None) -> None:
+        """This host knows what it finds by a name."""
+        entries = self._old_folders.get(path.parent)
+        if entries is not None:
+            entries.pop(path.name, None)
+            if node is not None:
+                entries[path.name] = node
+
     # --- primitives ------------------------------------------------------------------------------
     def enter(self, kind: str, path: Path, size_bytes: int = 0) -> None:
         """An operation is about to happen. Raises what the observer raises, and OSError when
@@ -105,22 +171,28 @@ class HostDisk(Disk):
     def create_file(self, path: Path, *, exclusive: bool = False) -> Inode:
         node = self._files.find(path, self.host)
         if isinstance(node, Inode) and not exclusive:
+            self._changed(path, node)
             return node
         if node is not None:
             raise FileExistsError(errno.EEXIST, "it exists", str(path))
         self.enter("create", path)
         inode = Inode()
         self._files.directory(path.parent, self.host).change(self.host, {path.name: inode})
+        self._changed(path, inode)
         return inode
 
     def write_file(self, path: Path, inode: Inode, offset: int, data: bytes) -> None:
         self.enter("write", path, len(data))
         inode.write(self.host, offset, data)
+        if inode in self._old_content:
+            put(self._old_content[inode], offset, data)
         inode.changed_ms = self._files.now_ms()
 
     def truncate_file(self, path: Path, inode: Inode, size_bytes: int) -> None:
         self.enter("truncate", path, size_bytes)
         inode.truncate(self.host, size_bytes)
+        if inode in self._old_content:
+            resize(self._old_content[inode], size_bytes)
         inode.changed_ms = self._files.now_ms()
 
     def sync_file(self, path: Path, inode: Inode) -> None:
@@ -128,7 +200,10 @@ class HostDisk(Disk):
         inode.sync()
 
     def open_file(self, path: Path) -> Inode:
-        return self._files.file(path, self.host)
+        node = self._find(path)
+        if not isinstance(node, Inode):
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+        return node
 
     def is_damaged(self, content: bytes) -> bool:
         return self._files.is_damaged(content)
@@ -218,18 +293,20 @@ class HostDisk(Disk):
             self.enter("read", path)
             if path in self._old_names:
                 return self._old_names[path]
+            if path in self._old_folders:
+                return sorted(self._old_folders[path])
             try:
                 return sorted(self._files.directory(path, self.host).entries)
             except FileNotFoundError:
                 return []
 
     def exists(self, path: Path) -> bool:
-        return self._files.find(path, self.host) is not None
+        return self._find(path) is not None
 
     def size_bytes(self, path: Path) -> int:
         with _StorageErrors(path):
             self.enter("read", path)
-            return len(self._files.file(path, self.host).content)
+            return len(self.content_of(self.open_file(path)))
 
     def attributes(self, path: Path) -> FileAttributes:
         with _StorageErrors(path):
@@ -249,6 +326,7 @@ class HostDisk(Disk):
             if self._files.find(path, self.host) is not None:
                 self.enter("remove", path)
                 self._files.directory(path.parent, self.host).change(self.host, {path.name: None})
+            self._changed(path, None)
 
     def remove_directory(self, path: Path) -> None:
         with _StorageErrors(path):
@@ -289,6 +367,8 @@ class HostDisk(Disk):
             self._files.directory(target.parent, self.host),
         )
         self.enter("rename", target)
+        self._changed(source, None)
+        self._changed(target, inode)
         if here is there:
             here.change(self.host, {target.name: inode, source.name: None})
         else:

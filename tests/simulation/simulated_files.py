@@ -16,8 +16,7 @@ enumerated, and faults injected, without a change here.
 - A bit that flips does so in what everyone sees and on the disk, and those bytes are known as
   damaged, wherever they are copied.
 
-Does not model hosts that see each other's writes late. Processes see it through a
-`HostDisk` (`simulated_disk.py`).
+Processes see it through a `HostDisk` (`simulated_disk.py`), which may show what others wrote late.
 """
 
 from __future__ import annotations
@@ -88,11 +87,11 @@ class Inode:
         return not self._unsynced
 
     def write(self, host: str, offset: int, data: bytes) -> None:
-        _put(self.content, offset, data)
+        put(self.content, offset, data)
         self._unsynced.append(_Write(host, offset, data))
 
     def truncate(self, host: str, size_bytes: int) -> None:
-        _resize(self.content, size_bytes)
+        resize(self.content, size_bytes)
         self._unsynced.append(_Write(host, size_bytes, None))
 
     def see(self, host: str) -> None:
@@ -111,9 +110,7 @@ class Inode:
             if offset < len(content):
                 content[offset] ^= bits
 
-    def cut(
-        self, hosts: Collection[str], chance: random.Random, survival: Survival | None
-    ) -> None:
+    def cut(self, hosts: Collection[str], chance: random.Random, survival: Survival | None) -> None:
         """Forget what the seed says of the unsynced writes of `hosts`."""
         lost = [write for write in self._unsynced if write.host in hosts]
         if not lost:
@@ -123,7 +120,7 @@ class Inode:
             _apply(self._durable, write)
         if chance.random() < 0.3 and len(self._durable) < len(self.content):
             # The size reached the disk and the data did not.
-            _resize(self._durable, len(self.content))
+            resize(self._durable, len(self.content))
         self._unsynced = kept
         self.content = bytearray(self._durable)
         for write in kept:
@@ -165,18 +162,20 @@ def _sectors(write: _Write) -> Iterator[_Write]:
 
 def _apply(content: bytearray, write: _Write) -> None:
     if write.data is None:
-        _resize(content, write.offset)
+        resize(content, write.offset)
     else:
-        _put(content, write.offset, write.data)
+        put(content, write.offset, write.data)
 
 
-def _put(content: bytearray, offset: int, data: bytes) -> None:
+def put(content: bytearray, offset: int, data: bytes) -> None:
+    """Write, as into a file."""
     if offset > len(content):
-        _resize(content, offset)
+        resize(content, offset)
     content[offset : offset + len(data)] = data
 
 
-def _resize(content: bytearray, size_bytes: int) -> None:
+def resize(content: bytearray, size_bytes: int) -> None:
+    """Truncate, as a file."""
     if size_bytes < len(content):
         del content[size_bytes:]
     else:
@@ -206,9 +205,7 @@ class Directory:
         self._durable = dict(self.entries)
         self._unsynced.clear()
 
-    def cut(
-        self, hosts: Collection[str], chance: random.Random, survival: Survival | None
-    ) -> None:
+    def cut(self, hosts: Collection[str], chance: random.Random, survival: Survival | None) -> None:
         lost = [names for host, names in self._unsynced if host in hosts]
         if lost:
             self._unsynced = [change for change in self._unsynced if change[0] not in hosts]

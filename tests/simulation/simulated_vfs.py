@@ -34,6 +34,8 @@ class Files(Protocol):
 
     def open_file(self, path: Path) -> Inode: ...
 
+    def content_of(self, inode: Inode) -> bytearray: ...
+
     def is_damaged(self, content: bytes) -> bool: ...
 
     def create_file(self, path: Path, *, exclusive: bool = False) -> Inode: ...
@@ -96,7 +98,7 @@ class SimulatedVfs(apsw.VFS):
     def xAccess(self, pathname: str, flags: int) -> bool:
         # As SQLite's unix VFS: an empty file does not exist.
         try:
-            return len(self._disk.open_file(Path(pathname)).content) > 0
+            return len(self._disk.content_of(self._disk.open_file(Path(pathname)))) > 0
         except FileNotFoundError:
             return False
 
@@ -126,7 +128,7 @@ class _VfsFile:
     def xRead(self, amount: int, offset: int) -> bytes:
         with _sqlite_errors, self._disk.while_alive():
             self._disk.enter("read", self._path, amount)
-        content = bytes(self.inode.content[offset : offset + amount])
+        content = bytes(self._disk.content_of(self.inode)[offset : offset + amount])
         if self._disk.is_damaged(content):
             error = _made(apsw.IOError("a page's checksum is wrong"), apsw.SQLITE_IOERR)
             error.extendedresult = apsw.SQLITE_IOERR_DATA  # type: ignore[attr-defined]
@@ -149,7 +151,7 @@ class _VfsFile:
                 self._name_unsynced = False
 
     def xFileSize(self) -> int:
-        return len(self.inode.content)
+        return len(self._disk.content_of(self.inode))
 
     def xLock(self, level: int) -> None:
         levels = self.inode.lock_levels

@@ -57,6 +57,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "skip_the_fence_check": (10, None),
     "believe_the_mount": (3, "lying_mount"),
     "believe_old_logs": (3, "old_logs"),
+    "believe_old_files": (3, "old_files"),
     "ack_before_the_sync": (10, None),
     "replay_old_epochs": (40, "overtake"),
     "forget_outcomes_in_a_takeover": (20, None),
@@ -92,6 +93,7 @@ _FOUND_BY = {
     "skip_the_fence_check": 5,
     "believe_the_mount": 3,
     "believe_old_logs": 3,
+    "believe_old_files": 2,
     "replay_old_epochs": 11,
     "retire_the_log_without_a_sync": 2,
     "follow_over_gaps": 8,
@@ -181,6 +183,12 @@ def test_a_takeover_whose_mount_shows_old_logs_loses_nothing() -> None:
     assert any("log.late" in line or "log.stale" in line for line in result.trace)
 
 
+def test_a_new_owner_whose_mount_shows_old_files_loses_nothing() -> None:
+    result = run_seed(3, "old_files", seconds=4.0)
+    _assert_well(result)
+    assert any("store.stale" in line for line in result.trace)
+
+
 @pytest.mark.parametrize("seed", _LIMITED_SEEDS)
 def test_stores_with_limits_keep_their_promises(seed: int) -> None:
     _assert_well(run_seed(seed, limited=True))
@@ -251,4 +259,3 @@ def test_a_seed_replays_to_the_byte_in_this_process_and_in_another(tiers: bool) 
         check=True,
     )
     assert int(other.stdout) == first.checksum
-

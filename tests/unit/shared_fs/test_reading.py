@@ -15,7 +15,7 @@ import pytest
 from holdfast.coordinator.state.term import TermFile
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.protocol.errors import DeposedError, InvalidArgumentError, StorageFailedError
-from holdfast.protocol.limits import NETWORK_CACHE_SECONDS
+from holdfast.protocol.limits import MIB, NETWORK_CACHE_SECONDS
 from holdfast.shared_fs.disk import disk as disk_module
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
@@ -256,3 +256,37 @@ def test_a_cache_that_shows_something_older_is_outwaited(
         direct.refresh(path)
     # Where reads are plain it costs nothing.
     Disk().refresh(path)
+
+
+@pytest.mark.parametrize("megabyte", range(4))
+def test_one_older_page_anywhere_is_enough(
+    direct: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, megabyte: int
+) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(bytes(3 * MIB + 4096))
+    real = os.pread
+    waits: list[float] = []
+
+    def remembered(descriptor: int, size: int, at: int) -> bytes:
+        content = real(descriptor, size, at)
+        if at // MIB == megabyte and len(waits) < 2:
+            return content[:-4096] + b"x" * 4096
+        return content
+
+    monkeypatch.setattr(os, "pread", remembered)
+    monkeypatch.setattr(disk_module.time, "sleep", waits.append)
+    direct.refresh(path)
+    assert len(waits) == 2
+
+
+@pytest.mark.parametrize("size_bytes", [0, 7, 100_000])
+def test_dropping_what_is_remembered_changes_nothing(
+    direct: Disk, tmp_path: Path, size_bytes: int
+) -> None:
+    path, content = tmp_path / "store.db", os.urandom(size_bytes)
+    path.write_bytes(content)
+    direct.refresh(path)
+    assert path.read_bytes() == content
+    with pytest.raises(FileNotFoundError):
+        direct.refresh(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
