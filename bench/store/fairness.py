@@ -2,7 +2,8 @@
 
 Each of one hundred users appends to a stream of its own, at a fixed rate that leaves the server
 nearly idle. Their latencies are measured alone, beside a process that writes to one stream as fast
-as it can, and beside one that reads a large stream again and again (`noise.py`). Latencies count
+as it can, and beside one that reads a large stream again and again (`noise.py`). The neighbour is
+of the same tenant, where nothing keeps it from going first, or of another one. Latencies count
 from when an append was due. The noise also takes processor time: on two cores, the quiet users'
 client, the noise, nats-server and the server all compete, so the measurement includes the machine's
 own scheduling."""
@@ -31,6 +32,7 @@ from holdfast.bench.read_back import WrongReadBackError
 from holdfast.client import Client, Stream, connect
 
 _TENANT: Final = "bench"
+_OTHER_TENANT: Final = "noise"
 _ALONE: Final = "alone"
 _SHOWN: Final = ("p50_ms", "p99_ms", "max_ms")
 _TIMEOUT_SECONDS: Final = 60.0
@@ -47,6 +49,8 @@ class FairnessSettings:
     per_second: float = 500.0
     seconds: float = 5.0
     noisy_messages: int = 200_000
+    #: The neighbour is of another tenant.
+    other_tenant: bool = False
 
 
 QUICK: Final = FairnessSettings(users=10, per_second=50.0, seconds=0.5, noisy_messages=2000)
@@ -72,11 +76,13 @@ async def _measure(options: BenchOptions, settings: FairnessSettings, folder: Pa
     with running_cluster(options, folder / "holdfast") as cluster:
         async with connect(cluster.url, tenant=_TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
             streams = [client.stream(f"quiet.{number}") for number in range(settings.users)]
-            await _fill(client, settings.noisy_messages)
             next_number = 0
+            noisy_tenant = _OTHER_TENANT if settings.other_tenant else _TENANT
+            async with connect(cluster.url, tenant=noisy_tenant) as noisy:
+                await _fill(noisy, settings.noisy_messages)
             for number, side in turns(sides, options.rounds):
                 options.say(f"fairness: {side}, {f'round {number}' if number else 'warm-up'}")
-                async with _noise(side, cluster, options, folder):
+                async with _noise(side, cluster, options, folder, noisy_tenant):
                     figures = await _append_quietly(streams, settings, next_number)
                 next_number += int(figures["operations"])
                 cluster.check()
@@ -90,13 +96,13 @@ async def _measure(options: BenchOptions, settings: FairnessSettings, folder: Pa
 
 @contextlib.asynccontextmanager
 async def _noise(
-    side: str, cluster: BenchCluster, options: BenchOptions, folder: Path
+    side: str, cluster: BenchCluster, options: BenchOptions, folder: Path, tenant: str
 ) -> AsyncIterator[None]:
     """Run the noise of this side, if it has any, around the body."""
     if side == _ALONE:
         yield
         return
-    command = [sys.executable, "-P", "-m", "holdfast.bench.noise", cluster.url, _TENANT, side]
+    command = [sys.executable, "-P", "-m", "holdfast.bench.noise", cluster.url, tenant, side]
     process = BenchProcess(f"noisy {side}", options.tethered(command), folder / f"{side}.log")
     try:
         await asyncio.sleep(_NOISE_SECONDS)

@@ -219,11 +219,16 @@ def idle(
 
 @bench.command()
 @_bench_options("rounds", *_COMMON)
-def fairness(options: BenchOptions, json_file: Path | None) -> None:
+@click.option("--other-tenant", is_flag=True, help="The one at full speed is of another tenant.")
+def fairness(options: BenchOptions, json_file: Path | None, other_tenant: bool) -> None:
     """Measure how one user at full speed slows down quiet ones."""
     with _needed_packages():
         from holdfast.bench.store import fairness as neighbours
-    _finish([_run(lambda: neighbours.run(options), neighbours.table, options)], json_file)
+    settings = neighbours.QUICK if options.quick else neighbours.FairnessSettings()
+    settings = dataclasses.replace(settings, other_tenant=other_tenant)
+    _finish(
+        [_run(lambda: neighbours.run(options, settings), neighbours.table, options)], json_file
+    )
 
 
 @bench.command()

@@ -7,8 +7,11 @@ import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from holdfast.client import Client, LimitExceededError, RateLimitedError, connect
 from tests.support.cluster import Processes
@@ -69,6 +72,23 @@ async def test_a_tenant_reaches_each_of_its_quotas_while_another_goes_on(tmp_pat
         fast = await refused(lambda number: acme.stream("before").append(b"x" * 1000))
         assert isinstance(fast, RateLimitedError)
         assert fast.what == "the tenant's max_bytes_per_second"
+
+        # What servers hold at a time.
+        await allow(
+            cluster,
+            *("--max-bytes-per-second", "none", "--max-open-stores", "1", "--max-uploads", "0"),
+        )
+        for _ in range(3):
+            for name in ("one", "two", "three"):
+                await acme.stream(name).append(b"x")
+        with pytest.raises(LimitExceededError) as raised:
+            await acme.stream("one").put_file(BytesIO(b"x" * 2_000_000))
+        assert (raised.value.what, raised.value.limit) == ("the tenant's max_uploads", 0)
+
+        async def are_few_open() -> bool:
+            return bool((await shown(cluster))["open_stores"] == 1)
+
+        await until(are_few_open, "the tenant has one store open")
 
         for _ in range(100):
             await other.stream("notes").append(b"x" * 1000)
