@@ -263,6 +263,7 @@ class Router:
         )
         wait_seconds = RESEND_SECONDS
         copies: list[asyncio.Task[bytes]] = []
+        may_be_renewed = True
         try:
             while True:
                 left_seconds = give_up_at - loop.time()
@@ -277,8 +278,11 @@ class Router:
                     continue
                 answered = next(copy for copy in copies if copy in done)
                 error = answered.exception()
-                if isinstance(error, NotAllowedError) and error.subject != subject():
-                    # NATS has refused what was asked with a token that was renewed meanwhile.
+                is_refused = isinstance(error, NotAllowedError) and error.subject != subject()
+                if is_refused and may_be_renewed:
+                    # NATS has refused what was asked with a token that was renewed meanwhile, or
+                    # its inbox. If the next inbox is refused too, that is not why.
+                    may_be_renewed = False
                     copies.remove(answered)
                     continue
                 nobody = isinstance(error, NoRespondersError)

@@ -59,6 +59,7 @@ class NatsBus(Bus):
         #: The inbox of most requests; replies come to `<inbox>.<number>`.
         #: Subscribed with the first request.
         self._replies = ""
+        self._hearing_replies: BusSubscription | None = None
         self._request_count = 0
         #: Requests without a reply yet: number (the last token of the reply
         #: subject) to (subject, future).
@@ -138,10 +139,13 @@ class NatsBus(Bus):
         if not self._replies:
             self._replies = self.new_inbox(self._inboxes.tenant)
             try:
-                await self.subscribe(f"{self._replies}.*", self._on_reply)
+                hearing = await self.subscribe(f"{self._replies}.*", self._on_reply)
             except BaseException:
                 self._replies = ""
                 raise
+            before, self._hearing_replies = self._hearing_replies, hearing
+            if before is not None:
+                await before.unsubscribe()
 
     def _on_reply(self, message: BusMessage) -> None:
         asked = self._asked.get(message.subject.rpartition(".")[2])
@@ -154,6 +158,9 @@ class NatsBus(Bus):
         for subject, answer in self._asked.values():
             if (no_replies or subject == error.subject) and not answer.done():
                 answer.set_exception(error)
+        if no_replies:
+            # The next request tries again: permissions may have changed.
+            self._replies = ""
         for callback in self._refused_callbacks:
             callback(error)
 
