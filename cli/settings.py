@@ -119,7 +119,7 @@ class Settings:
         if token is not None:
             inboxes = token.inboxes(inboxes)
             if parse_url(self.nats_url).user is None:
-                login = replace(login, options={**login.options, "token": token.present})
+                login = replace(login, options={**login.options, **token.nats_options()})
         return await connect_nats(
             self.nats_url, name=_CONNECTION_NAME, login=login, inboxes=inboxes
         )

@@ -493,7 +493,7 @@ def connect(
     check_timeout(timeout_seconds)
     own = _own(token, nats)
     if own is not None and "password" not in nats_options and parse_url(nats).user is None:
-        nats_options["token"] = retried(own.present)
+        nats_options |= {name: retried(each) for name, each in own.nats_options().items()}
     elif own is None and token is not None:
         nats_options["token"] = token
     login = NatsLogin(credentials=credentials, nkey=nkey, tls=tls, options=nats_options)

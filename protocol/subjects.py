@@ -78,6 +78,15 @@ class Inboxes:
             raise _no_inboxes(f"it must not begin as the subjects of the cluster do, with {root!r}")
         return cls(root, tenant, below[1] if len(below) > 1 else "")
 
+    @classmethod
+    def of_cluster(cls, text: str | None, prefix: str = DEFAULT_PREFIX) -> Inboxes:
+        """Return the inboxes of a server, which name the root of all: `text` is that one token.
+        Raises InvalidArgumentError."""
+        inboxes = cls.parse(text, CLUSTER_TENANT, prefix)
+        if inboxes.own:
+            raise _no_inboxes("a server takes one token, the first one of all inboxes")
+        return inboxes
+
     def start(self, tenant: str) -> str:
         """The start of the inboxes for requests in the name of `tenant`; a dot and more follow."""
         own = self.own if self.for_all or tenant == self.tenant else ""

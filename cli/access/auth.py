@@ -88,7 +88,7 @@ Next, for a NATS of your own (`holdfast up --auth` does all of this on one machi
     show_default=True,
     help="Log events of this level and above, to stderr.",
 )
-@shared_options("nats", *TLS_OPTIONS, "prefix")
+@shared_options("nats", *TLS_OPTIONS, "inbox-prefix", "prefix")
 @pass_settings
 def serve(
     settings: Settings,
@@ -104,6 +104,8 @@ def serve(
     with needed_access_packages():
         from holdfast.gateway.auth.__main__ import main
     arguments = [*place.arguments, "--prefix", settings.prefix]
+    if settings.inbox_prefix is not None:
+        arguments += ["--inbox-prefix", settings.inbox_prefix]
     if not settings.nats_from_environment:
         # Otherwise it may have a password, and the service reads it where it is.
         arguments += ["--nats", settings.nats_url]

@@ -15,6 +15,7 @@ from holdfast.cli.access.registry_options import (
     registry_options,
 )
 from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.protocol.subjects import Inboxes
 
 
 @click.command(name="nats-config")
@@ -30,7 +31,7 @@ from holdfast.cli.settings import Settings, pass_settings, shared_options
 )
 @registry_options
 @KEYS_OPTION
-@shared_options("prefix")
+@shared_options("prefix", "inbox-prefix")
 @pass_settings
 def nats_config(
     settings: Settings,
@@ -47,6 +48,7 @@ def nats_config(
     """
     place = AccessPlace(data, bucket, keys)
     place.check()
+    inboxes = Inboxes.of_cluster(settings.inbox_prefix, settings.prefix).root
     with needed_access_packages():
         from holdfast.gateway.auth.nats_configuration import (
             callout_configuration,
@@ -56,10 +58,10 @@ def nats_config(
 
         public_keys = place.open_keys().public_keys()
     if callout:
-        text = callout_configuration(public_keys, settings.prefix)
+        text = callout_configuration(public_keys, settings.prefix, inboxes)
     else:
         with place.opened_registry() as registry:
             tokens = list(valid_tokens(registry, time.time()))
-        text = static_configuration(public_keys.servers, settings.prefix, tokens)
+        text = static_configuration(public_keys.servers, settings.prefix, tokens, inboxes)
     with new_file(out) as file:
         click.echo(text, nl=False, file=file)

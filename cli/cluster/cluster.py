@@ -275,7 +275,8 @@ class Cluster:
         command = [str(program), "--addr", _ADDRESS, "--port", str(port)]
         if self.access is not None:
             configuration = self._run_directory / "nats.conf"
-            self.access.write_configuration(configuration, options.prefix)
+            inboxes = Inboxes.of_cluster(options.inbox_prefix, options.prefix)
+            self.access.write_configuration(configuration, options.prefix, inboxes.root)
             command += ["--config", str(configuration)]
         self.nats_server = self._part("nats-server", command)
         tasks.create_task(self._supervise(self.nats_server))

@@ -51,9 +51,9 @@ class ClusterAccess:
         """The file with which servers log in to NATS."""
         return self._keys.path / SERVERS_FILE
 
-    def write_configuration(self, path: Path, prefix: str) -> None:
+    def write_configuration(self, path: Path, prefix: str, inboxes: str) -> None:
         """Write the configuration of nats-server, which contains no secret."""
-        path.write_text(callout_configuration(self._keys.public_keys(), prefix))
+        path.write_text(callout_configuration(self._keys.public_keys(), prefix, inboxes))
 
     @contextmanager
     def own_token(self) -> Iterator[Token]:

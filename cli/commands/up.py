@@ -85,8 +85,6 @@ def up(
         raise click.UsageError("its own nats-server asks for no login: name another with --nats")
     if auth and nats_url is not None:
         raise click.UsageError("--auth configures its own nats-server, --nats joins a running one")
-    if auth and settings.inbox_prefix not in (None, DEFAULT_INBOXES):
-        raise click.UsageError(f"with --auth, all inboxes are in {DEFAULT_INBOXES}")
     if auth and find_spec("nacl") is None:
         raise click.UsageError(f"--auth needs more packages: {how_to_install('embedded,auth')}")
     options = ClusterOptions(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.gateway.auth.nats_configuration import AUTH_PERMISSIONS
+from holdfast.gateway.auth.nats_configuration import AUTH_PERMISSIONS, SYSTEM_PERMISSIONS
 from holdfast.protocol.access.nats_permissions import (
     NatsPermissions,
     permissions_of,
@@ -70,6 +70,9 @@ DEEDS: Final = (
     Deed("answer another tenant", "publish", "_INBOX.zoo.{other}.1"),
     Deed("answer an operator", "publish", "_INBOX._.{other}.1"),
     Deed("let somebody in to NATS", "publish", "$SYS._INBOX.x.1"),
+    Deed("list all connections", "publish", "$SYS.REQ.SERVER.PING.CONNZ"),
+    Deed("close a connection", "publish", "$SYS.REQ.SERVER.N1.KICK"),
+    Deed("reload the configuration of nats-server", "publish", "$SYS.REQ.SERVER.N1.RELOAD"),
     Deed("follow a store that matches", "subscribe", "hf.acme.chg.s.project.x"),
     Deed("follow all stores that match", "subscribe", "hf.acme.chg.k.project.*"),
     Deed("follow another store", "subscribe", "hf.acme.chg.s.secret"),
@@ -85,13 +88,22 @@ DEEDS: Final = (
     Deed("hear what others ask the coordinator", "subscribe", "hf.acme.coord.>"),
     Deed("hear servers and operators", "subscribe", "hf._.>"),
     Deed("hear who logs in", "subscribe", "$SYS.REQ.USER.AUTH"),
+    Deed("hear who comes and goes", "subscribe", "$SYS.ACCOUNT.HOLDFAST.CONNECT"),
     Deed("hear everything", "subscribe", ">"),
 )
 
 
+#: The columns of users with nkeys: the auth service has one for each of its two NATS accounts.
+_BY_NKEY: Final = {
+    "servers": servers_permissions(DEFAULT_PREFIX),
+    "auth service": AUTH_PERMISSIONS,
+    "auth service, system account": SYSTEM_PERMISSIONS,
+}
+
+
 def token_of(holder: str) -> Token | None:
     """Return the token of a column; None for those that log in with an nkey."""
-    if holder in ("servers", "auth service"):
+    if holder in _BY_NKEY:
         return None
     is_operator = holder == "operator"
     rights = ALL_RIGHTS if is_operator else RIGHT_OF_WORD[holder]
@@ -101,15 +113,13 @@ def token_of(holder: str) -> Token | None:
 
 
 #: The columns: tokens with one right each, and the others.
-HOLDERS: Final = (*RIGHT_OF_WORD, "operator", "servers", "auth service")
+HOLDERS: Final = (*RIGHT_OF_WORD, "operator", *_BY_NKEY)
 
 
 def permissions(holder: str) -> NatsPermissions:
     """Return the permissions of a column."""
     token = token_of(holder)
-    if token is not None:
-        return permissions_of(token, DEFAULT_PREFIX)
-    return servers_permissions(DEFAULT_PREFIX) if holder == "servers" else AUTH_PERMISSIONS
+    return _BY_NKEY[holder] if token is None else permissions_of(token, DEFAULT_PREFIX)
 
 
 def may(holder: str, deed: Deed) -> bool:

@@ -7,27 +7,34 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import nats.errors
 from nats.aio.client import Client
 
+from holdfast.gateway.auth.connection_keeper import ConnectionKeeper
 from holdfast.gateway.auth.known_tokens import KnownTokens
 from holdfast.gateway.auth.login import Answering
 from holdfast.gateway.auth.nats_configuration import CLUSTER_ACCOUNT
 from holdfast.gateway.auth.service import AuthService
+from holdfast.gateway.auth.system_account import INBOXES
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import TLS_OPTIONS, NatsLogin
 from holdfast.protocol.bus.nats_url import parse_url, without_passwords
 from holdfast.protocol.errors import ConnectionFailedError, HoldfastError, InvalidArgumentError
 from holdfast.protocol.serving.process import (
     OnSignals,
+    add_inbox_prefix,
+    inboxes_of,
     login_of,
     process_parser,
     run_process,
 )
-from holdfast.shared_fs.access.key_folder import AUTH_FILE, KeyFolder
+from holdfast.protocol.subjects import Inboxes
+from holdfast.shared_fs.access.key_folder import AUTH_FILE, SYSTEM_FILE, KeyFolder
 from holdfast.shared_fs.access.registry import AccessRegistry
 from holdfast.shared_fs.access.set_up import KEYS_FOLDER, registry_in_bucket, registry_on_disk
 
@@ -47,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place.add_argument("--data", type=Path, help="the root of the shared file system")
     place.add_argument("--bucket", help="the bucket of a cluster without a shared file system")
     parser.add_argument("--keys", type=Path, help="the private keys; default: keys, in --data")
+    add_inbox_prefix(parser)
     return run_process(parser, arguments, _serve)
 
 
@@ -55,7 +63,8 @@ async def _serve(options: argparse.Namespace, on_signals: OnSignals, ready: asyn
     assert task is not None
     on_signals(task.cancel)
     keys = _keys(options)
-    answering = Answering(keys.account_key(), CLUSTER_ACCOUNT, options.prefix)
+    inboxes = inboxes_of(options).root
+    answering = Answering(keys.account_key(), CLUSTER_ACCOUNT, options.prefix, inboxes)
     registry = _registry(options)
     try:
         # Whatever variables say of other processes: this one is the auth service.
@@ -63,8 +72,16 @@ async def _serve(options: argparse.Namespace, on_signals: OnSignals, ready: asyn
         client, closed = await _connected(options.nats, login)
         try:
             tokens = KnownTokens(registry, time.monotonic, time.time)
-            callout_key = keys.callout_key()
-            service = AuthService(client, closed, tokens, answering, callout_key, time.time)
+            service = AuthService(
+                client,
+                closed,
+                tokens,
+                answering,
+                keys.callout_key(),
+                time.time,
+                ConnectionKeeper(tokens, CLUSTER_ACCOUNT, time.monotonic, time.time),
+                _system_connection(options, keys),
+            )
             await service.serve(ready)
         finally:
             await client.close()
@@ -85,9 +102,24 @@ def _registry(options: argparse.Namespace) -> AccessRegistry:
     return registry_in_bucket(options.bucket)
 
 
-async def _connected(
-    url: str, login: NatsLogin
-) -> tuple[Client, asyncio.Future[HoldfastError]]:
+def _system_connection(
+    options: argparse.Namespace, keys: KeyFolder
+) -> Callable[[], Awaitable[Bus]] | None:
+    """Return what connects to NATS's system account, or None without a key for that."""
+    path = keys.path / SYSTEM_FILE
+    if not keys.has(SYSTEM_FILE):
+        reason = f"there is no {path}: `holdfast auth init` adds it"
+        logger.warning("auth.not_counting reason=%s", reason)
+        return None
+    return lambda: connect_nats(
+        options.nats,
+        name="holdfast-auth-system",
+        login=replace(login_of(options), nkey=path),
+        inboxes=Inboxes(INBOXES),
+    )
+
+
+async def _connected(url: str, login: NatsLogin) -> tuple[Client, asyncio.Future[HoldfastError]]:
     """Return a connection that is re-established for ever, and what gets an error if nats-py gives
     it up all the same. Raises ConnectionFailedError, InvalidArgumentError.
 

@@ -64,6 +64,18 @@ class KnownTokens:
         await self._register(text, token)
         return token
 
+    async def revoked(self) -> Mapping[str, int | None]:
+        """Return the ids of revoked tokens, read now. Raises UnavailableError if they cannot be."""
+        async with self._looking:
+            try:
+                found = await asyncio.to_thread(self._registry.revocations, self._revocations)
+            except HoldfastError as error:
+                self._trouble.note("reason=%s", error)
+                raise UnavailableError(reason="the registry of tokens cannot be read") from error
+            self._trouble.over()
+            self._revocations = found
+            return found.ids
+
     async def _look(self) -> None:
         """Read issuers and revocations, unless that was done just now."""
         async with self._looking:

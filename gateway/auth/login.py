@@ -16,6 +16,7 @@ from holdfast.protocol.access.nats_permissions import permissions_of
 from holdfast.protocol.access.nkeys_text import KeyKind, public_key
 from holdfast.protocol.access.tokens import Token
 from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
+from holdfast.protocol.subjects import DEFAULT_INBOXES
 
 if TYPE_CHECKING:
     from nacl.signing import SigningKey
@@ -37,6 +38,8 @@ class LoginRequest:
     #: The public nkeys of the nats-server, and of the user that it made for this connection.
     server: str
     user: str
+    #: The number of the connection: nats-server never uses it again.
+    connection: int
     #: What the client gave as its token, or nothing.
     token: str = field(repr=False)
     #: Where it comes from and what it calls itself: unchecked, printable, for logs.
@@ -68,10 +71,15 @@ def read_request(text: str, account: str, now_seconds: float) -> LoginRequest:
         public_key(KeyKind.USER, user)
     except InvalidArgumentError as error:
         raise MalformedFrameError(reason="the request names no user nkey") from error
-    token = options.get("auth_token")
+    connection = client.get("id")
+    if type(connection) is not int:
+        raise MalformedFrameError(reason="the request names no connection")
+    # A client without an nkey gives it as the password of a user.
+    token = options.get("auth_token") or options.get("pass")
     return LoginRequest(
         str(server["id"]),
         user,
+        connection,
         token if type(token) is str else "",
         _shown(client.get("host")),
         _shown(options.get("name")),
@@ -87,11 +95,13 @@ class Answering:
     account: str
     #: The subjects' prefix.
     prefix: str
+    #: The first token of all inboxes.
+    inboxes: str = DEFAULT_INBOXES
 
     def let_in(self, request: LoginRequest, token: Token, now_seconds: float) -> str:
         """Return the answer that gives the connection what `token` allows, until it expires."""
         now = int(now_seconds)
-        allowed = permissions_of(token, self.prefix)
+        allowed = permissions_of(token, self.prefix, self.inboxes)
         # NATS permits everything to a user whose list is empty.
         assert allowed.publish and allowed.subscribe
         user: dict[str, object] = {
@@ -102,6 +112,8 @@ class Answering:
             "nats": {
                 "pub": {"allow": list(allowed.publish)},
                 "sub": {"allow": list(allowed.subscribe)},
+                # nats-server does not look at these in the answer of a callout, but a user without
+                # them is not valid: its configuration limits subscriptions and messages.
                 "subs": _UNLIMITED,
                 "data": _UNLIMITED,
                 "payload": _UNLIMITED,

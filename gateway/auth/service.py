@@ -1,26 +1,29 @@
 """The auth service: answers nats-server's questions about who wants to log in.
 
 Several may run; NATS gives each question to one of them. Nothing is kept here that another one
-would need. A question that cannot be answered is not: then nats-server refuses the client once its
-time is over, and the client tries again.
+would need: each asks nats-server which connections there are. A question that cannot be answered is
+not: then nats-server refuses the client once its time is over, and the client tries again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from holdfast.gateway.auth.connection_keeper import ConnectionKeeper
 from holdfast.gateway.auth.known_tokens import KnownTokens
 from holdfast.gateway.auth.login import Answering, LoginRequest, read_request
 from holdfast.gateway.auth.nats_configuration import CALLOUT_SUBJECT
 from holdfast.gateway.auth.sealing import open_sealed, seal
+from holdfast.gateway.auth.system_account import ConnectionPlace
 from holdfast.protocol.access.nkeys_text import KeyKind, public_text
+from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import HoldfastError, InvalidTokenError
 
 if TYPE_CHECKING:
@@ -50,6 +53,9 @@ class AuthService:
     #: Decrypts questions and encrypts answers.
     callout_key: PrivateKey
     wall_clock: Callable[[], float]
+    connections: ConnectionKeeper
+    #: Connects to the system account; None without a key for it.
+    connect_system: Callable[[], Awaitable[Bus]] | None
 
     async def serve(self, ready: asyncio.Event) -> None:
         """Answer until cancelled; `ready` is set once questions come here.
@@ -81,7 +87,13 @@ class AuthService:
             await self.client.flush()
             logger.info("auth.serving prefix=%s account=%s", self.answering.prefix, account)
             ready.set()
-            raise await self.closed
+            keeping = None
+            if self.connect_system is not None:
+                keeping = tasks.create_task(self.connections.keep(self.connect_system))
+            failure = await self.closed
+            if keeping is not None:
+                keeping.cancel()
+        raise failure
 
     async def _answer(self, message: Msg, account: str) -> None:
         server_xkey = (message.headers or {}).get(_XKEY_HEADER, "")
@@ -97,6 +109,11 @@ class AuthService:
     async def _decide(self, request: LoginRequest) -> str:
         try:
             token = await self.tokens.check(request.token)
+            place = ConnectionPlace(request.server, request.connection)
+            if not await self.connections.may_come(place, token):
+                count = token.limits.connections
+                reason = f"token {token.id} has as many connections as it may have: {count}"
+                raise InvalidTokenError(reason=reason)
         except HoldfastError as error:
             reason = error.reason if isinstance(error, InvalidTokenError) else str(error)
             logger.warning(

@@ -14,7 +14,7 @@ from typing import Final
 from holdfast.protocol.access.rights import ALL_RIGHTS, Right
 from holdfast.protocol.access.tokens import Token, split_pattern
 from holdfast.protocol.control import LISTING_VERBS, OPERATOR_VERBS
-from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects, inboxes_of
+from holdfast.protocol.subjects import CLUSTER_TENANT, DEFAULT_INBOXES, Subjects, inboxes_of
 
 #: The pattern that all stores match.
 EVERY_STORE: Final = ">"
@@ -28,14 +28,15 @@ class NatsPermissions:
     subscribe: tuple[str, ...]
 
 
-def permissions_of(token: Token, prefix: str) -> NatsPermissions:
-    """Return what the holder of `token` may do in a cluster on `prefix`."""
+def permissions_of(token: Token, prefix: str, inboxes: str = DEFAULT_INBOXES) -> NatsPermissions:
+    """Return what the holder of `token` may do in a cluster on `prefix`, whose inboxes all begin
+    with `inboxes`."""
     subjects = Subjects(prefix, token.id)
     tenant = token.tenant  # `*`, which is also NATS's wildcard, for an operator
     publish = [subjects.server(tenant, "*"), subjects.coordinator(tenant, "*")]
     if Right.DESTROY in token.rights:
         publish.append(subjects.destroy(tenant, "*"))
-    subscribe = [f"{inboxes_of(tenant, token.id)}.>"]
+    subscribe = [f"{inboxes_of(tenant, token.id, inboxes)}.>"]
     if Right.READ in token.rights:
         for pattern in token.stores:
             kinds, plain = split_pattern(pattern)
@@ -48,7 +49,7 @@ def permissions_of(token: Token, prefix: str) -> NatsPermissions:
         elif Right.LIST in token.rights:
             publish += [subjects.cluster(verb) for verb in LISTING_VERBS]
         # Replies to an operator's requests go to the cluster's inboxes.
-        subscribe.append(f"{inboxes_of(CLUSTER_TENANT, token.id)}.>")
+        subscribe.append(f"{inboxes_of(CLUSTER_TENANT, token.id, inboxes)}.>")
     return NatsPermissions(tuple(publish), tuple(subscribe))
 
 
@@ -56,15 +57,15 @@ def _may_do_everything(token: Token) -> bool:
     return token.rights == ALL_RIGHTS and EVERY_STORE in token.stores
 
 
-def servers_permissions(prefix: str) -> NatsPermissions:
+def servers_permissions(prefix: str, inboxes: str = DEFAULT_INBOXES) -> NatsPermissions:
     """Return what persist servers and coordinators need. They may answer every inbox."""
     return NatsPermissions(
-        (f"{prefix}.>", "_INBOX.>"),
+        (f"{prefix}.>", f"{inboxes}.>"),
         (
             f"{prefix}._.>",
             f"{prefix}.*.coord.>",
             f"{prefix}.*.srv.>",
             f"{prefix}.*.destroy.>",
-            "_INBOX.>",
+            f"{inboxes}.>",
         ),
     )

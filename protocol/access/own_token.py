@@ -67,6 +67,19 @@ class OwnToken:
             self._renew()
         return self._text
 
+    def nats_options(self) -> dict[str, Callable[[], str]]:
+        """Return options of nats-py that present the token: as user and password, which an auth
+        service takes and a NATS that has a user for each token; and as a token of NATS, which
+        nats-py adds where an nkey or credentials say who this is."""
+        return {"user": self._present_id, "password": self._presented, "token": self.present}
+
+    def _present_id(self) -> str:
+        self.present()
+        return self.id
+
+    def _presented(self) -> str:
+        return self._text
+
     def reconnected(self) -> None:
         """Read the token anew, unless NATS was given it: a NATS with users of its own does not ask
         for it. Raises as `present` does."""

@@ -10,7 +10,10 @@ from holdfast.protocol.bus.nats_client import LoginCutOffError, NoTlsError
 
 _USER: Final = (
     "it does not accept this user",
-    "check the user and password in HOLDFAST_NATS, or --nats-creds or --nats-nkey",
+    (
+        "check the user and password in HOLDFAST_NATS, or --nats-creds or --nats-nkey; a token may "
+        "have expired, be revoked, or have all its connections: the auth service logs which"
+    ),
 )
 _NO_TLS: Final = ("it offers no TLS", "turn TLS on in nats-server, or leave out the --tls options")
 _UNKNOWN_CA: Final = (

@@ -23,13 +23,7 @@ from holdfast.protocol.bus.nats_url import url_of_arguments
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import check_store
 from holdfast.protocol.serving.supervision import Supervision
-from holdfast.protocol.subjects import (
-    CLUSTER_TENANT,
-    DEFAULT_INBOXES,
-    DEFAULT_NATS,
-    DEFAULT_PREFIX,
-    Inboxes,
-)
+from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS, DEFAULT_PREFIX, Inboxes
 
 try:
     import uvloop
@@ -60,12 +54,7 @@ class ZonedFormatter(logging.Formatter):
 def server_parser(program: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the options that every server has."""
     parser = process_parser(program, description, LOGIN_OPTIONS)
-    parser.add_argument(
-        "--inbox-prefix",
-        default=os.environ.get(variable("inbox-prefix"), DEFAULT_INBOXES),
-        metavar="TOKEN",
-        help=f"the first token of all inboxes; default: {DEFAULT_INBOXES}",
-    )
+    add_inbox_prefix(parser)
     parser.add_argument(
         "--data", type=Path, required=True, help="the root of the shared file system"
     )
@@ -106,6 +95,16 @@ def process_parser(
     return parser
 
 
+def add_inbox_prefix(parser: argparse.ArgumentParser) -> None:
+    """Add the option that `inboxes_of` reads."""
+    parser.add_argument(
+        "--inbox-prefix",
+        default=os.environ.get(variable("inbox-prefix"), DEFAULT_INBOXES),
+        metavar="TOKEN",
+        help=f"the first token of all inboxes; default: {DEFAULT_INBOXES}",
+    )
+
+
 def _add_nats_options(parser: argparse.ArgumentParser, login_options: Iterable[str]) -> None:
     """Add what says where NATS is and who this is: the environment sets the defaults."""
     nats = parser.add_argument_group("NATS")
@@ -128,11 +127,7 @@ def login_of(options: argparse.Namespace) -> NatsLogin:
 
 def inboxes_of(options: argparse.Namespace) -> Inboxes:
     """Return the inboxes of a server, which name the root of all. Raises InvalidArgumentError."""
-    inboxes = Inboxes.parse(options.inbox_prefix, CLUSTER_TENANT, options.prefix)
-    if inboxes.own:
-        reason = "a server takes one token, the first one of all inboxes"
-        raise InvalidArgumentError(argument="--inbox-prefix", reason=reason)
-    return inboxes
+    return Inboxes.of_cluster(options.inbox_prefix, options.prefix)
 
 
 def run_server(

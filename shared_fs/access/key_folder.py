@@ -7,6 +7,7 @@
 | `callout.xkey` | decrypts what nats-server asks | the auth service |
 | `auth.nkey` | logs in to NATS as the auth service | the auth service |
 | `servers.nkey` | logs in to NATS as a server | persist servers and the coordinator |
+| `system.nkey` | counts and closes connections, in NATS's system account | the auth service |
 
 `issuer.key` is 32 bytes in base64; the others are nkeys (`nkeys_text.py`). No file ends with a line
 break, which not every reader of nkeys takes. Nothing here overwrites a key, and no error quotes
@@ -19,6 +20,7 @@ import base64
 import binascii
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -43,12 +45,16 @@ ACCOUNT_FILE: Final = "account.nkey"
 CALLOUT_FILE: Final = "callout.xkey"
 AUTH_FILE: Final = "auth.nkey"
 SERVERS_FILE: Final = "servers.nkey"
+SYSTEM_FILE: Final = "system.nkey"
 _NKEYS: Final = {
     ACCOUNT_FILE: KeyKind.ACCOUNT,
     CALLOUT_FILE: KeyKind.CURVE,
     AUTH_FILE: KeyKind.USER,
     SERVERS_FILE: KeyKind.USER,
+    SYSTEM_FILE: KeyKind.USER,
 }
+#: Folders that an older version made lack them.
+_ADDED_LATER: Final = frozenset([SYSTEM_FILE])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class PublicKeys:
     callout: str
     auth: str
     servers: str
+    #: None in a folder that an older version made.
+    system: str | None
 
 
 class KeyFolder:
@@ -71,8 +79,8 @@ class KeyFolder:
 
     def is_made(self) -> bool:
         """Tell whether the keys exist. Raises InvalidArgumentError if only some of them do."""
-        names = (ISSUER_FILE, *_NKEYS)
-        found = [name for name in names if self._disk.exists(self.path / name)]
+        names = [name for name in (ISSUER_FILE, *_NKEYS) if name not in _ADDED_LATER]
+        found = [name for name in names if self.has(name)]
         if found and len(found) < len(names):
             missing = ", ".join(name for name in names if name not in found)
             raise InvalidArgumentError(
@@ -80,15 +88,23 @@ class KeyFolder:
             )
         return bool(found)
 
+    def has(self, name: str) -> bool:
+        """Tell whether there is a file of this name."""
+        return self._disk.exists(self.path / name)
+
     def make(self) -> None:
         """Make all keys, durably. A file that exists is kept, and a StorageFailedError."""
         contents = {name: seed_text(kind, _new_key()) for name, kind in _NKEYS.items()}
         contents[ISSUER_FILE] = base64.b64encode(_new_key()).decode()
-        with private_files():
-            self._disk.make_directory(self.path)
-            self._refuse_if_open(self.path)
-            for name, content in contents.items():
-                self._disk.write_durably(self.path / name, content.encode(), new=True)
+        self._write(contents)
+
+    def add_missing(self) -> bool:
+        """Make, durably, the keys that older versions did not know. Return False if none was
+        missing."""
+        missing = [name for name in sorted(_ADDED_LATER) if not self.has(name)]
+        if missing:
+            self._write({name: seed_text(_NKEYS[name], _new_key()) for name in missing})
+        return bool(missing)
 
     def issuer_key(self) -> SigningKey:
         """Return the key that signs tokens."""
@@ -119,7 +135,15 @@ class KeyFolder:
             return public_text(_NKEYS[name], bytes(self._signing_key(name).verify_key))
 
         callout = public_text(KeyKind.CURVE, bytes(self.callout_key().public_key))
-        return PublicKeys(of(ACCOUNT_FILE), callout, of(AUTH_FILE), of(SERVERS_FILE))
+        system = of(SYSTEM_FILE) if self.has(SYSTEM_FILE) else None
+        return PublicKeys(of(ACCOUNT_FILE), callout, of(AUTH_FILE), of(SERVERS_FILE), system)
+
+    def _write(self, contents: Mapping[str, str]) -> None:
+        with private_files():
+            self._disk.make_directory(self.path)
+            self._refuse_if_open(self.path)
+            for name, content in contents.items():
+                self._disk.write_durably(self.path / name, content.encode(), new=True)
 
     def _signing_key(self, name: str) -> SigningKey:
         from nacl.signing import SigningKey

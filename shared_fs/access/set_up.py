@@ -53,13 +53,14 @@ def registry_in_bucket(url: str, *, make: bool = False) -> AccessRegistry:
 def set_up(registry: AccessRegistry, keys: KeyFolder) -> bool:
     """Make the keys unless they exist, and register them as those of the issuer `cluster`.
 
-    Return False if that was done before, also by an earlier call that was interrupted. Raises
-    InvalidArgumentError if the registry knows another key; nothing is overwritten then.
+    Keys that an older version did not make are added. Return False if there was nothing to do.
+    Raises InvalidArgumentError if the registry knows another key; nothing is overwritten then.
     """
     registered = registry.issuers().get(CLUSTER_ISSUER)
     if registered is None:
         if not keys.is_made():
             keys.make()
+        keys.add_missing()
         public_key = bytes(keys.issuer_key().verify_key)
         registry.add_issuer(Issuer(CLUSTER_ISSUER, public_key, (EVERY_TENANT,)))
         return True
@@ -69,4 +70,4 @@ def set_up(registry: AccessRegistry, keys: KeyFolder) -> bool:
     if bytes(keys.issuer_key().verify_key) != registered.public_key:
         reason = f"the cluster has other keys than those in {keys.path}"
         raise InvalidArgumentError(argument="keys", reason=reason)
-    return False
+    return keys.add_missing()

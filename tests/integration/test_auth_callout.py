@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import runpy
 import secrets
@@ -19,23 +20,32 @@ from pathlib import Path
 import pytest
 from nacl.signing import SigningKey
 
+from holdfast.gateway.auth.nats_configuration import static_configuration
+from holdfast.protocol.access.own_token import OwnToken
 from holdfast.protocol.access.rights import Right
-from holdfast.protocol.access.tokens import new_token, read_token, sign_token
+from holdfast.protocol.access.tokens import TokenLimits, new_token, read_token, sign_token
 from holdfast.protocol.bus.bus import Bus, BusMessage
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin
-from holdfast.protocol.errors import ConnectionFailedError, NotAllowedError
+from holdfast.protocol.errors import ConnectionFailedError, LoginFailedError, NotAllowedError
 from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes, Subjects
-from holdfast.shared_fs.access.key_folder import AUTH_FILE, SERVERS_FILE
+from holdfast.shared_fs.access.key_folder import AUTH_FILE, SERVERS_FILE, SYSTEM_FILE
 from holdfast.shared_fs.access.registry import Issuer
 from tests.support.auth_world import AuthWorld, auth_world
 from tests.support.documents import ROOT
 from tests.support.effort import tries
+from tests.support.nats_server import running_nats_server
 from tests.support.raw_nats import RawConnection, publication
 from tests.support.waiting import eventually, until
 
 #: What docs/generate/access_table.py knows of the table in docs/access.md.
 TABLE = runpy.run_path(str(ROOT / "docs" / "generate" / "access_table.py"))
+#: How its users without a token log in.
+KEY_FILES = {
+    "servers": SERVERS_FILE,
+    "auth service": AUTH_FILE,
+    "auth service, system account": SYSTEM_FILE,
+}
 #: How long a refusal may take: nats-server answers at once.
 _PATIENCE_SECONDS = 20.0
 
@@ -54,7 +64,9 @@ async def log_in(world: AuthWorld, text: str, seconds: float = _PATIENCE_SECONDS
     return await connect_nats(
         world.nats.url,
         name="test",
-        login=NatsLogin(options={"token": text, "connect_timeout": seconds}),
+        login=NatsLogin(
+            options={**OwnToken(lambda: text).nats_options(), "connect_timeout": seconds}
+        ),
         inboxes=Inboxes(tenant=tenant, own=token.id),
     )
 
@@ -150,8 +162,23 @@ async def test_a_revoked_token_lets_nobody_in_any_more(world: AuthWorld) -> None
         # The other instance may have read the registry up to a second before.
         await eventually(refused, "the token is refused", seconds=10.0)
         assert f"token {read_token(text).id} is revoked" in world.log
-        # NATS core keeps a connection that is there; servers refuse what comes over it.
-        assert before.connected
+        # The connection that was there is closed.
+        closed = f"auth.closed token={read_token(text).id} reason=its token is revoked"
+        await until(lambda: closed in world.log and not before.connected, "it is closed")
+
+
+async def test_a_token_has_as_many_connections_as_its_limit_allows(world: AuthWorld) -> None:
+    limits = TokenLimits(connections=2)
+    text, other = (world.token("acme", limits=limits) for _ in range(2))
+    async with logged_in(world, text) as first, logged_in(world, text), logged_in(world, other):
+        await is_refused(world, text, "has as many connections as it may have: 2")
+        await is_refused(world, text, "has as many connections as it may have: 2")
+        # One that leaves makes room at once, also for one of the other auth service.
+        for _ in range(4):
+            await first.close()
+            first = await log_in(world, text)
+        await is_refused(world, text, "has as many connections as it may have: 2")
+        await first.close()
 
 
 async def test_a_connection_ends_when_its_token_expires(world: AuthWorld) -> None:
@@ -178,6 +205,57 @@ async def test_a_token_of_another_issuer_counts_for_its_tenants(world: AuthWorld
     await is_refused(world, text("*"), "may not issue")
     # Another token with the id of one that is in use.
     await is_refused(world, text("acme", id=read_token(good).id, subject="eve"), "another token")
+
+
+async def test_a_static_configuration_lets_in_whom_it_names(
+    world: AuthWorld, tmp_path: Path
+) -> None:
+    """Without an auth service: the same permissions, and a reload after each change of tokens."""
+    revoked, kept, unknown = (world.token("acme") for _ in range(3))
+    file, servers_key = tmp_path / "nats.conf", world.keys.public_keys().servers
+
+    def write(*texts: str) -> None:
+        file.write_text(static_configuration(servers_key, "hf", texts, "_REPLIES"))
+
+    async def connected(text: str) -> Bus:
+        own = OwnToken(lambda: text)
+        login = NatsLogin(options=own.nats_options())
+        inboxes = own.inboxes(Inboxes("_REPLIES", "acme"))
+        return await connect_nats(nats.url, name="test", login=login, inboxes=inboxes)
+
+    write(revoked, kept)
+    with running_nats_server(tmp_path, "-c", str(file)) as nats:
+        login, inboxes = NatsLogin(nkey=world.keys.path / SERVERS_FILE), Inboxes("_REPLIES")
+        servers = await connect_nats(nats.url, name="s", login=login, inboxes=inboxes)
+        answers: list[asyncio.Future[None]] = []
+
+        def answer(message: BusMessage) -> None:
+            answers.append(
+                asyncio.ensure_future(servers.publish(message.reply, message.subject.encode()))
+            )
+
+        await servers.subscribe("hf.*.srv.>", answer)
+        await servers.flush()
+        first, other = await connected(revoked), await connected(kept)
+        refused: list[NotAllowedError] = []
+        first.on_refused(refused.append)
+        own = Subjects("hf", read_token(revoked).id).server("acme", "s1")
+        assert await first.request(own, b"", 10.0, "acme") == own.encode()
+        stolen = Subjects("hf", read_token(kept).id).server("acme", "s1")
+        await first.publish(stolen, b"")
+        await first.flush()
+        assert [error.subject for error in refused] == [stolen]
+        assert len(answers) == 1
+        with pytest.raises(LoginFailedError):
+            await connected(unknown)
+        write(kept)
+        os.kill(nats.pid, signal.SIGHUP)
+        await until(lambda: not first.connected, "the connection of the revoked token is closed")
+        with pytest.raises(LoginFailedError):
+            await connected(revoked)
+        assert other.connected
+        for bus in (first, other, servers):
+            await bus.close()
 
 
 async def test_nobody_reaches_another_tenant_or_another_token(world: AuthWorld) -> None:
@@ -210,7 +288,7 @@ async def test_every_cell_of_the_table_is_what_nats_does(world: AuthWorld, holde
     shown = TABLE["token_of"](holder)
     if shown is None:
         own = other
-        connecting = by_nkey(world, SERVERS_FILE if holder == "servers" else AUTH_FILE)
+        connecting = by_nkey(world, KEY_FILES[holder])
     else:
         words = ",".join(shown.rights.words)
         text = world.token(shown.tenant, words, *shown.stores)

@@ -68,14 +68,22 @@ def test_up_stops_cleanly_and_goes_on_later_with_all_data(tmp_path: Path) -> Non
 def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) -> None:
     data = tmp_path / "data"
     shared = ("--data", str(data / "shared"))
+    replies = ("--inbox-prefix", "_REPLIES")
     for options in (("--auth",), ()):
-        with running_up(data, "--servers", "1", *options) as cluster:
+        with running_up(data, "--servers", "1", *options, *replies) as cluster:
             assert set(cluster.pids()) == {"nats-server", "auth", "coordinator", "s1"}
             refused = cluster.holdfast("servers")
             assert refused.returncode == 1
             assert b"log in" in refused.stderr
-            created = call_holdfast("token", "create", "--stores", ">", "--allow", "read", *shared)
+            rights = ("--stores", ">", "--allow", "read,list")
+            created = call_holdfast("token", "create", *rights, *shared)
             token = created.stdout.decode().strip()
+            file = tmp_path / "token"
+            file.write_text(token)
+            listing = ("stream", "ls", "--token-file", str(file))
+            cluster.output(*listing, *replies)
+            # Other inboxes are not those of the token.
+            assert b"_INBOX" in cluster.holdfast(*listing).stderr
             asyncio.run(_log_in(cluster.nats, token))
             killed = cluster.pids()["auth"]
             assert killed is not None
@@ -86,7 +94,7 @@ def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) ->
             assert cluster.stop() == 0
     # What `up` asks with does not stay.
     listed = json.loads(call_holdfast("--json", "token", "list", *shared).stdout)["tokens"]
-    assert [row["allow"] for row in listed] == [["read"], ["read"]]
+    assert [row["allow"] for row in listed] == [["read", "list"]] * 2
 
 
 def _has_new_auth(cluster: RunningUp, ended: Collection[int | None]) -> bool:

@@ -65,7 +65,8 @@ def test_keys_and_registry_are_for_their_user_alone(data: str) -> None:
     root = Path(data)
     made = [root, *(root / "keys").rglob("*"), *(root / "auth").rglob("*")]
     assert {path.name for path in (root / "keys").iterdir()} == {
-        *("account.nkey", "auth.nkey", "callout.xkey", "issuer.key", "servers.nkey")
+        *("account.nkey", "auth.nkey", "callout.xkey", "issuer.key", "servers.nkey"),
+        "system.nkey",
     }
     for path in made:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -81,6 +82,17 @@ def test_setting_up_twice_overwrites_nothing(data: str) -> None:
     assert other.exit_code == 2
     assert not Path(data, "other").exists()
     assert before == {path: path.read_bytes() for path in Path(data, "keys").iterdir()}
+
+
+def test_set_up_adds_a_key_that_an_older_version_did_not_make(data: str) -> None:
+    key = Path(data, "keys", "system.nkey")
+    before = {path: path.read_bytes() for path in key.parent.iterdir() if path != key}
+    key.unlink()
+    assert ".KICK" not in done("nats-config", "--data", data)
+    assert printed("auth", "init", "--data", data)["public_keys"]["system"][0] == "U"
+    assert ".KICK" in done("nats-config", "--data", data)
+    assert before == {path: path.read_bytes() for path in before}
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
 
 def test_an_interrupted_set_up_is_resumed(data: str, tmp_path: Path) -> None:
@@ -99,6 +111,7 @@ def test_set_up_prints_public_keys_alone(tmp_path: Path) -> None:
         "callout": "X",
         "auth": "U",
         "servers": "U",
+        "system": "U",
     }
     for file in (tmp_path / "data" / "keys").iterdir():
         assert file.read_text() not in result.output

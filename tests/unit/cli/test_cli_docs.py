@@ -203,7 +203,7 @@ def documented(path: str) -> Any:
                 0.1,
             ),
         ),
-        ("auth init", init_report("k", asdict(PublicKeys("A", "X", "U", "U")))),
+        ("auth init", init_report("k", asdict(PublicKeys("A", "X", "U", "U", "U")))),
         ("token list", {"tokens": [token_row(TOKEN, "valid")]}),
         ("token show [TOKEN_ID]", token_row(TOKEN, "valid")),
         ("issuer list", {"issuers": [issuer_row(Issuer("cluster", bytes(32), ("*",)))]}),

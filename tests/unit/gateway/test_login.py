@@ -72,7 +72,7 @@ def question(key: SigningKey = SERVER_KEY, *, nats: object = None, **changes: ob
 
 def test_a_question_of_nats_server_is_read() -> None:
     read = read_request(question(), ACCOUNT, NOW)
-    assert read == LoginRequest(SERVER, USER, "the token", "10.0.0.7", "line\\nbreak")
+    assert read == LoginRequest(SERVER, USER, 5, "the token", "10.0.0.7", "line\\nbreak")
     assert "the token" not in repr(read)
 
 
@@ -91,6 +91,7 @@ def test_a_question_of_nats_server_is_read() -> None:
         question(nats={"server_id": []}),
         question(nats={"server_id": {}}),
         question(nats={"connect_opts": None}),
+        question(nats={"client_info": {"id": "5"}}),
         sign_claims({"nats": {}}, KeyKind.ACCOUNT, ACCOUNT_KEY, NOW),
         question()[:-2],
         question().replace(".", "..", 1),

@@ -37,6 +37,7 @@ from holdfast.shared_fs.access.key_folder import (
     AUTH_FILE,
     CALLOUT_FILE,
     SERVERS_FILE,
+    SYSTEM_FILE,
     KeyFolder,
 )
 from tests.support.command_line import parsed, variables
@@ -375,7 +376,9 @@ def test_the_auth_service_finds_the_registry_and_has_only_the_keys_that_it_needs
     assert deployment["spec"]["replicas"] == 2
     assert deployment["spec"]["minReadySeconds"] > _CONNECT_SECONDS
     [keys] = [each["secret"] for each in pod(deployment)["volumes"] if each["name"] == "keys"]
-    assert {each["key"] for each in keys["items"]} == {ACCOUNT_FILE, CALLOUT_FILE, AUTH_FILE}
+    assert {each["key"] for each in keys["items"]} == {
+        *(ACCOUNT_FILE, AUTH_FILE, CALLOUT_FILE, SYSTEM_FILE)
+    }
     [mounted] = [each for each in one["volumeMounts"] if each["name"] == "keys"]
     assert options["keys"] == Path(mounted["mountPath"])
     [login] = [each["secret"] for each in pod(deployment)["volumes"] if each["name"] == "login"]

@@ -22,7 +22,12 @@ from holdfast.cli.advice import EXIT_USAGE
 from holdfast.cli.command import holdfast
 from holdfast.persist.lifecycle import capacity
 from holdfast.protocol.limits import LOOP_STALL_SECONDS, MAX_OPEN_STORES
-from holdfast.shared_fs.access.key_folder import ACCOUNT_FILE, AUTH_FILE, CALLOUT_FILE
+from holdfast.shared_fs.access.key_folder import (
+    ACCOUNT_FILE,
+    AUTH_FILE,
+    CALLOUT_FILE,
+    SYSTEM_FILE,
+)
 from tests.support.command_line import parsed, variables
 from tests.support.documents import ROOT, read
 
@@ -206,7 +211,7 @@ def test_the_auth_service_is_started_as_the_command_line_has_it() -> None:
     assert settings(AUTH)["RequiresMountsFor"] == [str(options["data"])]
     # What systemd passes on, and nothing more.
     assert options["keys"] == Path("%d")
-    assert credentials(AUTH) == {ACCOUNT_FILE, CALLOUT_FILE, AUTH_FILE}
+    assert credentials(AUTH) == {ACCOUNT_FILE, AUTH_FILE, CALLOUT_FILE, SYSTEM_FILE}
 
 
 def test_the_auth_service_is_as_confined_as_a_server() -> None:
