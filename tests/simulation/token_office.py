@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: An identity provider whose key is registered; it may issue tokens for the tenant.
 _PROVIDER: Final = "idp"
-_RIGHTS: Final = Right.READ | Right.WRITE
+_RIGHTS: Final = Right.READ | Right.WRITE | Right.CONSUME | Right.LIST
 #: Clients, their holders, and what those may do. Others have all rights, and keep their tokens.
 _HOLDERS: Final = {
     "k1": ("ada", _RIGHTS),

@@ -24,6 +24,7 @@ from holdfast.persist.store import accepted
 from holdfast.protocol.errors import (
     HoldfastError,
     LargeValueDamagedError,
+    NotAllowedError,
     OperationTimeoutError,
     ValueReplacedError,
 )
@@ -173,7 +174,8 @@ class Uploader(Application):
         self._complete(operation)
         if found and found[0].large is not None:
             # A disk that fails is told of, as to any reader.
-            with contextlib.suppress(*OUTAGES, ValueReplacedError):
+            refusals = (NotAllowedError,) if self._badge is not None else ()
+            with contextlib.suppress(*OUTAGES, *refusals, ValueReplacedError):
                 await self._check_content(found[0], timeout_seconds)
 
     async def _check_content(self, entry: Entry, timeout_seconds: float) -> None:
