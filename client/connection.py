@@ -11,7 +11,7 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar, overload
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, overload
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.pattern import PatternSubscription
@@ -359,36 +359,28 @@ class Client:
         await self.close()
 
 
+class _Asked(NamedTuple):
+    """What `connect` was asked for, checked."""
+
+    nats: str
+    tenant: str
+    subjects: Subjects
+    inboxes: Inboxes
+    timeout_seconds: float
+    name: str
+    bus: Bus | None
+    compression: bool
+    login: NatsLogin
+    token: OwnToken | None
+
+
 class Connecting:
     """The result of `connect`: use it with `async with`, or `await` it and close the
     client yourself.
     """
 
-    def __init__(
-        self,
-        nats: str,
-        tenant: str | None,
-        prefix: str,
-        timeout_seconds: float,
-        name: str,
-        bus: Bus | None,
-        compression: bool,
-        login: NatsLogin,
-        inbox_prefix: str | None,
-        token: OwnToken | None,
-    ) -> None:
-        self._nats = nats
-        if token is not None:
-            tenant = token.tenant(tenant, _DEFAULT_TENANT)
-        self._token = token
-        self._tenant = tenant = check_tenant(_DEFAULT_TENANT if tenant is None else tenant)
-        self._subjects = Subjects(prefix)
-        self._timeout_seconds = timeout_seconds
-        self._name = name
-        self._bus = bus
-        self._compression = compression
-        self._login = login
-        self._inboxes = Inboxes.parse(inbox_prefix, tenant, prefix)
+    def __init__(self, asked: _Asked) -> None:
+        self._asked = asked
         self._client: Client | None = None
 
     def __await__(self) -> Generator[Any, None, Client]:
@@ -408,15 +400,16 @@ class Connecting:
         await self._client.close()
 
     async def _open(self) -> Client:
-        bus, token, subjects, inboxes = self._bus, self._token, self._subjects, self._inboxes
+        asked = self._asked
+        bus, token, subjects = asked.bus, asked.token, asked.subjects
         if bus is None:
             bus = await connect_nats(
-                self._nats, name=self._name, login=self._login, inboxes=inboxes
+                asked.nats, name=asked.name, login=asked.login, inboxes=asked.inboxes
             )
         if token is not None:
 
             def move() -> None:
-                bus.move_inboxes(token.inboxes(inboxes))
+                bus.move_inboxes(token.inboxes(asked.inboxes))
 
             token.on_renewed = move
             move()
@@ -424,13 +417,13 @@ class Connecting:
         link = Link(
             bus,
             subjects,
-            self._tenant,
-            self._timeout_seconds,
-            compression=self._compression,
+            asked.tenant,
+            asked.timeout_seconds,
+            compression=asked.compression,
             token=token,
         )
         follower = Follower(link)
-        client = Client(link, follower, owns_bus=self._bus is None)
+        client = Client(link, follower, owns_bus=asked.bus is None)
         try:
             await link.open(follower)
         except BaseException:
@@ -496,9 +489,22 @@ def connect(
         nats_options |= {name: retried(each) for name, each in own.nats_options().items()}
     elif own is None and token is not None:
         nats_options["token"] = token
-    login = NatsLogin(credentials=credentials, nkey=nkey, tls=tls, options=nats_options)
+    if own is not None:
+        tenant = own.tenant(tenant, _DEFAULT_TENANT)
+    tenant = check_tenant(_DEFAULT_TENANT if tenant is None else tenant)
     return Connecting(
-        nats, tenant, prefix, timeout_seconds, name, bus, compression, login, inbox_prefix, own
+        _Asked(
+            nats,
+            tenant,
+            Subjects(prefix),
+            Inboxes.parse(inbox_prefix, tenant, prefix),
+            timeout_seconds,
+            name,
+            bus,
+            compression,
+            NatsLogin(credentials=credentials, nkey=nkey, tls=tls, options=nats_options),
+            own,
+        )
     )
 
 

@@ -77,11 +77,11 @@ async def _serve(
             bucket=bucket,
             quotas=quotas_of(layout, bucket if options.disk == "local" else None),
             fences=BucketFences(bucket) if bucket is not None and options.disk == "local" else None,
+            tokens=tokens,
         ),
         subjects=Subjects(options.prefix, inboxes=inboxes_of(options).root),
         standby=options.standby,
         replace_damaged_state=options.replace_damaged_state,
-        tokens=tokens,
     )
     on_signals(coordinator.stop)
     await coordinator.run(ready)

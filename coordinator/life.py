@@ -11,7 +11,6 @@ from holdfast.coordinator.storage import Storage
 from holdfast.coordinator.storage_use import StorageUse
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
 
@@ -31,8 +30,6 @@ class Life:
     wakeup: Wakeup
     mishaps: Mishaps
     storage_use: StorageUse
-    #: Where tokens are read; None in an open cluster.
-    tokens: TokenSource | None = None
 
     def now(self) -> float:
         """Return monotonic seconds; silence is measured with this clock."""

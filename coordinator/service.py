@@ -34,7 +34,6 @@ from holdfast.coordinator.storage import Storage
 from holdfast.coordinator.storage_use import StorageUse
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
 
@@ -63,10 +62,9 @@ class Coordinator:
         clock_ms: Callable[[], int] = _wall_clock_ms,
         run_blocking: RunBlocking = asyncio.to_thread,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
-        tokens: TokenSource | None = None,
     ) -> None:
-        """`new_id` makes the id that distinguishes this coordinator's
-        messages to itself from others'. Without `tokens` it is open: it asks no client for one."""
+        """`new_id` makes the id that distinguishes this coordinator's messages to itself from
+        others'."""
         self._life = Life(
             id=new_id(),
             bus=bus,
@@ -76,7 +74,6 @@ class Coordinator:
             background_tasks=BackgroundTasks(run_blocking),
             wakeup=Wakeup(),
             mishaps=Mishaps(logger),
-            tokens=tokens,
             storage_use=StorageUse(_monotonic),
         )
         self._standby = standby

@@ -8,6 +8,7 @@ from typing import Final
 from holdfast.coordinator.state.lost_state import has_past, open_state
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.term import TermFile
+from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster_id
@@ -34,17 +35,19 @@ class Storage:
         bucket: Bucket | None = None,
         fences: Fences | None = None,
         quotas: ReadsQuotas | None = None,
+        tokens: TokenSource | None = None,
     ) -> None:
         """`bucket` has the cold stores; a coordinator that lost its state looks for them there.
 
         `fences` are by default those under `layout`. `quotas` is where operators set what tenants
-        may use.
+        may use. `tokens` is where they say who may do what; without it the cluster is open.
         """
         self.layout = layout
         self.disk = disk
         self.bucket = bucket
         self.fences = fences or FileFences(disk, layout)
         self.quotas = quotas
+        self.tokens = tokens
 
     def has_past(self) -> bool:
         """Tell whether a coordinator or a store was here before. Ask before `lock`."""

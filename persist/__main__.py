@@ -152,6 +152,7 @@ async def _serve(
         lambda: connect_nats(options.nats, name="holdfast-persist-watch", login=login_of(options)),
         subjects.heartbeat(),
     )
+    own_bucket = bucket if options.disk == "local" else None
     server_options = ServerOptions(
         subjects=subjects,
         durability=Durability[options.durability.upper()],
@@ -159,11 +160,10 @@ async def _serve(
         max_open_stores=max_open_stores,
         tier_policy=tier_policy,
         bucket_only=options.disk == "local",
+        tokens=await asyncio.to_thread(find_tokens, layout.root, own_bucket),
+        quotas=quotas_of(layout, own_bucket),
     )
     machine = Machine(loop_watch=loop_watch)
-    own_bucket = bucket if options.disk == "local" else None
-    tokens = await asyncio.to_thread(find_tokens, layout.root, own_bucket)
-    quotas = quotas_of(layout, own_bucket)
     stopping = asyncio.Event()
     life = 0
     while not stopping.is_set():
@@ -175,8 +175,6 @@ async def _serve(
             server_options,
             bucket=bucket,
             machine=machine,
-            tokens=tokens,
-            quotas=quotas,
         )
         running = asyncio.ensure_future(server.run(ready))
         on_signals(functools.partial(_stop, server, running, stopping))

@@ -68,8 +68,6 @@ from holdfast.persist.write_path.waiting_places import WaitingPlaces
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId
-from holdfast.protocol.serving.grant_desk import TokenSource
-from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
@@ -91,10 +89,6 @@ class Origins(NamedTuple):
     bucket: Bucket | None
     options: ServerOptions
     machine: Machine
-    #: Where tokens are read; None in an open cluster.
-    tokens: TokenSource | None
-    #: None: no tenant has a quota.
-    quotas: ReadsQuotas | None = None
 
 
 class _Threads(NamedTuple):
@@ -130,7 +124,7 @@ def compose(
 
     Raises StorageError.
     """
-    bus, layout, disk, bucket, options, machine, _, registry = origins
+    bus, layout, disk, bucket, options, machine = origins
     threads = _threads(machine, resources)
     clock = machine.clock_ms or SteadyClock()
     gate = _gate(origins, server, incarnation)
@@ -154,7 +148,7 @@ def compose(
     )
     told_time = clock.compare if isinstance(clock, SteadyClock) else _nothing
     coordination = Coordination(life, read_cluster, told_time)
-    gatekeeper = Gatekeeper(life, origins.tokens)
+    gatekeeper = Gatekeeper(life, options.tokens)
     owners = Owners(bus, life.subjects, asks_for_tokens=gatekeeper.asks_for_tokens)
     storage: StorageMode
     if bucket is not None and isinstance(gate, BucketGate):
@@ -218,9 +212,9 @@ def compose(
     heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
     open_stores.on_opened(quotas.opened, quotas.gone)
     quota_keeping = None
-    if registry is not None:
+    if options.quotas is not None:
         quota_keeping = QuotaKeeping(
-            registry, quotas, open_stores, coordination, threads.run_in_thread
+            options.quotas, quotas, open_stores, coordination, threads.run_in_thread
         )
     openings = Openings(
         open_stores,

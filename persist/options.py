@@ -11,7 +11,9 @@ from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
+from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.access.quotas import ReadsQuotas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,10 @@ class ServerOptions:
     tier_policy: TierPolicy = field(default_factory=TierPolicy)
     #: The disk is this server's own and only a cache: log, fence and data are in the bucket.
     bucket_only: bool = False
+    #: Where tokens are read. None: the server is open, it asks nobody for one.
+    tokens: TokenSource | None = None
+    #: Where the limits of tenants are read. None: no tenant has a quota.
+    quotas: ReadsQuotas | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,6 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
 from holdfast.protocol.limits import EXPIRY_CHECK_SECONDS
 from holdfast.protocol.names import check_server
-from holdfast.protocol.serving.grant_desk import TokenSource
-from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
@@ -60,14 +58,10 @@ class PersistServer:
         incarnation: str | None = None,
         bucket: Bucket | None = None,
         machine: Machine | None = None,
-        tokens: TokenSource | None = None,
-        quotas: ReadsQuotas | None = None,
     ) -> None:
-        """`bucket` takes snapshots. In a bucket-only cluster it holds everything. Without `tokens`
-        the server is open: it asks nobody for one. `quotas` is where operators set what tenants
-        may use."""
+        """`bucket` takes snapshots. In a bucket-only cluster it holds everything."""
         options, machine = options or ServerOptions(), machine or Machine()
-        self._origins = Origins(bus, layout, disk, bucket, options, machine, tokens, quotas)
+        self._origins = Origins(bus, layout, disk, bucket, options, machine)
         self.server = check_server(server)
         self.incarnation = incarnation or new_incarnation()
         self._phase = LifePhase(self.server)

@@ -273,7 +273,7 @@ class Coalescer:
         if isinstance(error, RequestError):
             given_up = ConnectionFailedError(url="NATS", reason=str(error))
             for queue in self._queues.values():
-                for group in [each for each in queue.groups if _is_open(each)]:
+                for group in queue.in_doubt:
                     self._fail_group(group, given_up)
         for queue in self._queues.values():
             self._fail_queue(queue, error)
@@ -373,14 +373,14 @@ class Coalescer:
     ) -> None:
         """Answer what a store has with `error`. If that says that nothing was done, writes that may
         be stored are tried again instead."""
-        if not isinstance(error, RequestError) or not any(map(_is_open, queue.groups)):
+        if not isinstance(error, RequestError) or not queue.in_doubt:
             self._fail_queue(queue, error)
             return
         for group in list(queue.groups):
             if not (group.answered or group.may_be_stored):
                 self._fail_group(group, error)
         self._fail_waiting(queue, error)
-        if any(map(_is_open, queue.groups)):
+        if queue.in_doubt:
             self._schedule.retry(queue, error, now, forget_owner=forget_owner)
 
     def _fail_queue(self, queue: StoreQueue, error: HoldfastError) -> None:
@@ -395,8 +395,3 @@ class Coalescer:
             for operation in waiting:
                 fail(operation, error)
             waiting.clear()
-
-
-def _is_open(group: QueuedGroup) -> bool:
-    """Tell whether a group is not answered, and may be stored."""
-    return not group.answered and group.may_be_stored

@@ -208,6 +208,11 @@ class StoreQueue:
     def empty(self) -> bool:
         return not (self.writes or self.reads or self.groups)
 
+    @property
+    def in_doubt(self) -> list[QueuedGroup]:
+        """The writes that are not answered, and may be stored."""
+        return [group for group in self.groups if not group.answered and group.may_be_stored]
+
     def requeue(self) -> None:
         """Send every unanswered write again, in order, before any newer one."""
         for group in self.groups:

@@ -26,9 +26,9 @@ class Doorkeeper:
         self._inbox = inbox
         self._replies = replies
         self._desk: GrantDesk[BusMessage] | None = None
-        if life.tokens is not None:
+        if life.storage.tokens is not None:
             self._desk = GrantDesk(
-                life.tokens,
+                life.storage.tokens,
                 life.background_tasks.blocking,
                 lambda: life.clock_ms() / 1000,
                 self._look,

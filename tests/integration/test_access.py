@@ -17,6 +17,7 @@ import pytest
 from holdfast.client import Client, NotAllowedError, connect
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
+from holdfast.persist.options import ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
 from holdfast.protocol.access.nats_permissions import (
@@ -118,8 +119,8 @@ async def _running(nats: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
         ]
         for bus in buses:
             stack.push_async_callback(bus.close)
-        coordinator = Coordinator(buses[0], Storage(layout, Disk()), tokens=tokens)
-        server = PersistServer(buses[1], layout, Disk(), "s1", tokens=tokens)
+        coordinator = Coordinator(buses[0], Storage(layout, Disk(), tokens=tokens))
+        server = PersistServer(buses[1], layout, Disk(), "s1", ServerOptions(tokens=tokens))
         ready = asyncio.Event(), asyncio.Event()
         coordinating = asyncio.create_task(coordinator.run(ready[0]))
         serving = asyncio.create_task(server.run(ready[1]))

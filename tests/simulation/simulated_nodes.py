@@ -252,6 +252,7 @@ class ServerNode(Node):
                 idle_close_seconds=simulation.idle_close_seconds,
                 max_open_stores=simulation.max_open_stores,
                 tier_policy=simulation.tier_policy,
+                tokens=tokens,
             ),
             incarnation=incarnation,
             bucket=self.own_bucket(),
@@ -260,7 +261,6 @@ class ServerNode(Node):
                 run_in_thread=self.run_in_thread,
                 watch=no_watch,
             ),
-            tokens=tokens,
         )
         await self.server.run()
 
@@ -277,12 +277,11 @@ class CoordinatorNode(Node):
         layout = open_layout(ROOT, self.disk)
         coordinator = Coordinator(
             self.bus,
-            Storage(layout, self.disk, bucket=self.own_bucket()),
+            Storage(layout, self.disk, bucket=self.own_bucket(), tokens=await self.tokens()),
             clock_ms=self.now_ms,
             standby=True,
             run_blocking=self.run_in_thread,
             new_id=lambda: self.bus.name,
-            tokens=await self.tokens(),
         )
         await coordinator.run()
 

@@ -36,6 +36,8 @@ EXTRAS_OF_PACKAGE: dict[str, list[str]] = {
 AUTOLOAD = ("pyspark_holdfast", "spark/autoload/pyspark_holdfast/__init__.py")
 #: More would be two rooms.
 MODULES_IN_A_ROOM = 15
+#: More would be two classes.
+PARAMETERS_OF_A_CONSTRUCTOR = 8
 #: What mypy reads and nobody imports.
 TYPES_ONLY = "typing_extensions"
 #: Modules that only processes with an extra import, whatever package they lie in.
@@ -161,6 +163,23 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places.setdefault(node.name, []).append(path)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_class_is_made_from_more_than_eight_things() -> None:
+    def parameters(each: ast.FunctionDef) -> int:
+        return len(each.args.posonlyargs + each.args.args + each.args.kwonlyargs) - len(["self"])
+
+    assert [
+        f"{path}:{made.lineno}"
+        for package in _package_folders()
+        for path, tree in modules(package)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for made in node.body
+        if isinstance(made, ast.FunctionDef)
+        and made.name == "__init__"
+        and parameters(made) > PARAMETERS_OF_A_CONSTRUCTOR
+    ] == []
 
 
 def test_the_order_of_the_rooms_of_every_package_is_checked() -> None:
