@@ -225,7 +225,6 @@ def compose(
         tasks,
     )
     open_queue = OpenQueue(
-        life,
         open_stores,
         coordination,
         checkpointer,

@@ -16,7 +16,7 @@ class LifePhase:
     incarnation itself."""
 
     def __init__(self, server: str) -> None:
-        self._server = server
+        self.server = server
         self._draining = False
         #: Set whenever the coordinator changes its mind about draining.
         self.changed = asyncio.Event()
@@ -49,7 +49,7 @@ class LifePhase:
     def set_draining(self, draining: bool) -> None:
         """Note whether the coordinator wants this server to have no stores."""
         if draining != self._draining:
-            logger.info("server.draining server=%s draining=%s", self._server, draining)
+            logger.info("server.draining server=%s draining=%s", self.server, draining)
             self._draining = draining
             self.changed.set()
 

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.lifecycle.openings import Openings
@@ -48,7 +47,6 @@ class OpenQueue:
 
     def __init__(
         self,
-        life: Incarnation,
         open_stores: OpenStores,
         coordination: Coordination,
         checkpointer: Checkpointer,
@@ -59,7 +57,7 @@ class OpenQueue:
         room: OpenRoom | None = None,
     ) -> None:
         """`room` is what tenants have of the open stores; None: no tenant has a limit."""
-        self._server = life.server
+        self._server = phase.server
         self._open_stores = open_stores
         self._coordination = coordination
         self._checkpointer = checkpointer

@@ -20,12 +20,10 @@ from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.frames import Group
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.opening_world import STREAM, Life, new_layout
 from tests.support.stores import abandon, store_of, stream_id
 from tests.support.waiting import until
-from tests.support.write_path_parts import a_life
 
 
 class World:
@@ -36,7 +34,6 @@ class World:
         self.opening: dict[str, asyncio.Event] = {}
         self.opened: list[str] = []
         self.most_at_once = 0
-        life = a_life(Layout(Path("/nowhere")), server="s1")
         tasks, phase = SpawnedTasks(), LifePhase("s1")
         inbox: Any = SimpleNamespace(submit_again=self._submitted)
         coordination: Any = SimpleNamespace(open=self._grant)
@@ -45,7 +42,6 @@ class World:
             self.open_stores, inbox, self, self._read_dead_logs, cold_stores=None, tasks=tasks
         )
         self.queue = OpenQueue(
-            life,
             self.open_stores,
             coordination,
             checkpointer,
