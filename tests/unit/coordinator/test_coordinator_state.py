@@ -444,7 +444,7 @@ def test_tenants_are_listed_by_name_page_by_page(state: StateFile) -> None:
             found += page
         assert found == tenants
     [reply] = run(state, parse("_", "tenants", encode_control(after="acme")))
-    use = [[2, 0, 0, {}], [2, 0, 0, {}]]
+    use = [[2, 0, 0, {}, 0, 0], [2, 0, 0, {}, 0, 0]]
     assert fields(reply) == {"tenants": ["b-2", "zed"], "next": None, "use": use}
     with pytest.raises(UnknownOperationError):
         parse("acme", "tenants", encode_control())
