@@ -21,7 +21,7 @@ from holdfast.client.following.merge import Cursor, Merge
 from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
 from holdfast.client.wire.coalescer import Coalescer
 from holdfast.client.wire.frame import Frame
-from holdfast.client.wire.store_queue import QueuedGroup
+from holdfast.client.wire.store_queue import QueuedGroup, StoreQueue
 from holdfast.coordinator.decisions.events import Probe, ProbeFailed
 from holdfast.coordinator.decisions.standby_heartbeats import Proof
 from holdfast.coordinator.decisions.storage_proof import StorageProof
@@ -422,7 +422,15 @@ def believe_every_refusal() -> Iterator[None]:
             group.refused_count = group.sent_count
         refused(coalescer, frame, group, error, now)
 
-    with patch.object(Coalescer, "_refused", refused_for_good):
+    def fail_queue(
+        coalescer: Coalescer, queue: StoreQueue, error: HoldfastError, *_: float, **__: bool
+    ) -> None:
+        coalescer._fail_queue(queue, error)
+
+    with (
+        patch.object(Coalescer, "_refused", refused_for_good),
+        patch.object(Coalescer, "_refuse_queue", fail_queue),
+    ):
         yield
 
 
