@@ -62,6 +62,8 @@ class Settings:
     json: bool = False
     #: Whether `nats` comes from HOLDFAST_NATS.
     nats_from_environment: bool = field(default=False, compare=False)
+    #: Whether `tenant` is given, be it the default one.
+    tenant_given: bool = field(default=False, compare=False)
 
     @property
     def nats_url(self) -> str:
@@ -81,7 +83,7 @@ class Settings:
     @property
     def chosen_tenant(self) -> str | None:
         """The tenant, or None if none was chosen: then a token decides."""
-        return None if self.tenant == DEFAULT_TENANT else self.tenant
+        return self.tenant if self.tenant_given or self.tenant != DEFAULT_TENANT else None
 
     @property
     def subjects(self) -> Subjects:
@@ -182,6 +184,7 @@ def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Co
         if value is not None:
             assert parameter.name is not None
             setattr(settings, parameter.name, value)
+            settings.tenant_given |= parameter.name == "tenant"
             if parameter.name == "nats":
                 source = context.get_parameter_source("nats")
                 settings.nats_from_environment = source is ParameterSource.ENVIRONMENT

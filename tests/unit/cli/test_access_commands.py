@@ -309,3 +309,17 @@ def test_amounts_have_units() -> None:
     ):
         with pytest.raises(click.BadParameter):
             parse(wrong)
+
+
+def test_a_tenant_that_is_given_counts_even_if_it_is_the_default_one(tmp_path: Path) -> None:
+    token = new_token(issuer="x", tenant="acme", stores=[">"], rights=ALL_RIGHTS, created_at=0)
+    file = tmp_path / "token"
+    file.write_text(sign_token(token, SigningKey.generate()))
+    # Nobody listens there: without a tenant it is NATS that is missing, not the right one.
+    nowhere = ("--nats", "nats://127.0.0.1:1", "--timeout", "0.2", "--token-file", str(file))
+    for tenant in ("default", "umbrella"):
+        refused = run("stream", "ls", "--tenant", tenant, *nowhere)
+        assert refused.exit_code != 0
+        assert f"'{tenant}' contradicts the token, which is for 'acme'" in refused.output
+    for given in ((), ("--tenant", "acme")):
+        assert "cannot reach NATS" in run("stream", "ls", *given, *nowhere).output
