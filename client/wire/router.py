@@ -177,6 +177,7 @@ class Router:
         Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
         """
         after = None
+        bookmark: Mapping[str, object] = {}
         while True:
             fields = await self._ask(
                 "stores",
@@ -186,10 +187,13 @@ class Router:
                 prefix=prefix,
                 after=after,
                 limit=STORES_PAGE_ROWS,
+                **bookmark,
             )
             try:
                 page = [_store_info(row) for row in fields["stores"]]
                 after = fields["next"]
+                # Given back as it is, with the same `after`.
+                bookmark = {name: fields[name] for name in ("bookmark",) if name in fields}
             except (KeyError, TypeError, IndexError, ValueError) as error:
                 raise MalformedFrameError(reason=f"stores: {error!r}") from error
             yield page

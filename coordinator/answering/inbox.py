@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from holdfast.coordinator.answering.bookmarks import Bookmarks
 from holdfast.coordinator.answering.parsing import parse
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.requests import Request, store_count
@@ -68,6 +69,7 @@ class RequestInbox:
         self._wakeup = wakeup
         self._queue: FairQueue[_Queued] = FairQueue(TENANT_TURN_STORES)
         self._room = SharedRoom(MAX_INBOX_BYTES)
+        self._bookmarks = Bookmarks()
 
     def __bool__(self) -> bool:
         return bool(self._queue)
@@ -111,7 +113,7 @@ class RequestInbox:
         verb = self._subjects.verb_of(message.subject)
         try:
             request = parse(tenant, verb, message.payload, self._cluster)
-            return request if grant is None else restricted(request, grant)
+            return request if grant is None else restricted(request, grant, self._bookmarks)
         except HoldfastError as error:
             self._replies.add(message.reply, error)
         except Exception as error:  # noqa: BLE001 (it is this request's answer)

@@ -130,7 +130,10 @@ def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
         after = (after[0], _kind(after[1]))
     if type(limit) is not int or limit < 1:
         raise InvalidArgumentError(argument="limit", reason="it must be a number from 1 on")
-    return ListStores(tenant, kind, prefix, after, min(limit, PAGE_ROWS))
+    bookmark = fields.get("bookmark")
+    if bookmark is not None and type(bookmark) is not bytes:
+        raise InvalidArgumentError(argument="bookmark", reason="it must be nil or bytes")
+    return ListStores(tenant, kind, prefix, after, min(limit, PAGE_ROWS), bookmark)
 
 
 def _drain(tenant: str, fields: Mapping[str, Any]) -> Request:

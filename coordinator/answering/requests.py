@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -20,6 +20,11 @@ from holdfast.protocol.limits import (
     TENANTS_PAGE_ROWS,
 )
 from holdfast.protocol.names import StoreId
+
+#: How many rows a listing reads for one request, of which it may show none; and what that costs,
+#: compared with assigning stores.
+LISTING_ROWS: Final = 4096
+LISTING_COST_STORES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +45,29 @@ class ListServers:
 
 @dataclass(frozen=True, slots=True)
 class ListStores:
-    """`kind` None means both. `after` is the last (name, kind) that was seen. `shown` tells by kind
-    and name what the asker may see; None means everything."""
+    """`kind` None means both. `after` is the last (name, kind) that was seen. `bookmark` is that of
+    the answer before, if it had one."""
 
     tenant: str
     kind: int | None
     prefix: str
     after: tuple[str, int] | None
     limit: int
-    shown: Callable[[int, str], bool] | None = None
+    bookmark: bytes | None = None
+    #: None: the asker may see everything.
+    sight: ListingSight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListingSight:
+    """What the asker of a listing may see."""
+
+    #: By kind and name.
+    shows: Callable[[int, str], bool]
+    #: Where its bookmark is, if that is behind `after`.
+    begin: tuple[str, int] | None
+    #: Returns the bookmark of a place.
+    sealed: Callable[[tuple[str, int]], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +306,9 @@ def store_count(request: Request) -> int:
             return len(released)
         case UsageRequest(stores=stores_told, rates=rates):
             return len(stores_told) + len(rates)
-        case ListStores(limit=limit):
-            return limit
+        case ListStores(limit=limit, sight=sight):
+            # Who may not see everything may have many rows read for one.
+            return limit if sight is None else LISTING_COST_STORES
         case ListTenants():
             return TENANTS_PAGE_ROWS
         case _:

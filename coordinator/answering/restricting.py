@@ -10,8 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from holdfast.coordinator.answering.requests import ListStores, Request, ResolveRequest
+from holdfast.coordinator.answering.bookmarks import Bookmarks
+from holdfast.coordinator.answering.requests import (
+    ListingSight,
+    ListStores,
+    Request,
+    ResolveRequest,
+)
 from holdfast.protocol.access.grants import TokenGrant
 from holdfast.protocol.access.rights import Right
 from holdfast.protocol.access.tokens import split_pattern
@@ -19,12 +26,12 @@ from holdfast.protocol.errors import HoldfastError, NotAllowedError
 from holdfast.protocol.names import StoreId, literal_start
 
 
-def restricted(request: Request, grant: TokenGrant) -> Request:
+def restricted(request: Request, grant: TokenGrant, bookmarks: Bookmarks) -> Request:
     """Return the part of a request that is allowed. Raises NotAllowedError if none is."""
     if isinstance(request, ResolveRequest):
         return ResolveRequest(tuple(_slot(each, grant) for each in request.stores))
     if isinstance(request, ListStores):
-        return _listing(request, grant)
+        return _listing(request, grant, bookmarks)
     return request
 
 
@@ -34,7 +41,7 @@ def _slot(store: StoreId | HoldfastError, grant: TokenGrant) -> StoreId | Holdfa
     return grant.unseen(store.kind, store.name) or store
 
 
-def _listing(request: ListStores, grant: TokenGrant) -> ListStores:
+def _listing(request: ListStores, grant: TokenGrant, bookmarks: Bookmarks) -> ListStores:
     if Right.LIST not in grant.token.rights:
         word = Right.LIST.words[0]
         raise NotAllowedError(
@@ -47,7 +54,13 @@ def _listing(request: ListStores, grant: TokenGrant) -> ListStores:
     plain = [split_pattern(pattern)[1] for pattern in grant.token.stores]
     start = _common_start([literal_start(each) for each in plain])
     prefix = start if start.startswith(request.prefix) else request.prefix
-    return replace(request, prefix=prefix, shown=grant.sees)
+    begin: tuple[str, int] | None = None
+    if request.bookmark is not None:
+        begin = bookmarks.opened(grant.id, request.bookmark)
+        if begin is not None and request.after is not None:
+            begin = max(begin, request.after)
+    sight = ListingSight(grant.matches, begin, partial(bookmarks.sealed, grant.id))
+    return replace(request, prefix=prefix, sight=sight)
 
 
 def _common_start(texts: Sequence[str]) -> str:

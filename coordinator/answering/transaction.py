@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from holdfast.coordinator.answering.assigning import Assigner
 from holdfast.coordinator.answering.requests import (
+    LISTING_ROWS,
     Adopt,
     AskedRate,
     Closed,
@@ -36,7 +37,7 @@ from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
 from holdfast.protocol.access.quota import NO_QUOTA
 from holdfast.protocol.compression import ENCODINGS
-from holdfast.protocol.control import ServerInfo, ServerState, StoreInfo, StoreState
+from holdfast.protocol.control import ServerInfo, ServerState, StoreState
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
@@ -48,6 +49,12 @@ from holdfast.protocol.names import StoreId
 
 Fields = Mapping[str, Any]
 Reply = Fields | HoldfastError
+
+
+#: A listing reads at least so many rows at a time, although it wants fewer.
+_FEWEST_ROWS: Final = 64
+#: A place that no store is before.
+_BEFORE_ALL: Final = ("", 1)
 
 
 class Transaction:
@@ -134,8 +141,7 @@ class Transaction:
             case ListServers():
                 return {"term": self._state.term, "servers": self._servers()}
             case ListStores():
-                page, following = self._list(request)
-                return {"stores": page, "next": following}
+                return self._list(request)
             case ListTenants(after):
                 tenants, next_after = self._state.stores.tenants(after, TENANTS_PAGE_ROWS)
                 return {
@@ -149,23 +155,30 @@ class Transaction:
                 return {"term": self._state.term, "use": self._tenant(tenant), "rates": lately}
         return {"term": self._state.term}
 
-    def _list(self, wanted: ListStores) -> tuple[list[StoreInfo], tuple[str, int] | None]:
+    def _list(self, wanted: ListStores) -> Reply:
         """Return a page of stores, and what to pass as `after` for the next. Both name only stores
-        that may be shown."""
-        shown, after = wanted.shown, wanted.after
-        while True:
-            page, following = self._state.stores.page(
-                wanted.tenant, wanted.kind, wanted.prefix, after, wanted.limit
+        that may be shown: if a bounded number of rows has none, a bookmark says where to go on."""
+        sight, stores = wanted.sight, self._state.stores
+        if sight is None:
+            page, following = stores.page(
+                wanted.tenant, wanted.kind, wanted.prefix, wanted.after, wanted.limit
             )
-            if shown is None:
-                return page, following
-            page = [info for info in page if shown(info.kind, info.name)]
-            if following is None:
-                return page, None
-            if page:
+            return {"stores": page, "next": following}
+        after, left = sight.begin or wanted.after, LISTING_ROWS
+        while True:
+            rows = min(max(wanted.limit, _FEWEST_ROWS), left)
+            page, following = stores.page(wanted.tenant, wanted.kind, wanted.prefix, after, rows)
+            shown = [info for info in page if sight.shows(info.kind, info.name)]
+            if len(shown) > wanted.limit or (shown and following is not None):
                 # The next page begins behind the last store that may be named.
-                return page, (page[-1].name, page[-1].kind)
-            after = following
+                del shown[wanted.limit :]
+                return {"stores": shown, "next": (shown[-1].name, shown[-1].kind)}
+            if following is None:
+                return {"stores": shown, "next": None}
+            after, left = following, left - len(page)
+            if left <= 0:
+                again = wanted.after or _BEFORE_ALL
+                return {"stores": [], "next": again, "bookmark": sight.sealed(after)}
 
     def _size(self, store: StoreId, size_bytes: int | None) -> None:
         """Record what a store takes, if its owner tells."""

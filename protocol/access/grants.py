@@ -127,6 +127,10 @@ class TokenGrant:
             self._known.keep(masks, name, mask)
         return mask
 
+    def matches(self, kind: int, name: str) -> bool:
+        """Tell the same of one store among many: without remembering it."""
+        return bool(self.token.rights_on(kind, name))
+
     def _lacks(self, lacking: Right, kind: int, name: str) -> NotAllowedError:
         words = ", ".join(lacking.words)
         matched = self.sees(kind, name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from holdfast.coordinator.answering import transaction
 from holdfast.coordinator.answering.parsing import parse
 from holdfast.coordinator.answering.records import RecordFound, RecordFoundCold, RecordSurveyed
 from holdfast.coordinator.answering.requests import (
@@ -19,6 +21,7 @@ from holdfast.coordinator.answering.requests import (
     CreatedStore,
     DeletedRequest,
     Drain,
+    ListingSight,
     ListServers,
     ListStores,
     Open,
@@ -528,19 +531,45 @@ def test_what_a_dead_server_only_read_is_forgotten_and_what_it_may_have_written_
     check(state, (ResolveRequest((ONE, TWO)), [["b", "b1", 2]] * 2), members=(B,))
 
 
-def test_a_listing_names_only_what_may_be_shown(path: Path) -> None:
+def test_a_listing_names_only_what_may_be_shown_and_reads_a_bounded_number_of_rows(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "LISTING_ROWS", 10)
+    monkeypatch.setattr(transaction, "_FEWEST_ROWS", 3)
     with closing(open_state_file(path, Disk())) as state:
         names = [f"s{number:03}" for number in range(60)]
         own(state, *(StoreId("acme", 1, name) for name in names))
         shown = {"s020", "s021", "s059"}
+        read: list[str] = []
+
+        def shows(kind: int, name: str) -> bool:
+            read.append(name)
+            return name in shown
+
         after: tuple[str, int] | None = None
+        begin: tuple[str, int] | None = None
         found: list[str] = []
-        for _ in range(60):
-            asked = ListStores("acme", None, "", after, 7, lambda kind, name: name in shown)
-            reply = fields(run(state, asked)[0])
+        for _ in range(30):
+            read.clear()
+            sight = ListingSight(shows, begin, lambda place: repr(place).encode())
+            reply = fields(run(state, ListStores("acme", None, "", after, 7, None, sight))[0])
+            assert len(read) <= 10
             found += [info[1] for info in reply["stores"]]
             after = reply["next"]
             if after is None:
                 break
-            assert after[0] in shown, "where the next page begins names a store too"
+            assert after[0] in ("", *shown), "where the next page begins names a store too"
+            begin = None
+            if "bookmark" in reply:
+                begin = literal_eval(reply["bookmark"].decode())
+                assert not reply["stores"] and begin > tuple(after)
         assert found == sorted(shown)
+
+
+def test_whoever_may_see_everything_reads_page_by_page(path: Path) -> None:
+    with closing(open_state_file(path, Disk())) as state:
+        own(state, *(StoreId("acme", 1, f"s{number}") for number in range(5)))
+        sight = ListingSight(lambda kind, name: True, None, lambda place: b"")
+        reply = fields(run(state, ListStores("acme", None, "", None, 2, None, sight))[0])
+        assert [info[1] for info in reply["stores"]] == ["s0", "s1"]
+        assert reply["next"] == ["s1", 1]

@@ -47,6 +47,7 @@ EXTRAS_OF_MODULE = {
     "protocol/compression.py": ["compression"],
     "protocol/access/tokens.py": ["auth"],
     "shared_fs/access/key_folder.py": ["auth"],
+    "coordinator/answering/bookmarks.py": ["auth"],
     "shared_fs/access/registry.py": ["auth"],
     "shared_fs/access/token_source.py": ["auth"],
     "cli/commands/tables.py": ["spark"],
