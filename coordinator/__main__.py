@@ -18,12 +18,12 @@ from holdfast.protocol.serving.process import OnSignals, inboxes_of, run_server,
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.access.quotas import quotas_of
 from holdfast.shared_fs.access.token_source import find_tokens
-from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.disk.privacy import tighten
 from holdfast.shared_fs.disk.reading import FenceRead, choose_disk
+from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +60,7 @@ async def _serve(
 ) -> None:
     if options.bucket is None and options.disk == "local":
         raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
-    bucket = open_bucket(options.bucket) if options.bucket else None
+    bucket = open_cluster_bucket(options.bucket) if options.bucket else None
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
     tighten(options.data)

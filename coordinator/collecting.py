@@ -35,10 +35,12 @@ async def collect_garbage(life: Life, bucket: Bucket) -> None:
             logger.warning("coordinator.collect_failed reason=%s", error)
             continue
         logger.info(
-            "coordinator.collected removed=%d removed_bytes=%d slots=%d marked=%d strangers=%d",
+            "coordinator.collected removed=%d removed_bytes=%d slots=%d marked=%d strangers=%d "
+            "places_away=%d",
             done.removed,
             done.removed_bytes,
             done.slots_removed,
             done.marked,
             done.strangers,
+            done.places_away,
         )

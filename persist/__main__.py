@@ -38,7 +38,7 @@ from holdfast.protocol.serving.process import (
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.access.quotas import quotas_of
 from holdfast.shared_fs.access.token_source import find_tokens
-from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_capabilities import S3_WAYS, Ways
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 from holdfast.shared_fs.bucket.bucket_tries import Retry
@@ -46,6 +46,7 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.disk.privacy import tighten
 from holdfast.shared_fs.disk.reading import FenceRead, choose_disk
+from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from holdfast.shared_fs.store_file.sqlite_connection import configure_process
@@ -211,7 +212,7 @@ def _open_bucket(url: str) -> Bucket:
     """Open the bucket and try what it honours. A server starts even while its bucket is away,
     because hot stores do not need it; then an S3 store is tried when that first matters.
     Raises BucketUnfitError, BucketRefusedError, InvalidArgumentError."""
-    bucket = open_bucket(url, retry=_BUCKET_RETRY)
+    bucket = open_cluster_bucket(url, retry=_BUCKET_RETRY)
     try:
         ways = bucket.try_out()
         if ways != S3_WAYS:

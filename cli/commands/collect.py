@@ -71,6 +71,8 @@ def collect(
             "not understood": f"{done.strangers:,}",
         }
     )
+    if done.places_away:
+        click.echo(f"{done.places_away} buckets of tenants did not answer", err=True)
     if done.cut_short:
         click.echo("stopped early: another collector is running", err=True)
 

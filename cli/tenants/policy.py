@@ -15,8 +15,11 @@ from holdfast.protocol.names import check_tenant
 @click.command()
 @click.argument("name", metavar="TENANT")
 @BUCKET_OPTION
+@click.option(
+    "--own", "own", multiple=True, metavar="URL", help="A bucket of TENANT's own; repeatable."
+)
 @pass_settings
-def policy(settings: Settings, name: str, bucket: str) -> None:
+def policy(settings: Settings, name: str, bucket: str, own: tuple[str, ...]) -> None:
     """Write an IAM policy that lets its holder read TENANT's snapshots and exported files.
 
     It allows nothing of what other tenants wrote, but the names of their stores are in the
@@ -25,4 +28,4 @@ def policy(settings: Settings, name: str, bucket: str) -> None:
     checked = check_tenant(name)
     with needed_server_packages():
         from holdfast.cli.tenants.reader_policy import reader_policy
-    click.echo(json.dumps(reader_policy(bucket, checked), indent=2))
+    click.echo(json.dumps(reader_policy(bucket, checked, own), indent=2))

@@ -16,26 +16,30 @@ from holdfast.protocol.names import TenantName
 from holdfast.shared_fs.archive.table_location import DEFAULT_TABLE
 from holdfast.shared_fs.snapshots.manifest import FORMAT_KEY
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX
+from holdfast.shared_fs.snapshots.places import MARK_KEY, PLACE_PREFIX
 from holdfast.shared_fs.snapshots.shard import MANIFEST_PREFIX
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX
 
 _VERSION: Final = "2012-10-17"
 
 
-def reader_policy(bucket_url: str, tenant: TenantName) -> dict[str, Any]:
-    """Return the policy, as JSON. Raises InvalidArgumentError for a bucket that is not on S3."""
-    folders = (
-        f"{SNAPSHOT_PREFIX}{tenant}/",
-        f"{PACK_PREFIX}{tenant}/",
-        f"{DEFAULT_TABLE}/tenant={tenant}/",
-    )
-    return {
-        "Version": _VERSION,
-        "Statement": [
-            *_statements("Names", bucket_url, (FORMAT_KEY,), (MANIFEST_PREFIX,)),
-            *_statements("Data", bucket_url, (), folders),
-        ],
-    }
+def reader_policy(
+    bucket_url: str, tenant: TenantName, own_urls: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the policy, as JSON; `own_urls` are the tenant's own buckets.
+
+    Raises InvalidArgumentError for a bucket that is not on S3.
+    """
+    snapshots = (f"{SNAPSHOT_PREFIX}{tenant}/", f"{PACK_PREFIX}{tenant}/")
+    folders = (*snapshots, f"{DEFAULT_TABLE}/tenant={tenant}/")
+    names = (FORMAT_KEY, f"{PLACE_PREFIX}{tenant}/*")
+    statements = [
+        *_statements("Names", bucket_url, names, (MANIFEST_PREFIX,)),
+        *_statements("Data", bucket_url, (), folders),
+    ]
+    for number, url in enumerate(own_urls, 1):
+        statements += _statements(f"Own{number}", url, (MARK_KEY,), snapshots)
+    return {"Version": _VERSION, "Statement": statements}
 
 
 def _statements(

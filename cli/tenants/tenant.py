@@ -17,6 +17,7 @@ from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.owner_jobs import ConnectedOwners, connected_owners
 from holdfast.cli.render import JsonObject, print_json, print_table, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
+from holdfast.cli.tenants.bucket import bucket
 from holdfast.cli.tenants.policy import policy
 from holdfast.cli.tenants.quotas import lift_quota, set_quota, show
 from holdfast.protocol.access.quota import NO_QUOTA
@@ -47,6 +48,7 @@ def tenant() -> None:
 tenant.add_command(set_quota)
 tenant.add_command(show)
 tenant.add_command(policy)
+tenant.add_command(bucket)
 
 
 @tenant.command()

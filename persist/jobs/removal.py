@@ -19,7 +19,7 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.quarantine import quarantined
 from holdfast.shared_fs.snapshots.manifest import Manifests
-from holdfast.shared_fs.snapshots.pack import PACK_PREFIX
+from holdfast.shared_fs.snapshots.pack import is_pack
 from holdfast.shared_fs.snapshots.repacking import repack
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone, deleted
@@ -49,15 +49,17 @@ def remove_snapshots(
     Raises BucketError.
     """
     bucket = manifests.bucket
+    places = [each for each in bucket.places() if each.split("/")[1] == store.tenant]
     folder = f"{SNAPSHOT_PREFIX}{store.tenant}/{store.name}.{StoreKind(store.kind).word}/"
     count = 0
-    for listed in list(bucket.list(folder)):
+    found_there = [each for place in ("", *places) for each in bucket.list(place + folder)]
+    for listed in found_there:
         with contextlib.suppress(ObjectMissingError):
             found = version_of_object(listed.key, bucket.head(listed.key))
             if found is not None and found[1].epoch <= epoch:
                 bucket.delete(listed.key)
                 count += 1
-    for key in {version.key for version in dropped if version.key.startswith(PACK_PREFIX)}:
+    for key in {version.key for version in dropped if is_pack(version.key)}:
         # A damaged or missing object holds nothing that could move.
         with contextlib.suppress(ObjectMissingError, ObjectDamagedError):
             repack(manifests, key, now_ms)

@@ -31,6 +31,7 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     BucketUnavailableError,
     ObjectDamagedError,
     ObjectMissingError,
+    PlaceUnavailableError,
 )
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.snapshot import Fetched, fetch
@@ -128,6 +129,10 @@ class ColdStores:
         except TimeoutError:
             # The coordinator refused or was silent, and that has been answered elsewhere.
             logger.info("store.not_taken store=%s", store)
+        except PlaceUnavailableError as error:
+            # The stores of other tenants are elsewhere.
+            self._failing.note("store=%s reason=%s", store, error, of=store)
+            self._refuse(store, UnavailableError(reason=f"{store} is cold: {error}"))
         except BucketUnavailableError as error:
             self._away_until = loop.time() + _AWAY_SECONDS
             self._waiting.note("store=%s reason=%s", store, error)

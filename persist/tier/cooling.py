@@ -42,6 +42,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketError,
     ObjectDamagedError,
@@ -50,6 +51,7 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 from holdfast.shared_fs.disk.fence import is_open
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.inspection.inspection import walk_stores
+from holdfast.shared_fs.snapshots.places import place_prefix
 from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.shared_fs.snapshots.snapshot import verify
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
@@ -105,6 +107,7 @@ class Cooler:
         self._coordination = coordination
         self._run_in_thread = run_in_thread
         self._mishaps = Mishaps(logger)
+        self._places_away = Trouble(logger, "tier.tenant_bucket_away")
 
     async def run(self) -> None:
         """Sweep until cancelled. FencedError ends the incarnation."""
@@ -226,7 +229,14 @@ class Cooler:
                 # While there is a file, a new snapshot can be made.
                 await self._run_in_thread(partial(self._disown, candidate))
                 self._snapshotter.add(candidate.store)
+            except BucketError as error:
+                if not place_prefix(candidate.newest.key):
+                    raise
+                self._places_away.note(
+                    "tenant=%s reason=%s", candidate.store.tenant, error, of=candidate.store.tenant
+                )
             else:
+                self._places_away.over(candidate.store.tenant)
                 verified.append(candidate)
         async with contextlib.AsyncExitStack() as stack:
             opened: list[tuple[ColdCandidate, StoreFile]] = []

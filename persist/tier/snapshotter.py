@@ -5,9 +5,10 @@
 
 Passes take what has gathered; `tier_policy.py` decides when. No client waits for any of this, and
 while the bucket is away nothing changes for clients: a pass fails, logs that once, and is tried
-again with growing pauses. The backlog keeps only the names of stores, and a bounded number of them.
-The sweep (`cooling.py`) later finds the stores that were dropped beyond that bound, like those that
-another server left behind. Invariants:
+again with growing pauses. If a tenant's own bucket is away, its stores alone wait. The backlog
+keeps only the names of stores, and a bounded number of them. The sweep (`cooling.py`) later finds
+the stores that were dropped beyond that bound, like those that another server left behind.
+Invariants:
 
 - A snapshot has only changes that are durable and acknowledged, or about to be (`imaging.py`).
 - While the file of a closed store is open here, it is leased: opening the store
@@ -66,6 +67,10 @@ _LONGEST_PAUSE_SECONDS: Final = 60.0
 _REQUEST_RETRY_SECONDS: Final = 1.0
 
 
+#: The tenants whose own buckets failed, with the first error of each.
+_Away = dict[str, BucketError]
+
+
 @dataclass(slots=True)
 class TierCounts:
     """Totals since the start."""
@@ -116,6 +121,7 @@ class Snapshotter:
         #: Stores that were opened again before their turn. They get it when they are closed.
         self._missed: dict[StoreId, bool] = {}
         self._failing = Trouble(logger, "store.snapshot_failed", logging.ERROR)
+        self._places_away = Trouble(logger, "tier.tenant_bucket_away")
         self._large = asyncio.Lock()
         self._one_pass = asyncio.Lock()
         checkpointer.on_closed(self.closed)
@@ -155,7 +161,9 @@ class Snapshotter:
     async def snapshot(self, stores: Sequence[StoreId]) -> None:
         """Snapshot stores now. Those that were published are reported to `on_published`.
         Raises BucketError."""
-        await self._snapshot([list(stores)])
+        away = await self._snapshot([list(stores)])
+        for error in away.values():
+            raise error
 
     def leased(self, store: StoreId) -> AbstractContextManager[bool]:
         """Keep a closed store from being opened meanwhile. Yields False if that is impossible."""
@@ -203,7 +211,7 @@ class Snapshotter:
             await self._look_at_open()
             taken: dict[StoreId, None] = {}
             try:
-                await self._snapshot(self._chunks(taken))
+                away = await self._snapshot(self._chunks(taken))
             except BaseException:
                 for each in taken:
                     if self._open_stores.in_use(each):
@@ -211,6 +219,12 @@ class Snapshotter:
                     else:
                         self.add(each)
                 raise
+            for each in [each for each in taken if each.tenant in away]:
+                # A store in use is asked for again when it changes, or when it is closed.
+                if self._open_stores.in_use(each):
+                    self._missed[each] = True
+                else:
+                    self.add(each)
 
     def _chunks(self, taken: dict[StoreId, None]) -> Iterator[list[StoreId]]:
         """Yield what waits now, each store once, and add it to `taken`."""
@@ -274,32 +288,44 @@ class Snapshotter:
         return self._manifests
 
     # One chunk
-    async def _snapshot(self, chunks: Iterable[list[StoreId]]) -> None:
+    async def _snapshot(self, chunks: Iterable[list[StoreId]]) -> _Away:
         """Snapshot stores, chunk by chunk, and publish all of them together: publishing ten
-        thousand takes no more requests than a thousand. Raises BucketError, FencedError."""
+        thousand takes no more requests than a thousand.
+
+        Return the tenants whose own buckets failed: some of their stores were not published.
+        Raises BucketError, FencedError."""
+        away: _Away = {}
         tiny: list[Snapshot] = []
         versions: Packed = []
         for chunk in chunks:
-            for made in await self._made_of(chunk):
+            for made in await self._made_of(chunk, away):
                 if isinstance(made, Snapshot):
                     tiny.append(made)
                 else:
                     versions.append(made)
             if len(versions) + len(tiny) >= _PUBLISHED_STORES:
-                await self._publish(versions + await self._put(packs_of(tiny)))
+                await self._publish(versions + await self._put(packs_of(tiny), away))
                 tiny, versions = [], []
                 continue
             full, tiny = full_packs(tiny)
-            versions += await self._put(full)
-        await self._publish(versions + await self._put(packs_of(tiny)))
+            versions += await self._put(full, away)
+        await self._publish(versions + await self._put(packs_of(tiny), away))
+        return away
 
-    async def _put(self, packs: list[list[Snapshot]]) -> Packed:
+    async def _put(self, packs: list[list[Snapshot]], away: _Away) -> Packed:
         """Put packs, a few at once. When it returns or raises, all puts have ended."""
         slots = asyncio.Semaphore(_PARALLEL)
 
         async def one(group: list[Snapshot]) -> Packed:
             async with slots:
-                put: Packed = await self._run_in_thread(partial(self._put_tiny, group))
+                try:
+                    put: Packed = await self._run_in_thread(partial(self._put_tiny, group))
+                except BucketError as error:
+                    tenant = group[0].store.tenant
+                    if not self.bucket.has_own_bucket(tenant):
+                        raise
+                    self._note_away(tenant, error, away)
+                    return []
                 return put
 
         versions: Packed = []
@@ -310,8 +336,13 @@ class Snapshotter:
             versions += outcome
         return versions
 
+    def _note_away(self, tenant: str, error: BucketError, away: _Away) -> None:
+        """Note that a tenant's own bucket failed: its stores wait for a later pass."""
+        away.setdefault(tenant, error)
+        self._places_away.note("tenant=%s reason=%s", tenant, error, of=tenant)
+
     async def _made_of(
-        self, stores: list[StoreId]
+        self, stores: list[StoreId], away: _Away
     ) -> list[Snapshot | tuple[StoreId, SnapshotVersion]]:
         slots = asyncio.Semaphore(_PARALLEL)
         found: list[Snapshot | tuple[StoreId, SnapshotVersion]] = []
@@ -319,14 +350,17 @@ class Snapshotter:
 
         async def one(store: StoreId) -> None:
             async with slots:
-                if failures:
+                if failures or store.tenant in away:
                     return
                 try:
                     made = await self._made(store)
                 except FencedError:
                     raise
                 except BucketError as error:
-                    failures.append(error)
+                    if self.bucket.has_own_bucket(store.tenant):
+                        self._note_away(store.tenant, error, away)
+                    else:
+                        failures.append(error)
                 except StorageError as error:
                     self._failing.note("store=%s reason=%s", store, error, of=store)
                 else:
@@ -388,6 +422,8 @@ class Snapshotter:
         if not versions:
             return
         outcomes = await self.publisher.publish(versions)
+        for tenant in {store.tenant for store, _ in versions}:
+            self._places_away.over(tenant)
         logger.info("tier.published server=%s stores=%d", self._server, len(versions))
         for store, version in versions:
             if outcomes[store] is Published.DELETED:

@@ -102,15 +102,17 @@ class Bucket:
         retry: Retry = DEFAULT_RETRY,
         surroundings: Surroundings = REAL_SURROUNDINGS,
         ways: Ways | None = S3_WAYS,
+        usage: BucketUsage | None = None,
     ) -> None:
-        """With None as `ways`, a trial finds them out when they first matter."""
+        """With None as `ways`, a trial finds them out when they first matter. `usage` counts the
+        requests of several buckets together."""
         self._backend = backend
         self._ways = ways
         self._trial = threading.Lock()
         self._surroundings = surroundings
         #: The URL that it was opened with, if any.
         self.url = ""
-        self.usage = BucketUsage()
+        self.usage = usage or BucketUsage()
         self._calls = Calls(retry, surroundings, self.usage)
         self._writer = BucketWriter(backend, self._calls, surroundings.nonce)
 
@@ -142,6 +144,19 @@ class Bucket:
         other = copy.copy(self)
         other._ways = ways
         return other
+
+    def place_of(self, tenant: str) -> str:
+        """Return what the keys of a tenant's new snapshots begin with, before `snapshots/` or
+        `packs/`: nothing, or a place (`shared_fs/snapshots/places.py`)."""
+        return ""
+
+    def has_own_bucket(self, tenant: str) -> bool:
+        """Tell whether `place_of` has lately found a place. Asks nobody."""
+        return False
+
+    def places(self) -> list[str]:
+        """Return what the keys in the tenants' own buckets begin with."""
+        return []
 
     def close(self) -> None:
         """Close the connections. No other call may run or follow."""
@@ -359,13 +374,26 @@ def open_bucket(
     surroundings: Surroundings = REAL_SURROUNDINGS,
     connections: int = 32,
     make: bool = True,
+    usage: BucketUsage | None = None,
+    profiles: bool = False,
 ) -> Bucket:
-    """Return the bucket of `url`: file:///PATH or s3://NAME/PREFIX?endpoint=URL&region=NAME.
+    """Return the bucket of `url`. Arguments and errors are as of `open_backend`."""
+    backend, ways = open_backend(url, connections=connections, make=make, profiles=profiles)
+    bucket = Bucket(backend, retry=retry, surroundings=surroundings, ways=ways, usage=usage)
+    bucket.url = url
+    return bucket
+
+
+def open_backend(
+    url: str, *, connections: int = 32, make: bool = True, profiles: bool = False
+) -> tuple[Backend, Ways | None]:
+    """Return what is behind file:///PATH or s3://NAME/PREFIX?endpoint=URL&region=NAME, and how to
+    talk to it, if that is known without a trial.
 
     `connections` is how many threads may wait for S3 at once. Credentials come from the
-    environment, as boto3 reads it, never from the URL. Only the servers create the
-    folder of a bucket in a directory; all others call `existing_bucket`
-    (`existing_bucket.py`), which creates nothing.
+    environment, as boto3 reads it, never from the URL; with `profiles`, `&profile=NAME` names a
+    profile of its configuration. Only the servers create the folder of a bucket in a
+    directory; all others call `existing_bucket` (`existing_bucket.py`), which creates nothing.
 
     Raises InvalidArgumentError and BucketRefusedError; for a directory also StorageFailedError and
     NewerFormatError, and without `make` NoBucketError.
@@ -374,22 +402,16 @@ def open_bucket(
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or parts.query or not parts.path.startswith("/"):
             raise InvalidArgumentError(argument="bucket", reason="write file:///FOLDER")
-        backend: Backend = DirectoryBackend(Path(unquote(parts.path)), make=make)
-        ways: Ways | None = S3_WAYS
-    elif parts.scheme == "s3":
+        return DirectoryBackend(Path(unquote(parts.path)), make=make), S3_WAYS
+    if parts.scheme == "s3":
         # Imported here, because boto3 takes 0.2 s to import and most processes never talk to S3.
         from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
 
-        backend = S3Backend.from_url(url, connections=connections)
-        ways = None
-    else:
-        raise InvalidArgumentError(
-            argument="bucket",
-            reason=f"{parts.scheme or 'no'} scheme: write file:///FOLDER or s3://NAME",
-        )
-    bucket = Bucket(backend, retry=retry, surroundings=surroundings, ways=ways)
-    bucket.url = url
-    return bucket
+        return S3Backend.from_url(url, connections=connections, profiles=profiles), None
+    raise InvalidArgumentError(
+        argument="bucket",
+        reason=f"{parts.scheme or 'no'} scheme: write file:///FOLDER or s3://NAME",
+    )
 
 
 def _verify(key: str, head: ObjectHead, size_bytes: int, sha256: str) -> None:

@@ -7,7 +7,8 @@
         ├── ObjectConflictError       `replace` or `delete` found another version than expected
         ├── ObjectDamagedError        the bytes read are not those that were put
         ├── BucketUnavailableError    no answer after all tries; nothing was changed
-        │   └── OutcomeUnknownError   the same, but a write may have taken effect, or still will
+        │   ├── OutcomeUnknownError   the same, but a write may have taken effect, or still will
+        │   └── PlaceUnavailableError the same of a tenant's own bucket: others are not concerned
         ├── BucketRefusedError        credentials, rights, address, room: a person must act
         │   └── RequestUnsupportedError   the store does not offer this request, or its condition
         ├── NoBucketError             a command found no bucket of holdfast's at the address
@@ -56,6 +57,13 @@ class OutcomeUnknownError(BucketUnavailableError):
 
     code = "bucket_outcome_unknown"
     template = "{request} of {key!r} may or may not have taken effect after {tries} tries: {reason}"
+
+
+class PlaceUnavailableError(BucketUnavailableError):
+    """A write may have taken effect, or still will."""
+
+    code = "place_unavailable"
+    template = "no answer from the bucket of tenant {tenant!r} ({request} {key!r}): {reason}"
 
 
 class BucketRefusedError(BucketError):

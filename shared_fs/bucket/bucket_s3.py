@@ -65,7 +65,7 @@ _CONNECT_SECONDS: Final = 5.0
 #: Between two arrivals of bytes, not for a whole body.
 _READ_SECONDS: Final = 20.0
 _CHUNK_BYTES: Final = MIB
-_OPTIONS: Final = frozenset(["endpoint", "region"])
+_OPTIONS: Final = ("endpoint", "region")
 _ADVICE: Final = (
     "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or another source that boto3 knows, "
     "in the environment"
@@ -87,9 +87,12 @@ class S3Backend(Backend):
         *,
         endpoint: str | None = None,
         region: str | None = None,
+        profile: str | None = None,
         connections: int = 32,
     ) -> None:
-        """Raises BucketRefusedError if boto3 cannot make a client for this address."""
+        """`profile` names where in boto3's configuration the credentials are.
+
+        Raises BucketRefusedError if boto3 cannot make a client for this address."""
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         if len(self._prefix.encode()) > _S3_KEY_BYTES - MAX_KEY_BYTES:
@@ -111,15 +114,16 @@ class S3Backend(Backend):
         )
         with self._errors(""):
             try:
-                self._client: Any = boto3.session.Session().client(
+                self._client: Any = boto3.session.Session(profile_name=profile).client(
                     "s3", endpoint_url=endpoint, region_name=region, config=config
                 )
             except ValueError as error:
                 raise self._refused(str(error)) from error
 
     @classmethod
-    def from_url(cls, url: str, *, connections: int = 32) -> S3Backend:
-        """Return the backend of `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
+    def from_url(cls, url: str, *, connections: int = 32, profiles: bool = False) -> S3Backend:
+        """Return the backend of `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`, with `profiles`
+        also of one with `&profile=NAME`.
 
         Raises InvalidArgumentError, BucketRefusedError.
         """
@@ -131,10 +135,11 @@ class S3Backend(Backend):
             raise InvalidArgumentError(
                 argument="bucket", reason=f"the address must not contain credentials: {_ADVICE}"
             )
-        if unknown := options.keys() - _OPTIONS:
+        known = (*_OPTIONS, "profile") if profiles else _OPTIONS
+        if unknown := options.keys() - known:
             raise InvalidArgumentError(
                 argument="bucket",
-                reason=f"unknown option {min(unknown)!r}; use endpoint or region",
+                reason=f"unknown option {min(unknown)!r}; use {' or '.join(known)}",
             )
         if not parts.netloc:
             raise InvalidArgumentError(argument="bucket", reason="write s3://BUCKET/PREFIX")
@@ -143,6 +148,7 @@ class S3Backend(Backend):
             unquote(parts.path),
             endpoint=endpoint,
             region=options.get("region", [None])[-1],
+            profile=options.get("profile", [None])[-1],
             connections=connections,
         )
 

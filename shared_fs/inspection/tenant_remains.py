@@ -108,9 +108,17 @@ def remains_in_bucket(bucket: Bucket, tenant: TenantName) -> Iterator[Remain]:
     for store, entry in open_manifests(bucket).entries():
         if store.tenant == tenant and not entry.versions and entry.deleted is not None:
             yield Remain(Place.TOMBSTONES, f"the manifest of {store}", 0)
-    for listed in bucket.list(f"{SNAPSHOT_PREFIX}{tenant}/"):
-        yield Remain(Place.SNAPSHOTS, listed.key, listed.size_bytes)
-    for listed in bucket.list(PACK_PREFIX):
+    for place in ("", *bucket.places()):
+        for listed in bucket.list(f"{place}{SNAPSHOT_PREFIX}{tenant}/"):
+            yield Remain(Place.SNAPSHOTS, listed.key, listed.size_bytes)
+        yield from _remains_in_packs(bucket, f"{place}{PACK_PREFIX}", tenant)
+    for log in list_logs(bucket):
+        for slot in log.slots:
+            yield from _remains_in_slot(bucket, tenant, log.server, log.incarnation, slot)
+
+
+def _remains_in_packs(bucket: Bucket, prefix: str, tenant: TenantName) -> Iterator[Remain]:
+    for listed in bucket.list(prefix):
         try:
             packed = read_index(bucket, listed.key)
         except ObjectMissingError:
@@ -121,9 +129,6 @@ def remains_in_bucket(bucket: Bucket, tenant: TenantName) -> Iterator[Remain]:
         lengths = [version.length for store, version in packed if store.tenant == tenant]
         if lengths:
             yield Remain(Place.PACKS, listed.key, sum(lengths))
-    for log in list_logs(bucket):
-        for slot in log.slots:
-            yield from _remains_in_slot(bucket, tenant, log.server, log.incarnation, slot)
 
 
 def _remains_in_slot(

@@ -1,1 +1,1 @@
-"""Snapshots in the bucket: packs, manifest, pins, garbage collection."""
+"""Snapshots in the bucket: packs, manifest, pins, garbage collection, tenants' own buckets."""

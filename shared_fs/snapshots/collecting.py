@@ -14,7 +14,8 @@ time. Invariants, none of which depends on a clock:
 2. Pins are read after that; see `pins.py`.
 3. Slots are removed only from logs that end with a fence, oldest first. Fences and marks of logs
    are never removed: a zombie finds its next slot taken, whenever it wakes.
-4. What cannot be understood is left alone, and counted.
+4. What cannot be understood is left alone, and counted. So is a tenant's own bucket that is away:
+   the pass goes on with the others.
 
 The minimum age gives readers without a pin, which read for seconds, the time to finish. Blocking.
 """
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +33,7 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_backend import ListedObject
 from holdfast.shared_fs.bucket.bucket_errors import (
+    BucketError,
     ObjectConflictError,
     ObjectDamagedError,
     ObjectExistsError,
@@ -53,8 +56,9 @@ from holdfast.shared_fs.snapshots.garbage import (
     write_marks,
 )
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
-from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, read_index, time_of_pack
+from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, is_pack, read_index, time_of_pack
 from holdfast.shared_fs.snapshots.pins import PIN_PREFIX, expiry_of, live_pins
+from holdfast.shared_fs.snapshots.places import place_prefix
 from holdfast.shared_fs.snapshots.repacking import repack
 from holdfast.shared_fs.snapshots.shard import Shard, shard_of
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
@@ -82,6 +86,8 @@ class Collected:
     repacked: int = 0
     #: Foreign or damaged: left alone.
     strangers: int = 0
+    #: Buckets of tenants that did not answer: left alone.
+    places_away: int = 0
     #: Another collector was at work, or the caller gave up: the pass ended early.
     cut_short: bool = False
     keys: list[str] = field(default_factory=list)
@@ -118,6 +124,8 @@ class Collector:
         self._give_up = give_up
         self._thorough = thorough
         self._manifests = open_manifests(bucket)
+        #: Found in this pass.
+        self._places_away: set[str] = set()
 
     def run_pass(self, *, dry_run: bool = False) -> Collected:
         """Mark garbage, and remove what was marked long ago. With `dry_run` nothing is written.
@@ -126,6 +134,7 @@ class Collector:
         """
         now = self._clock_ms()
         done = Collected()
+        self._places_away.clear()
         marks, version = read_marks(self._bucket)
         logs = self._fenced_logs()
         wanted = {each.store for slots in logs.values() for _, found in slots for each in found}
@@ -166,28 +175,43 @@ class Collector:
         if not dry_run:
             self._remove_pins(now)
             self._repack(named, now, done)
+        done.places_away = len(self._places_away)
         return done
 
     # What is garbage
     def _garbage(self, named: _Named, done: Collected) -> list[ListedObject]:
         found: list[ListedObject] = []
-        for prefix in (SNAPSHOT_PREFIX, PACK_PREFIX):
-            for listed in self._bucket.list(prefix):
-                if len(found) == MAX_MARKS or self._give_up():
-                    return found
-                if prefix == PACK_PREFIX:
-                    named.saw_pack(listed)
-                if listed.key not in named:
-                    found.append(listed)
+        for place in ("", *self._bucket.places()):
+            for prefix in (SNAPSHOT_PREFIX, PACK_PREFIX):
+                with self._of_place(place):
+                    for listed in self._bucket.list(place + prefix):
+                        if len(found) == MAX_MARKS or self._give_up():
+                            return found
+                        if prefix == PACK_PREFIX:
+                            named.saw_pack(listed)
+                        if listed.key not in named:
+                            found.append(listed)
         return found
+
+    @contextmanager
+    def _of_place(self, place: str) -> Iterator[None]:
+        """Do something in a tenant's own bucket; if it fails, leave the place alone."""
+        try:
+            yield
+        except (ObjectMissingError, ObjectDamagedError):
+            raise
+        except BucketError:
+            if not place:
+                raise
+            self._places_away.add(place)
 
     def _due(self, listed: ListedObject) -> _Due | None:
         """Return what must be known of a marked object before it is
         removed; None if that is impossible."""
-        if listed.key.startswith(PACK_PREFIX):
+        if is_pack(listed.key):
             try:
-                packed = read_index(self._bucket, listed.key)
                 made = time_of_pack(listed.key)
+                packed = read_index(self._bucket, listed.key)
             except (ObjectDamagedError, NewerFormatError, ValueError):
                 return None
             before = max([made, *(version.taken for _, version in packed)]) + 1
@@ -207,9 +231,14 @@ class Collector:
             if self._give_up():
                 done.cut_short = True
                 return
+            place = place_prefix(listed.key)
+            found = None
             try:
-                found = self._due(listed)
+                with self._of_place(place):
+                    found = self._due(listed)
             except ObjectMissingError:
+                continue
+            if place in self._places_away:
                 continue
             if found is None:
                 done.strangers += 1
@@ -230,10 +259,11 @@ class Collector:
             if self._give_up():
                 done.cut_short = True
                 return
-            if not dry_run:
-                self._bucket.delete(each.key)
-            done.removed += 1
-            done.removed_bytes += each.size_bytes
+            with self._of_place(place_prefix(each.key)):
+                if not dry_run:
+                    self._bucket.delete(each.key)
+                done.removed += 1
+                done.removed_bytes += each.size_bytes
 
     def _closed_shards(self, due: Iterable[_Due], *, dry_run: bool) -> dict[int, Shard]:
         """Close the shards to anything as old as what is due, and return them as they are then."""
@@ -338,8 +368,9 @@ class Collector:
             if self._give_up():
                 return
             try:
-                if key in sparse or self._has_deleted(key):
-                    done.repacked += repack(self._manifests, key, now)
+                with self._of_place(place_prefix(key)):
+                    if key in sparse or self._has_deleted(key):
+                        done.repacked += repack(self._manifests, key, now)
             except (ObjectDamagedError, ObjectMissingError, NewerFormatError):
                 done.strangers += 1
 
@@ -370,7 +401,7 @@ class _Named:
         for store, entry in manifests.entries():
             for version in entry.versions:
                 self._keys.add(_digest(version.key))
-                if version.key.startswith(PACK_PREFIX):
+                if is_pack(version.key):
                     live_bytes = self._live_bytes.get(version.key, 0)
                     self._live_bytes[version.key] = live_bytes + version.length
             if store in wanted:

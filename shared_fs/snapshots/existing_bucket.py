@@ -6,17 +6,17 @@ They must never create one: a mistyped address would look like an empty bucket, 
 
 from __future__ import annotations
 
-from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import NoBucketError, ObjectMissingError
+from holdfast.shared_fs.snapshots.cluster_bucket import ClusterBucket, open_cluster_bucket
 from holdfast.shared_fs.snapshots.manifest import FORMAT_KEY, check_format
 
 
-def existing_bucket(url: str) -> Bucket:
+def existing_bucket(url: str) -> ClusterBucket:
     """Return the bucket of `url`, which has a FORMAT object. Writes nothing.
 
     Raises NoBucketError, NewerFormatError, ObjectDamagedError, and as `open_bucket` does.
     """
-    bucket = open_bucket(url, make=False)
+    bucket = open_cluster_bucket(url, make=False)
     try:
         check_format(bucket)
     except ObjectMissingError as error:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from holdfast.protocol.errors import NewerFormatError
@@ -48,7 +49,11 @@ from holdfast.shared_fs.snapshots.store_entry import (
 )
 
 FORMAT_KEY: Final = "FORMAT"
+#: Of a new bucket.
 FORMAT_VERSION: Final = 1
+#: Of a bucket in which a tenant has had a bucket of its own (`places.py`). Versions that know only
+#: the first format refuse it when they start, rather than take that tenant's snapshots for lost.
+PLACES_FORMAT: Final = 2
 _FORMAT_TEXT: Final = "holdfast bucket, format "
 #: Tries of one compare-and-set. Each one is lost to another publisher that won, so others would
 #: have to be this many times as fast to make one give up.
@@ -216,8 +221,16 @@ def open_manifests(bucket: Bucket) -> Manifests:
     raise ObjectDamagedError(key=FORMAT_KEY, reason="it comes and goes")
 
 
-def check_format(bucket: Bucket) -> None:
-    """Check the FORMAT object of a bucket.
+def raise_format(bucket: Bucket) -> None:
+    """Mark a bucket as of PLACES_FORMAT. Raises as `check_format`."""
+    while check_format(bucket) < PLACES_FORMAT:
+        body = f"{_FORMAT_TEXT}{PLACES_FORMAT}\n".encode()
+        with suppress(ObjectConflictError):
+            bucket.replace(FORMAT_KEY, body, bucket.head(FORMAT_KEY).version)
+
+
+def check_format(bucket: Bucket) -> int:
+    """Check the FORMAT object of a bucket, and return its version.
 
     Raises ObjectMissingError for a bucket that is not ours yet, NewerFormatError for one of a later
     holdfast, ObjectDamagedError for a FORMAT object that is not ours, BucketError.
@@ -226,5 +239,6 @@ def check_format(bucket: Bucket) -> None:
     version = text.removeprefix(_FORMAT_TEXT)
     if version == text or not (version.isascii() and version.isdigit()):
         raise ObjectDamagedError(key=FORMAT_KEY, reason="it is not holdfast's")
-    if int(version) > FORMAT_VERSION:
-        raise NewerFormatError(what=bucket.name, found=int(version), known=FORMAT_VERSION)
+    if int(version) > PLACES_FORMAT:
+        raise NewerFormatError(what=bucket.name, found=int(version), known=PLACES_FORMAT)
+    return int(version)

@@ -2,6 +2,7 @@
 
     packs/<tenant>/<time_ms:013d>-<nonce>
     packs/<time_ms:013d>-<nonce>            of any tenants, as earlier versions put them
+    places/<tenant>/<number>/packs/...      in a bucket of the tenant's own (`places.py`)
 
     snapshot, snapshot, ...     each one zstd frame, read by its range
     index                       one zstd frame with a checksum: the place and store of each snapshot
@@ -15,6 +16,7 @@ garbage until the collector has moved the rest of the pack elsewhere.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import astuple, fields
@@ -28,6 +30,7 @@ from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.snapshots.places import place_prefix
 from holdfast.shared_fs.snapshots.snapshot import COMPRESSION_LEVEL, Snapshot, check_put
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
@@ -36,6 +39,7 @@ PACK_PREFIX: Final = "packs/"
 #: be built in memory and to be rewritten by the collector.
 PACK_BYTES: Final = 16 * MIB
 
+_KEY: Final = re.compile(r"packs/(?:[^/]+/)?([0-9]{13})-[^/]+")
 _INDEX_FORMAT: Final = 1
 _FOOTER: Final = struct.Struct("<I8s")
 _MAGIC: Final = b"HFpack01"
@@ -79,7 +83,7 @@ def put_pack(bucket: Bucket, snapshots: Sequence[Snapshot], time_ms: int, nonce:
     Raises ObjectDamagedError if the object differs from what was put, BucketError.
     """
     [tenant] = {snapshot.store.tenant for snapshot in snapshots}
-    key = f"{PACK_PREFIX}{tenant}/{time_ms:013d}-{nonce}"
+    key = f"{bucket.place_of(tenant)}{PACK_PREFIX}{tenant}/{time_ms:013d}-{nonce}"
     body, versions = encode_pack(key, snapshots)
     sha256 = hashlib.sha256(body).hexdigest()
     bucket.put_new(key, body, {"sha256": sha256, "stores": str(len(snapshots))})
@@ -128,9 +132,18 @@ def read_index(bucket: Bucket, key: str) -> Packed:
         raise ObjectDamagedError(key=key, reason=f"not a pack: {error}") from error
 
 
+def is_pack(key: str) -> bool:
+    """Tell whether a key that a manifest names is a pack's, and not that of one snapshot."""
+    return key.removeprefix(place_prefix(key)).startswith(PACK_PREFIX)
+
+
 def time_of_pack(key: str) -> int:
-    """Return when a pack was made, in milliseconds. Raises ValueError for other keys."""
-    return int(key.removeprefix(PACK_PREFIX).rpartition("/")[2].partition("-")[0])
+    """Return when a pack was made, in milliseconds. Raises ValueError for all other keys: what else
+    lies there is not ours to remove."""
+    found = _KEY.fullmatch(key.removeprefix(place_prefix(key)))
+    if found is None:
+        raise ValueError(f"{key!r} is no pack's")
+    return int(found[1])
 
 
 def _length(group: Sequence[Snapshot]) -> int:

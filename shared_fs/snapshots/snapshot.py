@@ -43,6 +43,7 @@ from holdfast.shared_fs.bucket.bucket_backend import ObjectHead
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.bucket.bucket_writing import PART_BYTES
 from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.snapshots.places import place_prefix
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta
@@ -201,7 +202,8 @@ def put(bucket: Bucket, snapshot: Snapshot, nonce: str) -> SnapshotVersion:
 
     Raises ObjectDamagedError if the object differs from what was put, BucketError.
     """
-    version = snapshot.version(snapshot_key(snapshot, nonce))
+    key = bucket.place_of(snapshot.store.tenant) + snapshot_key(snapshot, nonce)
+    version = snapshot.version(key)
     metadata = {
         "sha256": version.sha256,
         "image-bytes": str(version.image_bytes),
@@ -234,7 +236,7 @@ def check_put(bucket: Bucket, key: str, size_bytes: int, sha256: str) -> None:
 
 
 def snapshot_key(snapshot: Snapshot, nonce: str) -> str:
-    """Return the key of a snapshot that is an object of its own."""
+    """Return the key of a snapshot that is an object of its own, within its place."""
     store, meta = snapshot.store, snapshot.meta
     name = f"{store.name}.{StoreKind(store.kind).word}"
     return f"{SNAPSHOT_PREFIX}{store.tenant}/{name}/{meta.epoch:010d}-{meta.revision:016d}-{nonce}"
@@ -245,7 +247,7 @@ def version_of_object(key: str, head: ObjectHead) -> tuple[StoreId, SnapshotVers
 
     It is needed if the manifests are lost.
     """
-    found = _KEY.fullmatch(key)
+    found = _KEY.fullmatch(key.removeprefix(place_prefix(key)))
     if found is None:
         return None
     try:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from holdfast.protocol.errors import ArchiveMissingError, NewerFormatError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket.bucket_usage import Usage
+from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
 from holdfast.spark.rows.images import Images
 from holdfast.spark.rows.log_rows import LogRows
 from holdfast.spark.rows.planning import DropWork, SnapshotWork, Task
@@ -203,4 +204,4 @@ def _without_cycles() -> Iterator[None]:
 @functools.lru_cache(maxsize=4)
 def _bucket(url: str) -> Bucket:
     """Return the bucket of this worker, which all its tasks share."""
-    return open_bucket(url, make=False)
+    return open_cluster_bucket(url, make=False)

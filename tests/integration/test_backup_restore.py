@@ -15,6 +15,8 @@ import pytest
 
 from holdfast.client import Client, connect
 from holdfast.protocol.messages import ChangeKind
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes
 from tests.support.holdfast_up import call_holdfast
 from tests.support.present import present
@@ -62,7 +64,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def running_scene(tmp_path: Path, *, local: bool = False) -> AsyncIterator[Scene]:
+async def running_scene(
+    tmp_path: Path, *, local: bool = False, own_bucket: bool = False
+) -> AsyncIterator[Scene]:
+    """With `own_bucket`, the tenant's snapshots go to a bucket of its own."""
     with running_processes(tmp_path) as processes:
         found = Scene(processes, tmp_path, local=local)
         if local:
@@ -71,6 +76,10 @@ async def running_scene(tmp_path: Path, *, local: bool = False) -> AsyncIterator
             processes.coordinator = processes.start(
                 "coordinator", "coordinator", "--bucket", found.bucket, "--disk", "local"
             )
+        if own_bucket:
+            open_manifests(open_bucket(found.bucket)).bucket.close()
+            own = ("--bucket", found.bucket, "--own", f"file://{tmp_path / 'own'}")
+            assert len((await found.json("tenant", "bucket", TENANT, *own))["places"]) == 2
         found.start("s1")
         yield found
 
@@ -86,7 +95,8 @@ BOTH = pytest.mark.parametrize("local", [False, True], ids=["shared", "local"])
 async def test_a_store_goes_back_to_a_backup_and_the_restore_can_be_undone(
     tmp_path: Path, local: bool
 ) -> None:
-    async with running_scene(tmp_path, local=local) as scene, scene.client() as client:
+    running = running_scene(tmp_path, local=local, own_bucket=local)
+    async with running as scene, scene.client() as client:
         notes = client.stream("notes")
         for number in range(3):
             await notes.append(f"a{number}".encode())
@@ -104,6 +114,9 @@ async def test_a_store_goes_back_to_a_backup_and_the_restore_can_be_undone(
         assert (ack.revision, ack.seq) == (7, 6)
         kept = (await scene.json("backups", "notes"))["backups"]
         assert [each["revision"] for each in kept][:3] == [6, 5, 3]
+        assert {each["key"].partition("/")[0] for each in kept} == {
+            "places" if local else "snapshots"
+        }
         await scene.json("restore", "notes", "--to-revision", "5", "--yes")
         await notes.append(b"d")
         scene.servers["s1"].kill()

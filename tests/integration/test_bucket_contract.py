@@ -1,5 +1,6 @@
-"""What every bucket does: in a directory, in memory, on an S3 server, and each of them with
-faults. `HOLDFAST_TEST_S3` chooses the server: tests/support/s3_server.py.
+"""What every bucket does: in a directory, in memory, on an S3 server, each of them with faults, and
+a tenant's own behind the keys of a cluster's. `HOLDFAST_TEST_S3` chooses the server:
+tests/support/s3_server.py.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -29,6 +32,8 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_s3 import S3Backend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.snapshots.cluster_bucket import ClusterBucket
+from holdfast.shared_fs.snapshots.places import MARK_KEY, PlaceMark, TenantPlace
 from tests.support.effort import examples, tries
 from tests.support.faulty_bucket import Fault, FaultyBackend
 from tests.support.s3_server import running_s3
@@ -91,10 +96,49 @@ def ways_of(make_backend: MakeBackend) -> Callable[[str], Ways]:
 FAULTY = tries(BACKENDS[:2], BACKENDS[:2], BACKENDS)
 
 
-@pytest.fixture(params=[*BACKENDS, *(f"faulty {kind}" for kind in FAULTY)])
+class InPlace(ClusterBucket):
+    """Takes every key as that of an object in a tenant's own bucket."""
+
+    def list(self, prefix: str = "", *, start_after: str = "", **options: Any) -> Iterator[Any]:
+        after = start_after and INSIDE + start_after
+        for one in super().list(INSIDE + prefix, start_after=after, **options):
+            if one.key != INSIDE + MARK_KEY:
+                yield replace(one, key=one.key.removeprefix(INSIDE))
+
+
+INSIDE = "places/acme/1/"
+
+
+def _inside(name: str) -> Callable[..., Any]:
+    def call(bucket: InPlace, key: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(ClusterBucket, name)(bucket, INSIDE + key, *arguments, **options)
+
+    return call
+
+
+for _name in (
+    *("get", "get_range", "get_tail", "get_to_file", "head", "put_new", "replace"),
+    *("put_new_file", "put_new_in_parts", "delete"),
+):
+    setattr(InPlace, _name, _inside(_name))
+
+
+def placed_bucket() -> Bucket:
+    cluster, place = Bucket(MemoryBackend()), Bucket(MemoryBackend())
+    place.put_new(MARK_KEY, PlaceMark("m", "acme", "memory://").encode("x"))
+    cluster.put_new("places/acme/1", TenantPlace("acme", 1, "s3://acme", "m").encode("x"))
+    found = InPlace(cluster._backend, ways=cluster.ways, open_place=lambda url: place)
+    found.usage = place.usage
+    return found
+
+
+@pytest.fixture(params=[*BACKENDS, *(f"faulty {kind}" for kind in FAULTY), "in a place"])
 def bucket(
     request: pytest.FixtureRequest, make_backend: MakeBackend, ways_of: Callable[[str], Ways]
 ) -> Iterator[Bucket]:
+    if request.param == "in a place":
+        yield placed_bucket()
+        return
     kind = request.param.removeprefix("faulty ")
     backend = make_backend(kind)
     if kind != request.param:

@@ -336,3 +336,19 @@ def test_an_empty_s3_bucket_is_no_cluster_s_and_stays_empty(url: str) -> None:
     existing_bucket(mistyped).close()
     with pytest.raises(BucketRefusedError, match="create the bucket first"):
         existing_bucket(url.replace(BUCKET, "no-such-bucket", 1))
+
+
+def test_a_tenant_s_bucket_is_used_with_the_credentials_of_its_profile(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("[acme]\naws_access_key_id = acmes\naws_secret_access_key = secret-of-acme\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    backend = S3Backend.from_url(f"{url}&profile=acme", profiles=True)
+    assert backend._client._request_signer._credentials.access_key == "acmes"
+    assert "secret" not in backend.name
+    with pytest.raises(BucketRefusedError, match=r"profile \(zeta\) could not be found"):
+        S3Backend.from_url(f"{url}&profile=zeta", profiles=True)
+    # The servers' own bucket has no profile: exported tables beside it could not be read with one.
+    with pytest.raises(InvalidArgumentError, match="unknown option 'profile'"):
+        open_bucket(f"{url}&profile=acme")

@@ -17,11 +17,12 @@ from moto.core.authorization import enable_iam_authentication
 
 from holdfast.cli.command import holdfast
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreId, StoreKind, check_tenant
 from holdfast.shared_fs.bucket.bucket_errors import BucketRefusedError
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog, slot_key
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.snapshots.placing import give_bucket
 from holdfast.shared_fs.snapshots.snapshot import verify
 from tests.support.bucket_world import BucketWorld
 from tests.support.moto_server import BUCKET, REGION, running_moto
@@ -30,8 +31,9 @@ OURS = StoreId("acme", StoreKind.STREAM, "chat")
 THEIRS = OURS._replace(tenant="acme-2")
 
 
-def policy_of(tenant: str, url: str) -> dict[str, Any]:
-    done = CliRunner().invoke(holdfast, ["tenant", "policy", tenant, "--bucket", url])
+def policy_of(tenant: str, url: str, own: str) -> dict[str, Any]:
+    places = ("--bucket", url, "--own", own)
+    done = CliRunner().invoke(holdfast, ["tenant", "policy", tenant, *places])
     assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -51,20 +53,27 @@ def test_a_reader_of_a_tenant_reads_that_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_moto() as moto:
-        url = moto.replace(BUCKET, f"{BUCKET}/live", 1)
+        url, own = (moto.replace(BUCKET, f"{BUCKET}/{each}", 1) for each in ("live", "own"))
         with closing(BucketWorld(tmp_path, url)) as world:
             for packed in (True, False):
                 for store in (OURS, THEIRS):
                     world.change(store, [CHANGE_SET_MESSAGE, 1 + packed, b"value"])
                 world.publish(packed=packed)
+            with closing(existing_bucket(url)) as cluster:
+                give_bucket(cluster, check_tenant("acme"), own)
+                before, world.bucket = world.bucket, cluster
+                world.change(OURS, [CHANGE_SET_MESSAGE, 3, b"value"])
+                world.publish(OURS)
+                world.bucket = before
             log = BucketLog(world.bucket, "s1", "i1")
             log.begin()
-            log.put(log.prepare([world.change(OURS, [CHANGE_SET_MESSAGE, 3, b"v"])]))
-        policy = policy_of("acme", url)
+            log.put(log.prepare([world.change(OURS, [CHANGE_SET_MESSAGE, 4, b"v"])]))
+        policy = policy_of("acme", url, own)
         lists = [each for each in policy["Statement"] if "Condition" in each]
         assert [each["Condition"]["StringLike"]["s3:prefix"] for each in lists] == [
             ["live/manifests/*"],
             ["live/snapshots/acme/*", "live/packs/acme/*", "live/tables/changes/tenant=acme/*"],
+            ["own/snapshots/acme/*", "own/packs/acme/*"],
         ]
         for each in lists:
             del each["Condition"]
@@ -72,7 +81,8 @@ def test_a_reader_of_a_tenant_reads_that_one_alone(
         with enable_iam_authentication(), closing(existing_bucket(url)) as bucket:
             entries = dict(open_manifests(bucket).entries())
             ours = entries[OURS].versions
-            assert {version.key.partition("/")[0] for version in ours} == {"packs", "snapshots"}
+            kinds = {version.key.partition("/")[0] for version in ours}
+            assert kinds == {"packs", "snapshots", "places"}
             for version in ours:
                 verify(bucket, version)
             for version in entries[THEIRS].versions:

@@ -37,8 +37,12 @@ async def remains(scene: Scene) -> dict[str, Any]:
 async def test_a_destroyed_tenant_leaves_nothing_and_no_other_one_notices(
     tmp_path: Path, local: bool
 ) -> None:
-    async with running_scene(tmp_path, local=local) as scene:
-        folders = (scene.processes.data, tmp_path / "bucket", tmp_path / "disk-s1")
+    """Without a shared file system, the tenant has a bucket of its own."""
+    async with running_scene(tmp_path, local=local, own_bucket=local) as scene:
+        folders = (
+            *(scene.processes.data, tmp_path / "disk-s1"),
+            *(tmp_path / "bucket", tmp_path / "own"),
+        )
         other = connect(scene.processes.nats.url, tenant="other", timeout_seconds=30)
         async with scene.client() as client, other as untouched:
             for name in ("notes", "chat"):
@@ -52,7 +56,10 @@ async def test_a_destroyed_tenant_leaves_nothing_and_no_other_one_notices(
             assert files_with_the_secret(*folders)
             before = await remains(scene)
             assert not before["gone"]
-            assert {"snapshots", "packs"} & {row["place"] for row in before["remains"]}
+            where = {row["place"]: row["example"] for row in before["remains"]}
+            found = [where[place] for place in ("snapshots", "packs") if place in where]
+            assert found
+            assert all(key.startswith("places/acme/1/") == local for key in found)
         place = ("--bucket", scene.bucket) if local else ("--data", str(scene.processes.data))
         await scene.json("tenant", "set", "acme", "--max-stores", "9", *place)
         assert "quota" in {row["place"] for row in (await remains(scene))["remains"]}

@@ -36,6 +36,7 @@ from holdfast.cli.render import (
 )
 from holdfast.cli.settings import CLIENT_OPTIONS, NATS_OPTIONS
 from holdfast.cli.stores.configuring import config_json
+from holdfast.cli.tenants.bucket import places_report
 from holdfast.cli.tenants.use import tenant_row
 from holdfast.client.wire.router import AskedOfServer
 from holdfast.protocol.access.quota import Quota, TenantInfo
@@ -67,6 +68,7 @@ from holdfast.shared_fs.inspection.probe_verdicts import (
 )
 from holdfast.shared_fs.inspection.verification import StoreVerdict
 from holdfast.shared_fs.snapshots.collecting import Collected
+from holdfast.shared_fs.snapshots.places import TenantPlace
 from holdfast.spark.export.compaction import CompactionReport
 from holdfast.spark.export.export import ExportReport
 from holdfast.spark.replay import ImportReport
@@ -186,6 +188,10 @@ def documented(path: str) -> Any:
         ("servers", {"servers": [SERVER._asdict()]}),
         ("tenants", {"tenants": [tenant_row(TENANT)]}),
         ("tenant set TENANT", {"tenant": "acme", "quota": TENANT.quota.to_wire()}),
+        (
+            "tenant bucket TENANT",
+            places_report("acme", [TenantPlace("acme", 1, "s3://acme-data/holdfast")]),
+        ),
         ("tenant show TENANT", {**tenant_row(TENANT), "servers": [ASKED._asdict()]}),
         ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
         ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),

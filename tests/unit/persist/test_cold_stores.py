@@ -17,7 +17,7 @@ from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError, UnavailableError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
+from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, PlaceUnavailableError
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.snapshots.manifest import open_manifests
@@ -112,6 +112,20 @@ async def test_a_bucket_that_is_away_is_asked_once_and_everybody_is_told_to_try_
     assert all(isinstance(each, UnavailableError) for each in world.refused.values())
     # Those that waited meanwhile are refused without another call.
     assert world.most_running == PARALLEL_FETCHES
+
+
+async def test_a_tenant_s_bucket_that_is_away_keeps_nobody_else_from_the_bucket(
+    world: World,
+) -> None:
+    world.failure = PlaceUnavailableError(
+        tenant="acme", request="get", key="k", tries=3, reason="gone"
+    )
+    await world.bring("theirs")
+    assert isinstance(world.refused[store("theirs")], UnavailableError)
+    world.failure = None
+    world.publish("ours")
+    await world.bring("ours")
+    assert world.order == [store("ours")]
 
 
 @pytest.mark.parametrize("known", ["nothing", "an older one", "a tombstone"])
