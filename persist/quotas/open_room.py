@@ -45,7 +45,8 @@ class OpenRoom:
         for each in wanted:
             quota = self._book.of(each.store.tenant)
             room = None if quota is None else quota.open_room()
-            if quota is None or room is None or each.store in quota.opening:
+            if quota is None or room is None or quota.counts(each.store):
+                # It may be open in memory already, for reads, and wanted for a first write.
                 admitted.append(each)
             elif room > 0:
                 quota.opening.add(each.store)

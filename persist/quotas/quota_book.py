@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, Final
 
 from holdfast.persist.quotas.tenant_quota import TenantQuota
-from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.protocol.access.quota import Quota
 from holdfast.protocol.errors import MalformedFrameError
@@ -115,9 +114,8 @@ class QuotaBook:
             touched = quota.take_touched()
             stores.extend((store, store.held_bytes) for store in touched)
             for store in [quota.open[each] for each in quota.uploads]:
-                if store.state is OpenState.SERVING:
-                    # Abandoned ones are dropped by no group.
-                    quota.count_uploads(store)
+                # Abandoned ones are dropped by no group.
+                quota.count_uploads(store)
             holds = quota.quota.limits_use and bool(quota.open)
             if touched or quota.operation_count or quota.is_full or holds:
                 quota.idle_rounds = 0

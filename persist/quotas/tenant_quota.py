@@ -140,12 +140,16 @@ class TenantQuota:
             return RefusedOperations(partial(_begins_upload, store), error)
         return None
 
+    def counts(self, store: StoreId) -> bool:
+        """Tell whether a store is open, or being opened."""
+        return store in self.open or store in self.opening
+
     def open_room(self) -> int | None:
         """Return how many more stores may be open, which may be below 0; None without a limit."""
         limit = self.quota.max_open_stores
         if limit is None:
             return None
-        return limit - self.elsewhere[0] - len(self.open) - len(self.opening)
+        return limit - self.elsewhere[0] - len(self.open) - len(self.opening - self.open.keys())
 
     @property
     def upload_count(self) -> int:
@@ -162,8 +166,10 @@ class TenantQuota:
             self.count_uploads(store)
 
     def count_uploads(self, store: Store) -> None:
-        """Note how many unfinished uploads an open store has. Asks its file if it has some, or had
-        some lately."""
+        """Note how many unfinished uploads an open store has, unless its file is in use. Asks the
+        file if it has some, or had some lately."""
+        if store.state is not OpenState.SERVING or store.id not in self.open:
+            return
         if store.uploads_due_at != NEVER and (count := len(store.contents.staged())):
             self.uploads[store.id] = count
         else:

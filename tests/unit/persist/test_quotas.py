@@ -307,8 +307,15 @@ def test_no_upload_begins_beyond_the_limit_and_those_that_began_go_on() -> None:
     quota = world.book.of("acme")
     assert quota is not None
     assert quota.upload_count == 1
+    world.mine.enter(OpenState.LENT)
+    quota.wrote(world.mine, 0)
+    assert quota.upload_count == 1, "the file is in use"
+    world.mine.enter(OpenState.SERVING)
     world.open_stores.closed(world.mine)
     assert (quota.upload_count, quota.open) == (0, {})
+    world.book.unheard(report)
+    quota.wrote(world.mine, 0)
+    assert quota.upload_count == 0, "it is not open"
 
 
 class Room:
@@ -357,6 +364,7 @@ async def test_a_store_beyond_the_limit_opens_once_one_of_its_tenant_is_closed()
     assert [store.id.name for store in room.world.open_stores.stores()] == ["mine", "others"]
     assert await room.admit("two") == ["two"]
     room.world.open("two", "acme")
+    assert await room.admit("two") == ["two"], "it is open for reads, and now written to"
     for store in room.world.open_stores.stores():
         store.last_tick = 9
     assert await room.admit("three") == []
