@@ -105,7 +105,7 @@ def _try_bucket(url: str, rounds: int) -> tuple[str, dict[Capability, Observed]]
     from holdfast.shared_fs.bucket.bucket import open_bucket
     from holdfast.shared_fs.bucket.bucket_probe import observe_all
 
-    with closing(open_bucket(url, make=False)) as bucket:
+    with closing(open_bucket(url, make=False, profiles=True)) as bucket:
         return bucket.name, observe_all(bucket, rounds)
 
 
