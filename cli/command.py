@@ -36,6 +36,7 @@ from holdfast.protocol.errors import HoldfastError
 
 #: Each command, with the module under `holdfast.cli` and the name there.
 _COMMANDS: Final = {
+    "audit": ("access.audit", "audit"),
     "auth": ("access.auth", "auth"),
     "backup": ("commands.backup", "backup"),
     "backups": ("commands.backup", "backups"),

@@ -19,8 +19,10 @@ from typing import Any, Final, Self
 import click
 from rich.console import Console
 
+from holdfast.cli.deeds import deed, not_told, operating_user
 from holdfast.cli.settings import Settings
 from holdfast.client.wire.router import Router
+from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -31,6 +33,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind, check_store
+from holdfast.protocol.serving.audit_trail import tell_recorder
 
 _POLL_SECONDS: Final = 0.1
 _MILLISECONDS: Final = re.compile(r"[0-9]{12,14}")
@@ -152,6 +155,14 @@ class ConnectedOwners:
                     give_up_at = time.monotonic() + self._settings.timeout
                 await asyncio.sleep(_POLL_SECONDS)
 
+    async def tell_audit(self, action: AuditAction, **fields: Any) -> None:
+        """Tell the audit log what this command did. Without an answer, say so on stderr."""
+        deliver = tell_recorder(self._bus, self._subjects)
+        try:
+            await deliver([deed(action, **fields)])
+        except HoldfastError as error:
+            not_told(error)
+
     async def _owner(self, store: StoreId) -> str:
         [owner] = await self._router.resolve([(store.kind, store.name)])
         if isinstance(owner, HoldfastError):
@@ -161,7 +172,8 @@ class ConnectedOwners:
     async def _ask_once(
         self, server: str, store: StoreId, job: str, verb: str, fields: Mapping[str, object]
     ) -> Mapping[str, Any]:
-        payload = encode_control(job=job, verb=verb, store=list(store), **fields)
+        by = operating_user()
+        payload = encode_control(job=job, verb=verb, store=list(store), by=by, **fields)
         subject = self._subjects.operator(server)
         return decode_control(await self._bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS))
 

@@ -16,6 +16,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.serving.process import OnSignals, inboxes_of, run_server, server_parser
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.access.audit_outbox import outbox_of
 from holdfast.shared_fs.access.quotas import quotas_of
 from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.bucket_log.fences import BucketFences
@@ -75,7 +76,8 @@ async def _serve(
             layout,
             disk,
             bucket=bucket,
-            quotas=quotas_of(layout, bucket if options.disk == "local" else None),
+            quotas=quotas_of(layout, own_bucket),
+            outbox=outbox_of(layout, own_bucket),
             fences=BucketFences(bucket) if bucket is not None and options.disk == "local" else None,
             tokens=tokens,
         ),

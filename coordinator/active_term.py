@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from holdfast.coordinator.answering.doorkeeper import Doorkeeper
@@ -22,13 +23,18 @@ from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import KnownServers, MembershipDriver
+from holdfast.coordinator.peers.audit_outbox_watch import AuditOutboxWatch
+from holdfast.coordinator.peers.audit_recorder import AuditRecorder
 from holdfast.coordinator.peers.heartbeat_feed import HeartbeatFeed
 from holdfast.coordinator.peers.orders import Orders
 from holdfast.coordinator.quota_watch import QuotaWatch
 from holdfast.coordinator.request_loop import RequestLoop
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.survey import Survey
+from holdfast.protocol.access.audit_event import AUDIT_STORE, AuditAction
+from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StorageError
+from holdfast.protocol.serving.audit_trail import AuditTrail
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.protocol.subjects import granted
 
@@ -44,6 +50,13 @@ class ActiveTerm:
     """The work of the active coordinator. Call `serve` once."""
 
     def __init__(self, life: Life, cluster: str, feed: HeartbeatFeed, state: StateFile) -> None:
+        self._recorder: AuditRecorder | None = None
+        self._trail: AuditTrail | None = None
+        if life.storage.outbox is not None:
+            self._recorder = AuditRecorder(life)
+            self._trail = AuditTrail("coordinator", self._recorder.record, life.clock_ms)
+            self._recorder.on_recorded(self._trail.flow)
+            life = replace(life, audit=self._trail)
         self._life = life
         self._feed = feed
         self._state = state
@@ -51,9 +64,9 @@ class ActiveTerm:
         replies = Replies(life.bus, cluster, life.mishaps, life.wakeup)
         waiting = WaitingReplies(replies, state.term, life.clock_ms)
         self._inbox = RequestInbox(
-            life.subjects, cluster, waiting, replies, life.mishaps, life.wakeup
+            life.subjects, cluster, waiting, replies, life.mishaps, life.wakeup, life.audit
         )
-        self._doorkeeper = Doorkeeper(life, self._inbox, replies)
+        self._doorkeeper = Doorkeeper(life, self._inbox, replies, self._recorder)
         orders = Orders(life, state, cluster)
         self._driver = MembershipDriver(life, orders, self._records, waiting, replies)
         limits = TenantLimits()
@@ -77,6 +90,12 @@ class ActiveTerm:
                     await life.bus.subscribe(pattern, self._doorkeeper.on_message)
                     for pattern in granted(life.subjects.coordinator_pattern())
                 ]
+                if self._recorder is not None:
+                    subject = life.subjects.audit()
+                    for pattern in (subject, f"{subject}.*"):
+                        requests.append(
+                            await life.bus.subscribe(pattern, self._doorkeeper.on_audit)
+                        )
                 await life.bus.flush()
                 # No await between these two lines, so every heartbeat reaches
                 # exactly one of the listeners.
@@ -88,6 +107,8 @@ class ActiveTerm:
                     self._state.term,
                     str(self._doorkeeper.asks_for_tokens).lower(),
                 )
+                started = {"term": self._state.term}
+                life.audit.record(AuditAction.COORDINATOR_STARTED, patient=True, details=started)
                 if ready is not None:
                     ready.set()
                 try:
@@ -113,6 +134,13 @@ class ActiveTerm:
             tasks.start("survey", survey.run(recorded.files_pending))
         if life.storage.quotas is not None:
             tasks.start("quotas", self._quota_watch.run())
+        outbox = life.storage.outbox
+        if self._recorder is not None and self._trail is not None and outbox is not None:
+            if recorded.has_audit_log:
+                self._trail.flow()
+            tasks.start("audit trail", self._trail.run())
+            watch = AuditOutboxWatch(life, outbox, self._recorder)
+            tasks.start("audit outbox", watch.run())
         if bucket is not None:
             tasks.start("collect", collect_garbage(life, bucket))
 
@@ -145,10 +173,12 @@ class _Recorded(NamedTuple):
     #: Which parts of the survey are not done yet.
     files_pending: bool
     manifests_pending: bool
+    has_audit_log: bool
 
 
 def _read(state: StateFile) -> _Recorded:
     with state.transaction():
+        audit_log = state.stores.get(AUDIT_STORE)
         return _Recorded(
             KnownServers(
                 present=state.servers.present(),
@@ -157,4 +187,5 @@ def _read(state: StateFile) -> _Recorded:
             ),
             files_pending=state.cluster.surveying(),
             manifests_pending=not state.cluster.knows_all_stores(),
+            has_audit_log=audit_log is not None and audit_log.state != StoreState.UNKNOWN,
         )

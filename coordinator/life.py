@@ -11,6 +11,7 @@ from holdfast.coordinator.storage import Storage
 from holdfast.coordinator.storage_use import StorageUse
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
 
@@ -30,6 +31,8 @@ class Life:
     wakeup: Wakeup
     mishaps: Mishaps
     storage_use: StorageUse
+    #: What this coordinator tells the audit log.
+    audit: Audit = NO_AUDIT
 
     def now(self) -> float:
         """Return monotonic seconds; silence is measured with this clock."""

@@ -36,6 +36,7 @@ from holdfast.coordinator.decisions.membership import Membership
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.orders import Orders
+from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageError
 
@@ -166,6 +167,7 @@ class MembershipDriver:
                     tasks.start(name, self._orders.tell_to_drain(effect))
             case RecordLive(server, incarnation):
                 logger.info("coordinator.server_live server=%s incarnation=%s", server, incarnation)
+                self._record(AuditAction.SERVER_REGISTERED, server, incarnation)
                 self._records.add(effect)
             case RecordDead(server, incarnation, reason, released):
                 logger.log(
@@ -175,8 +177,23 @@ class MembershipDriver:
                     incarnation,
                     reason,
                 )
+                self._record(AuditAction.SERVER_ENDED, server, incarnation, reason, released)
                 self._orders.forget(server)
                 self._records.add(effect)
+
+    def _record(
+        self,
+        action: AuditAction,
+        server: str,
+        incarnation: str,
+        reason: str = "",
+        released: bool = True,
+    ) -> None:
+        """Tell the audit log of a server, once there is one."""
+        details = {"server": server, "incarnation": incarnation}
+        if not released:
+            details["fenced"] = "yes"
+        self._life.audit.record(action, patient=True, reason=reason, details=details)
 
     async def _probe(self, order: Probe) -> None:
         self.step(await self._orders.probe(order))

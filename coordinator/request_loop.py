@@ -25,11 +25,13 @@ from holdfast.coordinator.answering.requests import (
     SuspectRequest,
 )
 from holdfast.coordinator.answering.seals import Seals
+from holdfast.coordinator.answering.transaction import Reply
 from holdfast.coordinator.decisions.events import DrainChanged, Released
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import MembershipDriver
 from holdfast.coordinator.state.state_file import StateFile
+from holdfast.protocol.access.audit_event import AuditAction, AuditOutcome
 from holdfast.protocol.errors import HoldfastError
 
 
@@ -95,11 +97,24 @@ class RequestLoop:
                     )
                     self._life.background_tasks.start("register", registration)
                     continue
-                if isinstance(request, Drain) and not isinstance(reply, HoldfastError):
-                    self._driver.step(DrainChanged(request.server, request.draining))
+                if isinstance(request, Drain):
+                    self._record_drain(request, reply_to, reply)
+                    if not isinstance(reply, HoldfastError):
+                        self._driver.step(DrainChanged(request.server, request.draining))
                 self._replies.add(reply_to, reply)
         self._driver.settle_waiting()
         await self._replies.send()
+
+    def _record_drain(self, request: Drain, reply_to: str, reply: Reply) -> None:
+        refused = isinstance(reply, HoldfastError)
+        self._life.audit.record(
+            AuditAction.SERVER_DRAINED if request.draining else AuditAction.SERVER_UNDRAINED,
+            AuditOutcome.FAILED if refused else AuditOutcome.DONE,
+            token=self._life.subjects.asker_of(reply_to),
+            user=request.by,
+            reason=str(reply) if refused else "",
+            details={"server": request.server},
+        )
 
     def _tell_membership(self, asked: list[Asked]) -> list[Asked]:
         """Tell the membership what it must know first; return the requests for the state file."""

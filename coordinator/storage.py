@@ -9,6 +9,7 @@ from holdfast.coordinator.state.lost_state import has_past, open_state
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.serving.grant_desk import TokenSource
+from holdfast.shared_fs.access.audit_outbox import AuditOutbox
 from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster_id
@@ -36,11 +37,13 @@ class Storage:
         fences: Fences | None = None,
         quotas: ReadsQuotas | None = None,
         tokens: TokenSource | None = None,
+        outbox: AuditOutbox | None = None,
     ) -> None:
         """`bucket` has the cold stores; a coordinator that lost its state looks for them there.
 
         `fences` are by default those under `layout`. `quotas` is where operators set what tenants
-        may use. `tokens` is where they say who may do what; without it the cluster is open.
+        may use. `tokens` is where they say who may do what; without it the cluster is open. `outbox`
+        has events for the audit log; without it, this cluster has none.
         """
         self.layout = layout
         self.disk = disk
@@ -48,6 +51,7 @@ class Storage:
         self.fences = fences or FileFences(disk, layout)
         self.quotas = quotas
         self.tokens = tokens
+        self.outbox = outbox
 
     def has_past(self) -> bool:
         """Tell whether a coordinator or a store was here before. Ask before `lock`."""

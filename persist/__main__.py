@@ -163,6 +163,7 @@ async def _serve(
         bucket_only=options.disk == "local",
         tokens=await asyncio.to_thread(find_tokens, layout.root, own_bucket),
         quotas=quotas_of(layout, own_bucket),
+        audits=True,
     )
     machine = Machine(loop_watch=loop_watch)
     stopping = asyncio.Event()

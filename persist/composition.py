@@ -68,6 +68,7 @@ from holdfast.persist.write_path.waiting_places import WaitingPlaces
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.audit_trail import NO_AUDIT, AuditTrail, tell_recorder
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
@@ -128,6 +129,10 @@ def compose(
     threads = _threads(machine, resources)
     clock = machine.clock_ms or SteadyClock()
     gate = _gate(origins, server, incarnation)
+    trail = None
+    if options.audits:
+        deliver = tell_recorder(bus, options.subjects)
+        trail = AuditTrail(f"persist {server}", deliver, clock)
     life = Incarnation(
         server,
         incarnation,
@@ -139,6 +144,7 @@ def compose(
         clock,
         threads.run_in_thread,
         threads.large,
+        trail or NO_AUDIT,
     )
     tasks, open_stores = SpawnedTasks(), OpenStores()
     read_cluster = (
@@ -289,6 +295,7 @@ def compose(
         tier,
         archiver,
         quota_keeping,
+        trail,
     )
 
 
@@ -350,7 +357,7 @@ def _administrator(
     manifests = tier.snapshotter.manifests if tier is not None else None
     deletions = DeletionJobs(life, closer, coordination, manifests, storage.tombstones(tier))
     if tier is None:
-        return Administrator(life.server, deletions, None)
+        return Administrator(life.server, deletions, None, life.audit)
     past = PointInTimeRestore(
         tier.snapshotter.manifests,
         disk=life.disk,
@@ -362,7 +369,7 @@ def _administrator(
     versions = VersionJobs(
         life, closer, coordination, past, storage.placement(past.publish), tier.snapshotter.snapshot
     )
-    return Administrator(life.server, deletions, versions)
+    return Administrator(life.server, deletions, versions, life.audit)
 
 
 def _without_bucket(server: str, stores: Sequence[StoreId] | None) -> int:

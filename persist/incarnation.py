@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate
@@ -32,3 +33,5 @@ class Incarnation:
     run_in_thread: RunInThread
     #: Separate threads for work that may take minutes, so that nothing else waits behind it.
     run_large: RunInThread
+    #: What this life tells the audit log.
+    audit: Audit = NO_AUDIT

@@ -31,6 +31,8 @@ class ServerOptions:
     tokens: TokenSource | None = None
     #: Where the limits of tenants are read. None: no tenant has a quota.
     quotas: ReadsQuotas | None = None
+    #: Whether it tells the audit log what operators and tokens do.
+    audits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

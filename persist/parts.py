@@ -25,6 +25,7 @@ from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.pipeline import Pipeline
+from holdfast.protocol.serving.audit_trail import AuditTrail
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Parts:
     tier: Tier | None
     archiver: Archiver | None
     quota_keeping: QuotaKeeping | None
+    #: None: this server tells the audit log nothing.
+    audit_trail: AuditTrail | None
 
     def work(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""
@@ -66,3 +69,5 @@ class Parts:
         yield self.leaving.drain()
         if self.quota_keeping is not None:
             yield self.quota_keeping.run()
+        if self.audit_trail is not None:
+            yield self.audit_trail.run()

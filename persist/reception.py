@@ -24,6 +24,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.frames import encode_control_error
 from holdfast.protocol.limits import MAX_WAITING_REFUSALS
+from holdfast.protocol.serving.audit_trail import note_refusal
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import granted
 
@@ -46,6 +47,7 @@ class Reception:
     ) -> None:
         self._server = life.server
         self._bus = life.bus
+        self._audit = life.audit
         self._subjects = life.subjects
         self._inbox = inbox
         self._open_stores = open_stores
@@ -103,6 +105,7 @@ class Reception:
         self._take_apart(self._subjects.tenant_of(message.subject), message, access)
 
     def _refuse_frame(self, message: BusMessage, error: HoldfastError) -> None:
+        self._note_refusal(message, error)
         self._inbox.refuse(message.reply, -1, error)
 
     def _take_apart(self, tenant: str, message: BusMessage, access: FrameAccess | None) -> None:
@@ -118,6 +121,7 @@ class Reception:
             return
         for index, wrong in incoming.refusals:
             inbox.refuse(message.reply, index, wrong)
+            self._note_refusal(message, wrong)
         if incoming.arrivals:
             inbox.submit(incoming.arrivals)
         elif not incoming.refusals:
@@ -130,7 +134,8 @@ class Reception:
         self._reply(message, self._commands.command(message.payload))
 
     def _on_operator(self, message: BusMessage) -> None:
-        self._reply(message, self._administrator.command(message.payload))
+        asker = self._subjects.asker_of(message.reply)
+        self._reply(message, self._administrator.command(message.payload, asker))
 
     def _on_destroy(self, message: BusMessage) -> None:
         if self._subjects.may_answer(message.subject, message.reply):
@@ -141,7 +146,13 @@ class Reception:
         self._reply(message, self._administrator.destroy(tenant, message.payload, access))
 
     def _refuse_destroy(self, message: BusMessage, error: HoldfastError) -> None:
+        self._note_refusal(message, error)
         self._reply(message, encode_control_error(error))
+
+    def _note_refusal(self, message: BusMessage, error: HoldfastError) -> None:
+        subjects, subject = self._subjects, message.subject
+        tenant, grant = subjects.tenant_of(subject), subjects.grant_of(subject)
+        note_refusal(self._audit, tenant, grant, error)
 
     def _reply(self, message: BusMessage, payload: bytes) -> None:
         if (

@@ -37,6 +37,8 @@ from holdfast.shared_fs.disk.layout import Layout
 logger = logging.getLogger("holdfast.persist")
 
 _MAINTENANCE_SECONDS: Final = 0.25
+#: How long the end of a server waits for the audit log.
+_AUDIT_SECONDS: Final = 1.0
 
 
 def new_incarnation() -> str:
@@ -124,6 +126,8 @@ class PersistServer:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 left = await self._serve(parts, stack)
+                if parts.audit_trail is not None:
+                    await parts.audit_trail.finish(_AUDIT_SECONDS)
                 await parts.ending.finish(left)
         except BaseExceptionGroup as group:
             raise _first_cause(group) from group

@@ -385,6 +385,15 @@ GRANT_WAITING_BYTES: Final = 2 * KIB
 #: How long a frame waits for its grant. Less than clients wait before they send it again.
 GRANT_WAIT_SECONDS: Final = 1.5
 
+# The audit log
+#: One text of an event, such as a reason, in characters, and one event as JSON.
+MAX_AUDIT_TEXT: Final = 256
+MAX_AUDIT_EVENT_BYTES: Final = 8 * KIB
+#: How long the audit log keeps events unless an operator configures it, and its size in all: the
+#: oldest go first.
+AUDIT_KEEP_SECONDS: Final = 400.0 * 86_400
+MAX_AUDIT_BYTES: Final = 1024 * MIB
+
 assert 2 * REVOCATIONS_SECONDS < REVOCATIONS_FRESH_SECONDS < GRANT_SECONDS
 assert GRANT_WAIT_SECONDS < FRAME_TIMEOUT_SECONDS
 assert MIN_PAYLOAD_BYTES * 4 < MAX_GRANT_WAITING_BYTES

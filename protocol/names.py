@@ -28,6 +28,8 @@ Epoch = NewType("Epoch", int)
 _TOKEN: Final = "[A-Za-z0-9_=%@+~,:-]+"
 _STORE: Final = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+#: The tenant of the cluster's own stores. No other tenant's name begins so, and no token is for it.
+SYSTEM_TENANT: Final = "_system"
 _UNQUOTED: Final = frozenset(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_=@+~,:-"
 )
@@ -64,7 +66,15 @@ class StoreId(NamedTuple):
 
 
 def check_tenant(name: str) -> TenantName:
-    """Return `name` as a tenant name. Raises InvalidNameError."""
+    """Return `name` as a tenant name, which may be the system's. Raises InvalidNameError."""
+    if name == SYSTEM_TENANT:
+        return TenantName(SYSTEM_TENANT)
+    return check_own_tenant(name)
+
+
+def check_own_tenant(name: str) -> TenantName:
+    """Return `name` as that of a tenant which tokens, quotas and issuers may be for, and which may
+    be destroyed: not the system's. Raises InvalidNameError."""
     return TenantName(_check_plain("tenant", name))
 
 

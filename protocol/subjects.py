@@ -34,6 +34,8 @@ _LETTERS: Final = {int(kind): kind.letter for kind in StoreKind}
 #: The second tokens of subjects that may end in the id of a token.
 _GRANTED: Final = frozenset(["coord", "destroy", "srv"])
 
+#: The id of a token: see `access/tokens.py`.
+_TOKEN_ID: Final = re.compile(r"[A-Za-z0-9_-]{16,64}")
 #: What can be published to: no wildcards, no spaces, only ASCII.
 _CONCRETE: Final = re.compile(r"[!-)+-=?-~]+")
 
@@ -178,6 +180,15 @@ class Subjects:
         """The subject of operators' requests to one server."""
         return f"{self.prefix}._.ops.{server}"
 
+    def audit(self) -> str:
+        """The subject on which servers tell the recorder what happened, and operators, in the name
+        of their token, what they did."""
+        return f"{self.prefix}._.audit{f'.{self.grant}' if self.grant else ''}"
+
+    def is_audit(self, subject: str) -> bool:
+        """Tell whether somebody tells the recorder something on `subject`."""
+        return f"{subject}.".startswith(f"{self.prefix}._.audit.")
+
     def may_answer(self, subject: str, reply: str) -> bool:
         """Tell whether a request on `subject` may be answered on `reply`.
 
@@ -209,7 +220,15 @@ class Subjects:
     def grant_of(self, subject: str) -> str:
         """The id of the token that a client's request on `subject` names, or nothing."""
         tokens = subject[len(self.prefix) + 1 :].split(".")
-        return tokens[3] if len(tokens) == 4 and tokens[1] in _GRANTED else ""
+        if len(tokens) == 4 and tokens[1] in _GRANTED:
+            return tokens[3]
+        return tokens[2] if len(tokens) == 3 and tokens[:2] == [CLUSTER_TENANT, "audit"] else ""
+
+    def asker_of(self, reply: str) -> str:
+        """The id of the token in whose inbox a reply goes, or nothing. For a request on which NATS
+        lets only operators publish, this is the asker as it says itself."""
+        tokens = reply.split(".")
+        return tokens[2] if len(tokens) > 4 and _TOKEN_ID.fullmatch(tokens[2]) else ""
 
     def store_of(self, subject: str) -> StoreId:
         """The store whose change subject this is. Raises InvalidNameError or KeyError."""

@@ -17,6 +17,7 @@ from holdfast.cli.access.registry_options import (
 )
 from holdfast.cli.render import JsonObject, print_json
 from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.bus.login import TLS_OPTIONS
 from holdfast.protocol.errors import HoldfastError
 
@@ -53,6 +54,7 @@ def init(settings: Settings, data: Path | None, bucket: str | None, keys: Path |
         with place.opened_registry(make=True) as registry:
             if not set_up(registry, folder):
                 raise AccessExistsError(place=str(place), keys=str(folder.path))
+            place.tell_audit(AuditAction.ACCESS_SET_UP, details={"keys": str(folder.path)})
         report = init_report(str(folder.path), asdict(folder.public_keys()))
     if settings.json:
         print_json(report)

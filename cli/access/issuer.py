@@ -12,6 +12,7 @@ import click
 from holdfast.cli.access.registry_options import AccessPlace, registry_options
 from holdfast.cli.render import JsonObject, print_json, print_table
 from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.protocol.access.audit_event import AuditAction, shown
 from holdfast.protocol.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ def add(
     from holdfast.shared_fs.access.registry import Issuer
 
     made = Issuer(name, parse_public_key(public_key_file.read_text()), tuple(tenants.split(",")))
-    with AccessPlace(data, bucket, None).opened_registry() as registry:
+    place = AccessPlace(data, bucket, None)
+    with place.opened_registry() as registry:
         registry.add_issuer(made)
+        told = {name: shown(str(each)) for name, each in issuer_row(made).items()}
+        place.tell_audit(AuditAction.ISSUER_ADDED, details=told)
     if settings.json:
         print_json(issuer_row(made))
     else:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from holdfast.cli.deeds import leave_for_audit
+from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
 
@@ -79,6 +81,10 @@ class AccessPlace:
         if self.data is None:
             raise click.UsageError("--bucket needs --keys FOLDER: keys are never in a bucket")
         return KeyFolder(self.data.resolve() / KEYS_FOLDER)
+
+    def tell_audit(self, action: AuditAction, **fields: Any) -> None:
+        """Tell the audit log of this cluster what the command did."""
+        leave_for_audit(self.data, self.bucket, action, **fields)
 
     @contextmanager
     def opened_registry(self, *, make: bool = False) -> Iterator[AccessRegistry]:

@@ -27,6 +27,7 @@ from holdfast.cli.render import (
     size,
 )
 from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.protocol.access.audit_event import AuditAction, shown
 from holdfast.protocol.access.rights import ALL_RIGHTS, rights_of
 from holdfast.protocol.access.tokens import (
     EVERY_TENANT,
@@ -165,6 +166,7 @@ def create(
             registry.put_token(text, made)
             if file is not None:
                 print(text, file=file)
+        place.tell_audit(AuditAction.TOKEN_CREATED, tenant=made.tenant, details=told_of(made))
     row = token_row(made, "valid")
     if settings.json:
         print_json(row if out is not None else {**row, "token": text})
@@ -271,14 +273,28 @@ def revoke(
     bucket: str | None,
 ) -> None:
     """Revoke a token, for ever. Servers refuse it within 5 s, and NATS takes no new connection."""
-    with AccessPlace(data, bucket, None).opened_registry() as registry:
+    place = AccessPlace(data, bucket, None)
+    with place.opened_registry() as registry:
         found = _chosen(registry, token_id, token_file)
         registry.revoke(found, time.time())
+        place.tell_audit(AuditAction.TOKEN_REVOKED, tenant=found.tenant, details=told_of(found))
         row = token_row(found, "revoked")
     if settings.json:
         print_json(row)
     else:
         click.echo(f"revoked {found.id}: {_in_words(found)}")
+
+
+def told_of(token: Token) -> JsonObject:
+    """Return what the audit log has of a token that is made or revoked."""
+    row = token_row(token, "")
+    names = ("subject", "issuer", "expires", "rate", "bytes_per_second", "connections")
+    lists = {"stores": row["stores"], "allow": row["allow"]}
+    return {
+        "token": token.id,
+        **{name: shown(" ".join(each)) for name, each in lists.items()},
+        **{name: row[name] for name in names if row[name] not in (None, "")},
+    }
 
 
 def token_row(token: Token, state: str) -> JsonObject:

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
+from holdfast.cli.deeds import leave_for_audit
 from holdfast.gateway.auth.nats_configuration import callout_configuration
+from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.access.rights import Right
 from holdfast.protocol.access.tokens import EVERY_TENANT, Token, new_token, sign_token
 from holdfast.shared_fs.access.key_folder import SERVERS_FILE, KeyFolder
@@ -38,7 +40,9 @@ class ClusterAccess:
         access = cls(shared)
         if make:
             with access._registry(make=True) as registry:
-                set_up(registry, access._keys)
+                if set_up(registry, access._keys):
+                    details = {"keys": str(access._keys.path)}
+                    leave_for_audit(shared, None, AuditAction.ACCESS_SET_UP, details=details)
             return access
         try:
             with access._registry() as registry:

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from holdfast.cli.deeds import operating_user
 from holdfast.cli.progress import CountingProgress
 from holdfast.cli.render import print_json
 from holdfast.cli.settings import Settings, client_command
@@ -58,13 +59,13 @@ def undrain(settings: Settings, server: str) -> None:
 
 async def _undrain(settings: Settings, server: str) -> None:
     async with _Connection(settings) as router:
-        await router.drain(server, undo=True)
+        await router.drain(server, undo=True, by=operating_user())
 
 
 async def _drain(settings: Settings, server: str) -> dict[str, object]:
     started_at = time.monotonic()
     async with _Connection(settings) as router:
-        await router.drain(server)
+        await router.drain(server, by=operating_user())
         with _Progress(server, enabled=not settings.json) as progress:
             while True:
                 left = await _stores_left(router, server, settings.timeout)

@@ -11,6 +11,7 @@ from holdfast.cli.render import print_json
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.tenants.use import print_tenants, tenant_row
 from holdfast.protocol.access.quota import TenantInfo
+from holdfast.protocol.names import SYSTEM_TENANT
 
 
 @click.command()
@@ -30,4 +31,9 @@ def tenants(settings: Settings) -> None:
 async def _tenants(settings: Settings) -> list[TenantInfo]:
     async with connected_owners(settings) as owners:
         infos = owners.router.tenant_infos()
-        return [info async for info in infos if info.streams or info.kvs]
+        return [info async for info in infos if _is_shown(info)]
+
+
+def _is_shown(info: TenantInfo) -> bool:
+    """Tell whether a tenant has stores, and is not the cluster's own."""
+    return bool(info.streams or info.kvs) and info.tenant != SYSTEM_TENANT

@@ -12,13 +12,15 @@ import click
 
 from holdfast.cli.commands.doctor import shared_folder
 from holdfast.cli.commands.parts import needed_server_packages
+from holdfast.cli.deeds import leave_for_audit
 from holdfast.cli.owner_jobs import connected_owners
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.cli.tenants.use import count, of, quota_fields, tenant_row
 from holdfast.client.wire.router import AskedOfServer
+from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.access.quota import Quota, TenantInfo
-from holdfast.protocol.names import check_tenant
+from holdfast.protocol.names import check_own_tenant, check_tenant
 
 _NONE: Final = "none"
 _UNITS: Final = {
@@ -96,7 +98,7 @@ def set_quota(
 
     `none` lifts a limit. Limits that you do not name stay as they are.
     """
-    checked = check_tenant(name)
+    checked = check_own_tenant(name)
     if (data is None) == (bucket is None):
         raise click.UsageError("give --data or, with --disk local, --bucket")
     changes = {
@@ -108,6 +110,9 @@ def set_quota(
         raise click.UsageError("name a limit: --max-stores, --max-bytes, --max-rate, ...")
     with needed_server_packages():
         quota = _change(checked, data, bucket, changes)
+        shared = None if data is None else shared_folder(data.resolve())
+        action = AuditAction.TENANT_LIMITED
+        leave_for_audit(shared, bucket, action, tenant=checked, details=changes)
     if settings.json:
         print_json({"tenant": name, "quota": quota.to_wire()})
     else:

@@ -20,9 +20,10 @@ from holdfast.cli.settings import Settings, client_command, pass_settings, share
 from holdfast.cli.tenants.bucket import bucket
 from holdfast.cli.tenants.policy import policy
 from holdfast.cli.tenants.quotas import lift_quota, set_quota, show
+from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.access.quota import NO_QUOTA
 from holdfast.protocol.errors import HoldfastError, NotFoundError
-from holdfast.protocol.names import StoreId, TenantName, check_tenant
+from holdfast.protocol.names import StoreId, TenantName, check_own_tenant, check_tenant
 
 if TYPE_CHECKING:
     from holdfast.shared_fs.inspection.tenant_remains import Place, Remain
@@ -70,7 +71,7 @@ def destroy(
     stores. `holdfast tenant remains` shows what is left and when it goes. Needs an operator's
     permissions.
     """
-    check_tenant(name)
+    check_own_tenant(name)
     if data is not None and bucket is not None:
         raise click.UsageError("give --data or, with --disk local, --bucket")
     if not yes:
@@ -104,6 +105,9 @@ async def _destroy(settings: Settings, name: str, *, knows_registry: bool) -> Js
         stores = await owners.all(None)
         for _ in range(_ROUNDS):
             if not stores:
+                counts = {each: done[each] for each in ("stores", "files", "snapshots")}
+                action = AuditAction.TENANT_DESTROYED
+                await owners.tell_audit(action, tenant=name, details=counts)
                 return done
             await _delete_all(owners, stores, done)
             stores = await owners.all(None)

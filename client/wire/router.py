@@ -100,15 +100,15 @@ class Router:
         except (KeyError, TypeError) as error:
             raise MalformedFrameError(reason=f"servers: {error!r}") from error
 
-    async def drain(self, server: str, *, undo: bool = False) -> None:
+    async def drain(self, server: str, *, undo: bool = False, by: str = "") -> None:
         """Drain a server, so that it hands over its stores and gets no new ones. With `undo`,
-        end that.
+        end that. `by` is who does it, for the audit log.
 
         When this returns, the coordinator has recorded the mark; the stores follow. Raises
         InvalidNameError, NotFoundError, LastServerError if no other server could take them,
         NoCoordinatorError, ConnectionFailedError.
         """
-        await self._ask_as_operator("undrain" if undo else "drain", server=server)
+        await self._ask_as_operator("undrain" if undo else "drain", server=server, by=by)
 
     async def tenants(self) -> AsyncIterator[str]:
         """Yield the tenants that have stores, or had some, in order. For operators only.

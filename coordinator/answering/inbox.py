@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from holdfast.coordinator.answering.bookmarks import Bookmarks
 from holdfast.coordinator.answering.parsing import parse
 from holdfast.coordinator.answering.replies import Replies
-from holdfast.coordinator.answering.requests import Request, store_count
+from holdfast.coordinator.answering.requests import Request, ResolveRequest, store_count
 from holdfast.coordinator.answering.restricting import restricted
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
 from holdfast.coordinator.wakeup import Wakeup
@@ -20,6 +20,7 @@ from holdfast.protocol.access.grants import TokenGrant
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.errors import BusyError, HoldfastError, internal_error
 from holdfast.protocol.limits import MAX_INBOX_BYTES
+from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit, note_refusal
 from holdfast.protocol.serving.fair_queue import FairQueue, SharedRoom
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
@@ -60,6 +61,7 @@ class RequestInbox:
         replies: Replies,
         mishaps: Mishaps,
         wakeup: Wakeup,
+        audit: Audit = NO_AUDIT,
     ) -> None:
         self._subjects = subjects
         self._cluster = cluster
@@ -67,6 +69,7 @@ class RequestInbox:
         self._replies = replies
         self._mishaps = mishaps
         self._wakeup = wakeup
+        self._audit = audit
         self._queue: FairQueue[_Queued] = FairQueue(TENANT_TURN_STORES)
         self._room = SharedRoom(MAX_INBOX_BYTES)
         self._bookmarks = Bookmarks()
@@ -113,8 +116,16 @@ class RequestInbox:
         verb = self._subjects.verb_of(message.subject)
         try:
             request = parse(tenant, verb, message.payload, self._cluster)
-            return request if grant is None else restricted(request, grant, self._bookmarks)
+            if grant is None:
+                return request
+            allowed = restricted(request, grant, self._bookmarks)
+            if isinstance(allowed, ResolveRequest):
+                for slot in allowed.stores:
+                    if isinstance(slot, HoldfastError):
+                        note_refusal(self._audit, tenant, grant.id, slot)
+            return allowed
         except HoldfastError as error:
+            note_refusal(self._audit, tenant, "" if grant is None else grant.id, error)
             self._replies.add(message.reply, error)
         except Exception as error:  # noqa: BLE001 (it is this request's answer)
             self._mishaps.note("coordinator.request_failed", message.subject, error)

@@ -40,6 +40,7 @@ from holdfast.coordinator.answering.requests import (
     UsageRequest,
     Vacate,
 )
+from holdfast.protocol.access.audit_event import shown
 from holdfast.protocol.control import OPERATOR_VERBS
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -137,11 +138,11 @@ def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 
 def _drain(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Drain(check_server(fields.get("server", "")), draining=True)
+    return Drain(check_server(fields.get("server", "")), True, shown(fields.get("by") or ""))
 
 
 def _undrain(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Drain(check_server(fields.get("server", "")), draining=False)
+    return Drain(check_server(fields.get("server", "")), False, shown(fields.get("by") or ""))
 
 
 def _tenants(tenant: str, fields: Mapping[str, Any]) -> Request:

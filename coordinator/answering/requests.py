@@ -260,6 +260,8 @@ class Drain:
 
     server: str
     draining: bool
+    #: The user of the operating system, as the command says.
+    by: str = ""
 
 
 Request = (

@@ -20,11 +20,13 @@ from holdfast.gateway.auth.login import Answering
 from holdfast.gateway.auth.nats_configuration import CLUSTER_ACCOUNT
 from holdfast.gateway.auth.service import AuthService
 from holdfast.gateway.auth.system_account import INBOXES
+from holdfast.protocol.access.audit_event import AuditEvent
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import TLS_OPTIONS, NatsLogin
 from holdfast.protocol.bus.nats_url import parse_url, without_passwords
 from holdfast.protocol.errors import ConnectionFailedError, HoldfastError, InvalidArgumentError
+from holdfast.protocol.serving.audit_trail import AuditTrail
 from holdfast.protocol.serving.process import (
     OnSignals,
     add_inbox_prefix,
@@ -34,15 +36,20 @@ from holdfast.protocol.serving.process import (
     run_process,
 )
 from holdfast.protocol.subjects import Inboxes
+from holdfast.shared_fs.access.audit_outbox import AuditOutbox
 from holdfast.shared_fs.access.key_folder import AUTH_FILE, SYSTEM_FILE, KeyFolder
 from holdfast.shared_fs.access.registry import AccessRegistry
 from holdfast.shared_fs.access.set_up import KEYS_FOLDER, registry_in_bucket, registry_on_disk
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.disk.layout import Layout
 
 logger = logging.getLogger("holdfast.gateway")
 
 #: How long to wait for a NATS that starts at the same time.
 _CONNECT_SECONDS = 10.0
 _PING_SECONDS = 2
+#: How long the end of the service waits for the audit log.
+_AUDIT_SECONDS = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +78,8 @@ async def _serve(options: argparse.Namespace, on_signals: OnSignals, ready: asyn
         login = replace(login_of(options), nkey=keys.path / AUTH_FILE)
         client, closed = await _connected(options.nats, login)
         try:
-            tokens = KnownTokens(registry, time.monotonic, time.time)
+            trail = _trail(options)
+            tokens = KnownTokens(registry, time.monotonic, time.time, trail)
             service = AuthService(
                 client,
                 closed,
@@ -81,8 +89,15 @@ async def _serve(options: argparse.Namespace, on_signals: OnSignals, ready: asyn
                 time.time,
                 ConnectionKeeper(tokens, CLUSTER_ACCOUNT, time.monotonic, time.time),
                 _system_connection(options, keys),
+                trail,
             )
-            await service.serve(ready)
+            telling = asyncio.create_task(trail.run())
+            try:
+                await service.serve(ready)
+            finally:
+                telling.cancel()
+                await asyncio.wait([telling])
+                await trail.finish(_AUDIT_SECONDS)
         finally:
             await client.close()
             logger.info("auth.stopped")
@@ -117,6 +132,20 @@ def _system_connection(
         login=replace(login_of(options), nkey=path),
         inboxes=Inboxes(INBOXES),
     )
+
+
+def _trail(options: argparse.Namespace) -> AuditTrail:
+    """Return what tells the audit log. It goes by way of the outbox: this service is no user of the
+    cluster's NATS account, and has the registry's storage at hand."""
+    if options.data is not None:
+        outbox = AuditOutbox(None, Layout(options.data.resolve()).audit)
+    else:
+        outbox = AuditOutbox(open_bucket(options.bucket, make=False))
+
+    async def deliver(events: Sequence[AuditEvent]) -> None:
+        await asyncio.to_thread(outbox.put, events)
+
+    return AuditTrail("auth", deliver, lambda: time.time_ns() // 1_000_000)
 
 
 async def _connected(url: str, login: NatsLogin) -> tuple[Client, asyncio.Future[HoldfastError]]:

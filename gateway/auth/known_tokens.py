@@ -11,8 +11,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from holdfast.protocol.access.audit_event import AuditAction, AuditOutcome
 from holdfast.protocol.access.tokens import Token
 from holdfast.protocol.errors import HoldfastError, InvalidTokenError, UnavailableError
+from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.access.registry import AccessRegistry, Issuer, Revocations, verified
 
@@ -34,10 +36,12 @@ class KnownTokens:
         registry: AccessRegistry,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        audit: Audit = NO_AUDIT,
     ) -> None:
         self._registry = registry
         self._clock = clock
         self._wall_clock = wall_clock
+        self._audit = audit
         self._issuers: Mapping[str, Issuer] = {}
         self._revocations: Revocations | None = None
         self._looked_at = float("-inf")
@@ -102,12 +106,20 @@ class KnownTokens:
         if known is not None:
             raise InvalidTokenError(reason=f"its id {token.id} is that of another token")
         try:
-            await asyncio.to_thread(self._registry.put_token, text, token)
+            is_new = await asyncio.to_thread(self._registry.put_token, text, token)
         except InvalidTokenError:
             raise
         except HoldfastError as error:
             self._trouble.note("reason=%s", error)
             raise UnavailableError(reason="the registry of tokens cannot be written") from error
+        if is_new:
+            self._audit.note(
+                AuditAction.TOKEN_REGISTERED,
+                AuditOutcome.DONE,
+                token=token.id,
+                tenant=token.tenant,
+                details={"allow": " ".join(token.rights.words)},
+            )
         if len(self._registered) >= _MAX_KNOWN:
             self._registered.pop(next(iter(self._registered)))
         self._registered[token.id] = text

@@ -22,9 +22,11 @@ from holdfast.gateway.auth.login import Answering, LoginRequest, read_request
 from holdfast.gateway.auth.nats_configuration import CALLOUT_SUBJECT
 from holdfast.gateway.auth.sealing import open_sealed, seal
 from holdfast.gateway.auth.system_account import ConnectionPlace
+from holdfast.protocol.access.audit_event import AuditAction, AuditOutcome
 from holdfast.protocol.access.nkeys_text import KeyKind, public_text
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import HoldfastError, InvalidTokenError
+from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 
 if TYPE_CHECKING:
     from nacl.public import PrivateKey
@@ -56,6 +58,7 @@ class AuthService:
     connections: ConnectionKeeper
     #: Connects to the system account; None without a key for it.
     connect_system: Callable[[], Awaitable[Bus]] | None
+    audit: Audit = NO_AUDIT
 
     async def serve(self, ready: asyncio.Event) -> None:
         """Answer until cancelled; `ready` is set once questions come here.
@@ -119,9 +122,17 @@ class AuthService:
             logger.warning(
                 "auth.refused reason=%s host=%s name=%s", reason, request.host, request.name
             )
+            self._note(request, AuditOutcome.REFUSED, reason=reason)
             return self.answering.refuse(request, reason, self.wall_clock())
         logger.info(
             "auth.let_in token=%s tenant=%s host=%s name=%s",
             *(token.id, token.tenant, request.host, request.name),
         )
+        self._note(request, AuditOutcome.DONE, token=token.id, tenant=token.tenant)
         return self.answering.let_in(request, token, self.wall_clock())
+
+    def _note(self, request: LoginRequest, outcome: AuditOutcome, **fields: str) -> None:
+        details = {"name": request.name} if request.name else {}
+        self.audit.note(
+            AuditAction.LOGIN, outcome, address=request.host, details=details, **fields
+        )

@@ -37,6 +37,7 @@ class Gatekeeper:
     def __init__(self, life: Incarnation, tokens: TokenSource | None) -> None:
         """Without `tokens` the cluster is open."""
         self._subjects = life.subjects
+        self._audit = life.audit
         self._meters = TokenMeters()
         #: By subject, and by id of the token: made once for many frames.
         self._claims: dict[str, Claim] = {}
@@ -95,7 +96,7 @@ class Gatekeeper:
         return claim
 
     def _access_of(self, grant: TokenGrant) -> FrameAccess:
-        access = FrameAccess(grant, self._meters.of(grant), _now_ms)
+        access = FrameAccess(grant, self._meters.of(grant), _now_ms, self._audit)
         if len(self._accesses) >= MAX_KNOWN_GRANTS:
             self._accesses.clear()
         self._accesses[grant.id] = access

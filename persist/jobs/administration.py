@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
 
 from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.jobs.deleting import DeletionJobs
@@ -17,34 +19,61 @@ from holdfast.persist.jobs.job_table import JobTable, Report
 from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.recovery.point_in_time import RestoreTarget
 from holdfast.protocol import frames
+from holdfast.protocol.access.audit_event import (
+    AuditAction,
+    AuditOutcome,
+    shown,
+    shown_store,
+)
 from holdfast.protocol.access.rights import Right
-from holdfast.protocol.errors import HoldfastError, InvalidArgumentError, internal_error
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidArgumentError,
+    NotAllowedError,
+    internal_error,
+)
 from holdfast.protocol.limits import MAX_ARRAY_LENGTH, MAX_INTEGER
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit, note_refusal
 from holdfast.protocol.serving.mishaps import Mishaps
 
 logger = logging.getLogger("holdfast.persist")
+
+#: Begins a job. A job that is cancelled before it runs has made no coroutine.
+Work = Callable[[], Coroutine[Any, Any, Report]]
+#: The jobs of operators that the audit log has, by their verbs. The others only read.
+_ACTIONS: Final = {
+    "backup": AuditAction.STORE_BACKED_UP,
+    "restore": AuditAction.STORE_RESTORED,
+    "delete": AuditAction.STORE_DELETED,
+}
 
 
 class Administrator:
     """Answers what operators and applications ask of one incarnation."""
 
     def __init__(
-        self, server: str, deletions: DeletionJobs, versions: VersionJobs | None
+        self,
+        server: str,
+        deletions: DeletionJobs,
+        versions: VersionJobs | None,
+        audit: Audit = NO_AUDIT,
     ) -> None:
         """`versions` is None if there is no bucket."""
         self._server = server
         self._deletions = deletions
         self._versions = versions
+        self._audit = audit
         self._jobs = JobTable(server)
         self._mishaps = Mishaps(logger)
 
-    def command(self, payload: bytes) -> bytes:
-        """Start a job, or report on it, and return the reply, whatever `payload` holds."""
+    def command(self, payload: bytes, asker: str = "") -> bytes:
+        """Start a job, or report on it, and return the reply, whatever `payload` holds. `asker` is
+        the id of the operator's token, if there is one."""
 
         def answer() -> Report:
             fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
-            return self._jobs.answer("", fields.get("job"), lambda: self._work(fields))
+            return self._jobs.answer("", fields.get("job"), lambda: self._audited(fields, asker)())
 
         return self._replied(answer)
 
@@ -60,14 +89,29 @@ class Administrator:
                     argument="store", reason="it must be a list of kind and name"
                 )
             store, epoch = _store([tenant, *named]), _integer(fields, "epoch")
+            grant = "" if access is None else access.grant.id
             if access is not None:
-                access.check(Right.DESTROY, store)
+                try:
+                    access.check(Right.DESTROY, store)
+                except NotAllowedError as error:
+                    note_refusal(self._audit, tenant, grant, error)
+                    raise
             if epoch is None:
                 raise InvalidArgumentError(
                     argument="epoch", reason="it must be the epoch of the store's head"
                 )
-            destroy = self._deletions.destroy
-            return self._jobs.answer(tenant, fields.get("job"), lambda: destroy(store, epoch))
+
+            def destroy() -> Coroutine[Any, Any, Report]:
+                tell = partial(
+                    self._audit.note,
+                    AuditAction.STORE_DESTROYED,
+                    token=grant,
+                    tenant=tenant,
+                    store=shown_store(store.kind, store.name),
+                )
+                return _told(partial(self._deletions.destroy, store, epoch), tell)
+
+            return self._jobs.answer(tenant, fields.get("job"), destroy)
 
         return self._replied(answer)
 
@@ -85,18 +129,43 @@ class Administrator:
             self._mishaps.note("operator.job_failed", self._server, error)
             return frames.encode_control_error(internal_error("the job", error))
 
-    def _work(self, fields: Mapping[str, Any]) -> Coroutine[Any, Any, Report]:
+    def _audited(self, fields: Mapping[str, Any], asker: str) -> Work:
+        """Return the job that is asked for; the audit log gets how it ends, if it changes
+        anything."""
+        work = self._work(fields)
+        action = _ACTIONS.get(str(fields.get("verb")))
+        if action is None or fields.get("dry_run"):
+            return work
+        store = _store(fields.get("store"))
+        details: dict[str, Any] = {}
+        if action is AuditAction.STORE_RESTORED:
+            details = {name: fields[name] for name in ("time", "revision") if fields.get(name)}
+            if fields.get("source") is not None:
+                source = _store(fields["source"])
+                details["source"] = shown(str(source))
+        tell = partial(
+            self._audit.record,
+            action,
+            token=asker,
+            user=shown(fields.get("by") or ""),
+            tenant=store.tenant,
+            store=shown_store(store.kind, store.name),
+        )
+        return partial(_told, work, tell, details)
+
+    def _work(self, fields: Mapping[str, Any]) -> Work:
         store = _store(fields.get("store"))
         match fields.get("verb"):
             case "versions":
-                return self._with_bucket().versions(store)
+                return partial(self._with_bucket().versions, store)
             case "backup":
-                return self._with_bucket().backup(store)
+                return partial(self._with_bucket().backup, store)
             case "restore":
                 target = RestoreTarget(_integer(fields, "time"), _integer(fields, "revision"))
                 target.check()
                 source = fields.get("source")
-                return self._with_bucket().restore(
+                return partial(
+                    self._with_bucket().restore,
                     store,
                     store if source is None else _store(source),
                     target,
@@ -104,7 +173,7 @@ class Administrator:
                     dry_run=bool(fields.get("dry_run")),
                 )
             case "delete":
-                return self._deletions.delete(store)
+                return partial(self._deletions.delete, store)
             case unknown:
                 raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is unknown")
 
@@ -114,6 +183,24 @@ class Administrator:
                 argument="--bucket", reason=f"server {self._server!r} was started without one"
             )
         return self._versions
+
+
+async def _told(
+    work: Work,
+    tell: Callable[..., None],
+    details: Mapping[str, Any] = MappingProxyType({}),
+) -> Report:
+    """Do `work`, and `tell` the audit log how it ended. One that is cancelled has not: the next
+    owner of the store is asked again."""
+    try:
+        report = await work()
+    except Exception as error:
+        reason = str(error) if isinstance(error, HoldfastError) else type(error).__name__
+        tell(outcome=AuditOutcome.FAILED, reason=reason, details=dict(details))
+        raise
+    told = {name: value for name, value in report.items() if type(value) is int}
+    tell(outcome=AuditOutcome.DONE, details={**details, **told})
+    return report
 
 
 def _store(value: Any) -> StoreId:

@@ -79,7 +79,7 @@ def take_apart(
                 or not (number in allowed if len(operations) == 1 else numbers <= allowed)
             )
         ):
-            wrong = access.refusal(group, size_bytes)
+            wrong = access.refusal(group, size_bytes, tenant)
         if wrong is not None:
             incoming.refusals.append((index, wrong))
             continue

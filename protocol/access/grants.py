@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
-from holdfast.protocol.access.rights import Right, mask_needed, numbers_within
+from holdfast.protocol.access.rights import AUDITED, Right, mask_needed, numbers_within
 from holdfast.protocol.access.tokens import Token
 from holdfast.protocol.errors import NotAllowedError
 from holdfast.protocol.limits import MAX_KNOWN_RIGHTS
 from holdfast.protocol.names import StoreKind
 
+#: What operators may do with the stores of the system tenant.
+RIGHTS_ON_SYSTEM: Final = Right.READ | Right.LIST | Right.CONFIGURE
 #: What an error says is missing if the token itself is.
 A_TOKEN: Final = "a token"
 _NO_PATTERN: Final = "no pattern of the token matches it"
@@ -56,6 +59,7 @@ class TokenGrant:
     __slots__ = (
         "_holder_key",
         "_known",
+        "_on_system",
         "_writers",
         "allowed",
         "expires_at",
@@ -79,6 +83,16 @@ class TokenGrant:
         self._known = known
         self._holder_key = _holder_key(token)
         self._writers: dict[bytes, bytes] = {}
+        self._on_system: TokenGrant | None = None
+
+    def on_system(self) -> TokenGrant:
+        """Return what an operator's token allows on the stores of the system tenant: servers write
+        the audit log, and nobody else does."""
+        if self._on_system is None:
+            token = replace(self.token, rights=self.token.rights & RIGHTS_ON_SYSTEM)
+            # What is known of rights is kept by id, and the same id has other rights here.
+            self._on_system = TokenGrant(token, KnownRights(), self.loaded_at)
+        return self._on_system
 
     def bound_writer(self, writer: bytes) -> bytes:
         """Return the writer id that stores know for a writer of this holder. Nobody else can get
@@ -92,12 +106,22 @@ class TokenGrant:
             self._writers[writer] = bound
         return bound
 
+    def lacking(self, kind: int, name: str, operations: Sequence[Sequence[Any]]) -> int:
+        """Return 0 if the operations may be done on a store and are nothing for the audit log;
+        otherwise what `refused` takes."""
+        return mask_needed(operations) & ~self._mask(kind, name)
+
+    def refused(self, lacking: int, kind: int, name: str) -> NotAllowedError | None:
+        """Return why operations may not be done that are `lacking` something, or None if they may,
+        and the audit log is to have them."""
+        missing = Right(lacking & ~AUDITED)
+        return self._lacks(missing, kind, name) if missing else None
+
     def refusal(
         self, kind: int, name: str, operations: Sequence[Sequence[Any]]
     ) -> NotAllowedError | None:
         """Return why the operations may not be done on a store, or None if they may."""
-        lacking = mask_needed(operations) & ~self._mask(kind, name)
-        return self._lacks(Right(lacking), kind, name) if lacking else None
+        return self.refused(self.lacking(kind, name, operations), kind, name)
 
     def lacks(self, right: Right, kind: int, name: str) -> NotAllowedError | None:
         """Return why a store may not be used so, or None if it may."""

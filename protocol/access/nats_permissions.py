@@ -45,7 +45,7 @@ def permissions_of(token: Token, prefix: str, inboxes: str = DEFAULT_INBOXES) ->
         # Nobody checks these again: they name no token.
         if _may_do_everything(token):
             publish += [subjects.cluster(verb) for verb in OPERATOR_VERBS]
-            publish.append(subjects.operator("*"))
+            publish += [subjects.operator("*"), subjects.audit()]
         elif Right.LIST in token.rights:
             publish += [subjects.cluster(verb) for verb in LISTING_VERBS]
         # Replies to an operator's requests go to the cluster's inboxes.

@@ -91,7 +91,13 @@ RIGHT_OF_OPERATION: Final = {
 
 
 _ALL: Final = int(ALL_RIGHTS)
-_MASKS: Final = {number: int(right) for number, right in RIGHT_OF_OPERATION.items()}
+#: In the masks of operations that the audit log has. No grant has this bit, so that they are found
+#: where a right is missing, and no other operation pays for it.
+AUDITED: Final = 64
+_MASKS: Final = {
+    number: int(right) | (AUDITED if number == frames.CONFIGURE else 0)
+    for number, right in RIGHT_OF_OPERATION.items()
+}
 #: In place of the number of what is no operation.
 _NO_OPERATION: Final = -1
 _SEQUENCES: Final = {list, tuple}
@@ -118,12 +124,12 @@ def rights_of(words: Iterable[str]) -> Right:
 def rights_needed(operations: Sequence[Sequence[Any]]) -> Right:
     """Return the rights that the operations of a group need. They may have any shape: what is no
     operation needs all rights, and nobody is refused for it who has them."""
-    return Right(mask_needed(operations))
+    return Right(mask_needed(operations) & _ALL)
 
 
 def mask_needed(operations: Sequence[Sequence[Any]]) -> int:
-    """Return what `rights_needed` does as a number. Servers ask for every group, and arithmetic
-    with flags takes ten times as long."""
+    """Return what `rights_needed` does as a number, with AUDITED. Servers ask for every group, and
+    arithmetic with flags takes ten times as long."""
     if len(operations) == 1:
         number = operations[0][0]
         if type(number) is int and (mask := _MASKS.get(number)) is not None:

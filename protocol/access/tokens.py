@@ -49,8 +49,8 @@ from holdfast.protocol.limits import (
 from holdfast.protocol.names import (
     StoreKind,
     check_issuer,
+    check_own_tenant,
     check_pattern,
-    check_tenant,
     matches,
 )
 
@@ -273,7 +273,7 @@ def _check(token: Token) -> None:
         )
     check_issuer(token.issuer)
     if not token.is_operator:
-        check_tenant(token.tenant)
+        check_own_tenant(token.tenant)
     if not 1 <= len(token.stores) <= MAX_TOKEN_PATTERNS:
         raise InvalidArgumentError(
             argument="stores", reason=f"1 to {MAX_TOKEN_PATTERNS} patterns"

@@ -46,6 +46,7 @@ from holdfast.protocol.limits import (
     REVOCATIONS_SECONDS,
     UNKNOWN_GRANT_SECONDS,
 )
+from holdfast.protocol.names import SYSTEM_TENANT
 from holdfast.protocol.serving.fair_queue import FairQueue, SharedRoom
 from holdfast.protocol.subjects import CLUSTER_TENANT
 
@@ -129,10 +130,12 @@ class GrantBook(Generic[T]):
         if grant is not None:
             if wall >= grant.expires_at:
                 return no_token(subject, "the token has expired")
+            if grant.token.tenant == tenant:
+                return grant
             # NATS's wildcard for all tenants also matches the cluster itself, which is none.
             if not grant.token.is_for(tenant) or tenant == CLUSTER_TENANT:
                 return no_token(subject, "the token is for another tenant")
-            return grant
+            return grant.on_system() if tenant == SYSTEM_TENANT else grant
         if grant_id in self._revoked:
             return no_token(subject, _REVOKED)
         unknown = self._unknown.get(grant_id)

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 from holdfast.protocol.access.quota import NO_QUOTA, Quota
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError, StoreDamagedError
 from holdfast.protocol.limits import MIB
-from holdfast.protocol.names import check_tenant
+from holdfast.protocol.names import check_own_tenant
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectConflictError,
@@ -100,7 +100,7 @@ class QuotaRegistry:
 
         Raises InvalidNameError, InvalidArgumentError.
         """
-        check_tenant(tenant)
+        check_own_tenant(tenant)
         shard = _shard_of(tenant)
         changed = NO_QUOTA
 
@@ -128,7 +128,7 @@ class QuotaRegistry:
         try:
             _, fields = self._get(name)
             tenants = fields.get("tenants", {})
-            return {check_tenant(each): Quota.from_wire(tenants[each]) for each in tenants}
+            return {check_own_tenant(each): Quota.from_wire(tenants[each]) for each in tenants}
         except ObjectMissingError:
             return {}
         except (AttributeError, TypeError, InvalidNameError, InvalidArgumentError) as error:

@@ -28,7 +28,7 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
 )
 from holdfast.protocol.limits import MAX_REVOKED_BYTES, MAX_TOKEN_BYTES
-from holdfast.protocol.names import check_issuer, check_tenant
+from holdfast.protocol.names import check_issuer, check_own_tenant
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectConflictError,
@@ -101,7 +101,7 @@ class AccessRegistry:
             )
         for tenant in issuer.tenants:
             if tenant != EVERY_TENANT:
-                check_tenant(tenant)
+                check_own_tenant(tenant)
         fields = {
             "public_key": base64.b64encode(issuer.public_key).decode(),
             "tenants": list(issuer.tenants),
@@ -133,8 +133,8 @@ class AccessRegistry:
         return Issuer(name, public_key, tenants)
 
     # Tokens
-    def put_token(self, text: str, token: Token) -> None:
-        """Register a verified token; one that is there already is fine.
+    def put_token(self, text: str, token: Token) -> bool:
+        """Register a verified token; one that is there already is fine. Return whether it is new.
 
         Raises InvalidTokenError if another token has its id.
         """
@@ -145,6 +145,8 @@ class AccessRegistry:
             if self.token_text(token.id) != text:
                 reason = f"its id {token.id!r} is that of another token"
                 raise InvalidTokenError(reason=reason) from error
+            return False
+        return True
 
     def token_text(self, token_id: str) -> str | None:
         """Return the text of a registered token, or None."""

@@ -17,6 +17,7 @@
     stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator put an older file there
     quotas/                                    what tenants may use: see `access/quotas.py`
+    audit/                                     on the way to the audit log: `audit_outbox.py`
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report and with the
                                                changes that may be in no file: see `quarantine.py`
     auth/                                      the registry of tokens: see `shared_fs/access/`
@@ -86,6 +87,10 @@ class Layout:
     @property
     def quotas(self) -> Path:
         return self.root / "quotas"
+
+    @property
+    def audit(self) -> Path:
+        return self.root / "audit"
 
     def server(self, server: str) -> Path:
         return self.servers / server

@@ -13,10 +13,13 @@ import sys
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from holdfast.protocol.access.rights import ALL_RIGHTS
+from holdfast.protocol.access.tokens import read_token
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin
 from holdfast.protocol.errors import ConnectionFailedError
@@ -85,6 +88,8 @@ def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) ->
             # Other inboxes are not those of the token.
             assert b"_INBOX" in cluster.holdfast(*listing).stderr
             asyncio.run(_log_in(cluster.nats, token))
+            if options:
+                _shows_in_the_audit_log_what_was_done(cluster, tmp_path)
             killed = cluster.pids()["auth"]
             assert killed is not None
             os.kill(killed, signal.SIGKILL)
@@ -94,7 +99,67 @@ def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) ->
             assert cluster.stop() == 0
     # What `up` asks with does not stay.
     listed = json.loads(call_holdfast("--json", "token", "list", *shared).stdout)["tokens"]
-    assert [row["allow"] for row in listed] == [["read", "list"]] * 2
+    assert sorted(len(row["allow"]) for row in listed) == [1, 1, 1, len(ALL_RIGHTS)]
+
+
+def _shows_in_the_audit_log_what_was_done(cluster: RunningUp, folder: Path) -> None:
+    """Also what is done while its recorder is killed and starts again."""
+    data = ("--data", str(folder / "data" / "shared"))
+    files = {name: folder / name for name in ("own", "operator")}
+    for who, what in (("own", ("--stores", ">", "--allow", "read")), ("operator", ("--operator",))):
+        call_holdfast("token", "create", *what, "--out", str(files[who]), *data)
+    own, operator = (read_token(file.read_text().strip()) for file in files.values())
+
+    def call(who: str, *command: str) -> subprocess.CompletedProcess[bytes]:
+        asked = ("--nats", cluster.nats, "--token-file", str(files[who]), "--timeout", "30")
+        return call_holdfast(*asked, *command)
+
+    def events(*options: str) -> list[dict[str, Any]]:
+        shown = call("operator", "--json", "audit", *options)
+        assert shown.returncode == 0, shown.stderr
+        found: list[dict[str, Any]] = json.loads(shown.stdout)["events"]
+        return found
+
+    assert call("operator", "--tenant", "default", "stream", "append", "notes", "x").returncode == 0
+    assert b"not allowed" in call("own", "stream", "append", "notes", "SECRET").stderr
+    assert call("own", "audit").returncode != 0
+    recorder = cluster.pids()["coordinator"]
+    assert recorder is not None
+    os.kill(recorder, signal.SIGKILL)
+    call_holdfast("token", "revoke", own.id, *data)
+    call_holdfast("tenant", "set", "default", "--max-stores", "9", *data)
+    wait_until(lambda: b"no server except" in call("operator", "drain", "s1").stderr, "refused")
+    expected = {
+        ("access.set_up", "done", "", ""),
+        ("token.created", "done", "", "default"),
+        ("token.created", "done", "", "*"),
+        ("login", "done", own.id, "default"),
+        ("login", "refused", "", ""),
+        ("request", "refused", own.id, "default"),
+        ("token.revoked", "done", "", "default"),
+        ("tenant.limited", "done", "", "default"),
+        ("server.drained", "failed", operator.id, ""),
+        ("coordinator.started", "done", "", ""),
+        ("server.registered", "done", "", ""),
+    }
+
+    def done() -> set[tuple[str, ...]]:
+        fields = ("action", "outcome", "token", "tenant")
+        return {tuple(event[name] for name in fields) for event in events()}
+
+    wait_until(lambda: expected <= done(), f"all of {expected} is recorded")
+    found = events()
+    assert len({event["id"] for event in found}) == len(found)
+    for action in ("access.set_up", "token.revoked", "tenant.limited"):
+        assert [event["action"] for event in found].count(action) == 1
+    [drained] = events("--action", "server.drained", "--token", operator.id)
+    assert (drained["user"].partition("@")[2], drained["mode"]) == (socket.gethostname(), "tokens")
+    assert "SECRET" not in str(found)
+    assert files["own"].read_text().strip() not in str(found)
+    # Nobody writes it, nor removes it, but servers.
+    for command in (("append", "audit", "x"), ("destroy", "audit", "--yes")):
+        forbidden = call("operator", "--tenant", "_system", "stream", *command)
+        assert b"not allowed" in forbidden.stderr, forbidden
 
 
 def _has_new_auth(cluster: RunningUp, ended: Collection[int | None]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import stat
 import subprocess
 import time
@@ -23,8 +24,10 @@ from holdfast.cli.quantities import parse_byte_rate, parse_bytes, parse_rate, pa
 from holdfast.protocol.access.rights import ALL_RIGHTS, Right
 from holdfast.protocol.access.tokens import Token, new_token, sign_token
 from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.shared_fs.access.audit_outbox import AuditOutbox
 from holdfast.shared_fs.access.registry import verified
 from holdfast.shared_fs.access.set_up import registry_on_disk
+from holdfast.shared_fs.bucket.bucket import open_bucket
 
 ACME = ("token", "create", "--tenant", "acme", "--stores", "project.42.*", "--allow", "read,write")
 
@@ -265,7 +268,59 @@ def test_a_cluster_in_a_bucket_has_its_registry_there(tmp_path: Path) -> None:
     text = done(*ACME, *bucket, *keys)
     [row] = printed("token", "list", *bucket)["tokens"]
     assert printed("token", "show", "--file", "-", *bucket, stdin=text) == row
-    assert list((tmp_path / "b" / "objects").iterdir()) == [tmp_path / "b" / "objects" / "auth"]
+    assert {path.name for path in (tmp_path / "b" / "objects").iterdir()} == {"auth", "audit"}
+    outbox = AuditOutbox(open_bucket((tmp_path / "b").as_uri()))
+    assert len(list(outbox.waiting())) == 2
+
+
+def test_what_commands_do_waits_for_the_audit_log_without_any_secret(
+    data: str, tmp_path: Path
+) -> None:
+    text = done(*ACME, "--subject", "ada", "--data", data).strip()
+    token = in_registry(data, text)
+    done("token", "revoke", token.id, "--data", data)
+    file = tmp_path / "public"
+    file.write_text(base64.b64encode(bytes(SigningKey(bytes(32)).verify_key)).decode())
+    options = ("--public-key-file", str(file), "--tenants", "zoo", "--data", data)
+    done("issuer", "add", "sso", *options)
+    assert run("issuer", "add", "sso", *options).exit_code == 2
+    outbox = AuditOutbox(None, Path(data) / "audit")
+    events = [event for key in outbox.waiting() for event in outbox.events(key)]
+    assert [event.action for event in events] == [
+        *("access.set_up", "token.created", "token.revoked", "issuer.added")
+    ]
+    for event in events[1:3]:
+        assert event.details["token"] == token.id
+        assert event.details["subject"] == "ada"
+        assert event.tenant == "acme"
+    assert all(event.user and event.host for event in events)
+    assert events[1].process == "holdfast token create"
+    everything = str(events)
+    for secret in (text, *text.split(".")[1:], (Path(data) / "keys/issuer.key").read_text()):
+        assert secret not in everything
+
+
+def test_a_log_that_cannot_be_told_is_no_failure_of_the_command(data: str) -> None:
+    outbox = Path(data) / "audit"
+    shutil.rmtree(outbox)
+    outbox.write_text("in the way")
+    result = run(*ACME, "--data", data)
+    assert result.exit_code == 0
+    assert "the audit log was not told of this" in result.stderr
+
+
+def test_no_token_issuer_or_quota_is_for_the_system_tenant(data: str, tmp_path: Path) -> None:
+    file = tmp_path / "public"
+    file.write_text(base64.b64encode(bytes(SigningKey(bytes(32)).verify_key)).decode())
+    for command in (
+        ("token", "create", "--tenant", "_system", "--stores", ">", "--allow", "read"),
+        ("issuer", "add", "sso", "--public-key-file", str(file), "--tenants", "_system"),
+        ("tenant", "set", "_system", "--max-stores", "1"),
+    ):
+        result = run(*command, "--data", data)
+        assert result.exit_code == 2, command
+        assert "_system" in result.stderr
+    assert run("tenant", "destroy", "_system", "--yes").exit_code == 2
 
 
 def test_tokens_of_a_registered_issuer_are_verified(data: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 
+from holdfast.cli.access.audit import event_row
 from holdfast.cli.access.auth import init_report
 from holdfast.cli.access.issuer import issuer_row
 from holdfast.cli.access.token import token_row
@@ -39,6 +40,7 @@ from holdfast.cli.stores.configuring import config_json
 from holdfast.cli.tenants.bucket import places_report
 from holdfast.cli.tenants.use import tenant_row
 from holdfast.client.wire.router import AskedOfServer
+from holdfast.protocol.access.audit_event import AuditEvent
 from holdfast.protocol.access.quota import Quota, TenantInfo
 from holdfast.protocol.access.rights import ALL_RIGHTS
 from holdfast.protocol.access.tokens import Token, TokenLimits
@@ -86,6 +88,9 @@ VERSION = dict.fromkeys(
 )
 FAILURE = {"tenant": "t", "name": "n", "error": "e", "message": "m"}
 LISTED = StoreInfo(1, "notes", "s1", "i", 1, StoreState.DURABLE)
+EVENT = AuditEvent(
+    "1", 1, "request", "refused", "p", "h", details={"asked": "write", "missing": "write"}
+)
 TENANT = TenantInfo("acme", 12, 3, 4096, Quota(20, 10**10, 5000.0, 2e7, max_open_stores=10), 4, 0)
 ASKED = AskedOfServer("s1", 12.0, 3456.0)
 SERVER = ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)
@@ -186,6 +191,7 @@ def documented(path: str) -> Any:
         ("kv delete NAME KEY", deleted_json(Deleted(1, 4))),
         ("stores [NAME_PREFIX]", {"stores": [store_row(LISTED)]}),
         ("servers", {"servers": [SERVER._asdict()]}),
+        ("audit", {"events": [event_row(EVENT)]}),
         ("tenants", {"tenants": [tenant_row(TENANT)]}),
         ("tenant set TENANT", {"tenant": "acme", "quota": TENANT.quota.to_wire()}),
         (

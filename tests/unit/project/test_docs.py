@@ -208,6 +208,7 @@ def test_subjects_are_those_that_the_code_builds() -> None:
         subjects.heartbeat(),
         subjects.control("p1"),
         subjects.operator("p1"),
+        subjects.audit(),
     }
 
 
@@ -402,6 +403,7 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
         "stores/<tenant>/<aaa>/<name>.<kind>.<generation>.db",
         "stores/<tenant>/<aaa>/<name>.<kind>.deleted",
         f"{layout.quotas}/",
+        f"{layout.audit}/",
         f"{layout.quarantine}/<tenant>/<file>.<time>/",
         f"{registry_folder(layout.root)}/",
         f"{layout.root / KEYS_FOLDER}/",
