@@ -20,6 +20,7 @@ from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.recovery.point_in_time import RestoreTarget
 from holdfast.protocol import frames
 from holdfast.protocol.access.audit_event import (
+    AUDIT_STORE,
     AuditAction,
     AuditOutcome,
     shown,
@@ -30,6 +31,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
     NotAllowedError,
+    UnavailableError,
     internal_error,
 )
 from holdfast.protocol.limits import MAX_ARRAY_LENGTH, MAX_INTEGER
@@ -134,17 +136,18 @@ class Administrator:
         anything."""
         work = self._work(fields)
         action = _ACTIONS.get(str(fields.get("verb")))
-        if action is None or fields.get("dry_run"):
-            return work
         store = _store(fields.get("store"))
+        is_backup = action is AuditAction.STORE_BACKED_UP
+        # A backup of the audit log that went into it would never be complete.
+        if action is None or fields.get("dry_run") or (is_backup and store == AUDIT_STORE):
+            return work
         details: dict[str, Any] = {}
         if action is AuditAction.STORE_RESTORED:
             details = {name: fields[name] for name in ("time", "revision") if fields.get(name)}
             if fields.get("source") is not None:
-                source = _store(fields["source"])
-                details["source"] = shown(str(source))
+                details["source"] = shown(str(_store(fields["source"])))
         tell = partial(
-            self._audit.record,
+            self._audit.note if is_backup else self._audit.record,
             action,
             token=asker,
             user=shown(fields.get("by") or ""),
@@ -190,10 +193,12 @@ async def _told(
     tell: Callable[..., None],
     details: Mapping[str, Any] = MappingProxyType({}),
 ) -> Report:
-    """Do `work`, and `tell` the audit log how it ended. One that is cancelled has not: the next
-    owner of the store is asked again."""
+    """Do `work`, and `tell` the audit log how it ended. It has not if whoever asked will ask again:
+    because it was cancelled, or may succeed later."""
     try:
         report = await work()
+    except UnavailableError:
+        raise
     except Exception as error:
         reason = str(error) if isinstance(error, HoldfastError) else type(error).__name__
         tell(outcome=AuditOutcome.FAILED, reason=reason, details=dict(details))

@@ -36,8 +36,10 @@ MAX_QUEUED: Final = 1024
 MAX_PATIENT: Final = 64
 #: How many events go to the recorder at a time.
 BATCH_EVENTS: Final = 64
-#: These are about a connection or a request as such: which store was asked first says little.
-_WITHOUT_STORE: Final = frozenset([AuditAction.LOGIN, AuditAction.REQUEST])
+#: These are about a connection or a request as such, or come for all stores of a tenant.
+_WITHOUT_STORE: Final = frozenset(
+    [AuditAction.LOGIN, AuditAction.REQUEST, AuditAction.STORE_BACKED_UP]
+)
 
 _Kind = tuple[str, str, str, str, str, str]
 
