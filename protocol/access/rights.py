@@ -150,7 +150,7 @@ def mask_needed(operations: Sequence[Sequence[Any]]) -> int:
 
 def numbers_within(rights: Right) -> frozenset[int]:
     """Return the numbers of the operations that need nothing but `rights`. A batch is none of
-    them: what it needs depends on its operations."""
+    them: what it needs depends on its operations; nor is one that the audit log has."""
     return frozenset(number for number, mask in _MASKS.items() if not mask & ~int(rights))
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) ->
             assert b"_INBOX" in cluster.holdfast(*listing).stderr
             asyncio.run(_log_in(cluster.nats, token))
             if options:
-                _shows_in_the_audit_log_what_was_done(cluster, tmp_path)
+                _shows_in_the_audit_log_what_was_done(cluster, tmp_path, replies)
             killed = cluster.pids()["auth"]
             assert killed is not None
             os.kill(killed, signal.SIGKILL)
@@ -99,10 +99,12 @@ def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) ->
             assert cluster.stop() == 0
     # What `up` asks with does not stay.
     listed = json.loads(call_holdfast("--json", "token", "list", *shared).stdout)["tokens"]
-    assert sorted(len(row["allow"]) for row in listed) == [1, 1, 1, len(ALL_RIGHTS)]
+    assert sorted(len(row["allow"]) for row in listed) == [1, 2, 2, len(ALL_RIGHTS)]
 
 
-def _shows_in_the_audit_log_what_was_done(cluster: RunningUp, folder: Path) -> None:
+def _shows_in_the_audit_log_what_was_done(
+    cluster: RunningUp, folder: Path, replies: Sequence[str]
+) -> None:
     """Also what is done while its recorder is killed and starts again."""
     data = ("--data", str(folder / "data" / "shared"))
     files = {name: folder / name for name in ("own", "operator")}
@@ -112,7 +114,7 @@ def _shows_in_the_audit_log_what_was_done(cluster: RunningUp, folder: Path) -> N
 
     def call(who: str, *command: str) -> subprocess.CompletedProcess[bytes]:
         asked = ("--nats", cluster.nats, "--token-file", str(files[who]), "--timeout", "30")
-        return call_holdfast(*asked, *command)
+        return call_holdfast(*asked, *replies, *command)
 
     def events(*options: str) -> list[dict[str, Any]]:
         shown = call("operator", "--json", "audit", *options)
