@@ -42,8 +42,8 @@ class Storage:
         """`bucket` has the cold stores; a coordinator that lost its state looks for them there.
 
         `fences` are by default those under `layout`. `quotas` is where operators set what tenants
-        may use. `tokens` is where they say who may do what; without it the cluster is open. `outbox`
-        has events for the audit log; without it, this cluster has none.
+        may use. `tokens` is where they say who may do what; without it the cluster is open.
+        `outbox` has events for the audit log; without it, this cluster has none.
         """
         self.layout = layout
         self.disk = disk

@@ -11,7 +11,7 @@ from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.owner_jobs import BUCKET_OPTION
 from holdfast.cli.render import JsonObject, print_json, print_table
 from holdfast.cli.settings import Settings, pass_settings, shared_options
-from holdfast.protocol.names import TenantName, check_tenant
+from holdfast.protocol.names import TenantName, check_own_tenant
 
 if TYPE_CHECKING:
     from holdfast.shared_fs.snapshots.places import TenantPlace
@@ -41,7 +41,7 @@ def bucket(settings: Settings, name: str, bucket: str, own: str | None, take_ove
     Servers use it from a minute later on. What exists already stays where it is, and in use.
     `profile` names credentials in the AWS configuration of every process that uses the bucket.
     """
-    checked = check_tenant(name)
+    checked = check_own_tenant(name)
     if take_over and own in (None, _NONE):
         raise click.UsageError("--take-over needs --own URL")
     with needed_server_packages():

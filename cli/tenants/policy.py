@@ -9,7 +9,7 @@ import click
 from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.owner_jobs import BUCKET_OPTION
 from holdfast.cli.settings import Settings, pass_settings
-from holdfast.protocol.names import check_tenant
+from holdfast.protocol.names import check_own_tenant
 
 
 @click.command()
@@ -25,7 +25,7 @@ def policy(settings: Settings, name: str, bucket: str, own: tuple[str, ...]) -> 
     It allows nothing of what other tenants wrote, but the names of their stores are in the
     manifests. The command asks no bucket and no cluster.
     """
-    checked = check_tenant(name)
+    checked = check_own_tenant(name)
     with needed_server_packages():
         from holdfast.cli.tenants.reader_policy import reader_policy
     click.echo(json.dumps(reader_policy(bucket, checked, own), indent=2))
