@@ -23,8 +23,9 @@ from holdfast.protocol.errors import MalformedFrameError
 INBOXES: Final = "_SYSTEM"
 #: Asks all nats-servers for their connections.
 LIST_ALL: Final = "$SYS.REQ.SERVER.PING.CONNZ"
-#: Connections in one answer. A nats-server looks at all of its connections for each.
-PAGE: Final = 2048
+#: Connections in one answer. A nats-server looks at all of its connections for each, so few answers
+#: are cheap; one takes some 4 MB.
+PAGE: Final = 8192
 
 
 class ConnectionPlace(NamedTuple):

@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.gateway.auth import connection_keeper
+from holdfast.gateway.auth import connection_keeper, system_account
 from holdfast.gateway.auth.connection_keeper import ConnectionKeeper
 from holdfast.gateway.auth.known_tokens import KnownTokens
 from holdfast.gateway.auth.system_account import (
     LIST_ALL,
-    PAGE,
     ConnectionPlace,
     came,
     read_closed,
@@ -45,6 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds become moments: nats-servers that are played answer at once."""
     monkeypatch.setattr(connection_keeper, "ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(connection_keeper, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(system_account, "PAGE", 8)
 
 
 def token(connections: int | None = 2) -> Token:
@@ -150,7 +150,7 @@ async def test_without_a_system_account_everybody_may_come() -> None:
 async def test_nobody_is_refused_before_nats_servers_say_so() -> None:
     world, limited = World(), token(2)
     one, other = world.servers
-    one.connections = dict.fromkeys(range(1, PAGE + 10), "others") | {9000: limited.id}
+    one.connections = dict.fromkeys(range(1, 20), "others") | {9000: limited.id}
     other.connections = {1: limited.id}
     async with world.keeper() as keeper:
         # All pages were read, and no event is needed.
