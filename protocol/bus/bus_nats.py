@@ -45,6 +45,10 @@ logger = logging.getLogger("holdfast.bus")
 
 #: After two unanswered pings at this interval, nats-py takes the connection for dead.
 _PUBLIC_PING_SECONDS: Final = 2
+#: How long to wait before the next attempt to reconnect. If NATS refuses the login, the wait
+#: doubles, up to the longest one: it should not have to refuse the same login ten times a second.
+_RECONNECT_SECONDS: Final = 0.1
+_LONGEST_RECONNECT_SECONDS: Final = 5.0
 #: How many reasons of errors are remembered, so that each is logged once.
 _MAX_REASONS: Final = 64
 
@@ -280,9 +284,15 @@ async def connect_nats(
     bus = NatsBus(client, inboxes)
 
     failure: LoginFailedError | None = None
+    established = False
     last_reason = ""
     told: set[str] = set()
-    bus.on_reconnect(told.clear)
+
+    def on_reconnect() -> None:
+        told.clear()
+        client.options["reconnect_time_wait"] = _RECONNECT_SECONDS
+
+    bus.on_reconnect(on_reconnect)
 
     async def on_error(error: Exception) -> None:
         # While NATS is unreachable, the attempts to reconnect fail ten times a second, at each of
@@ -292,11 +302,14 @@ async def connect_nats(
         failure = found or failure
         last_reason = reason = str(found or error) or type(error).__name__
         # Before the first connection, the reason becomes part of the error that is raised.
-        if (client.is_connected or client.is_reconnecting) and reason not in told:
+        if established and reason not in told:
             if len(told) >= _MAX_REASONS:
                 told.clear()
             told.add(reason)
             logger.warning("bus.error reason=%s", reason)
+        if found is not None and established:
+            longer = min(2 * client.options["reconnect_time_wait"], _LONGEST_RECONNECT_SECONDS)
+            client.options["reconnect_time_wait"] = longer
         if isinstance(client, PublicClient) and (refused := refusal(str(error))) is not None:
             client.on_refused(refused)
 
@@ -308,7 +321,7 @@ async def connect_nats(
                     name=name,
                     error_cb=on_error,
                     reconnected_cb=bus._reconnected,
-                    reconnect_time_wait=0.1,  # type: ignore[arg-type]
+                    reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type]
                     max_reconnect_attempts=-1 if patient else 1,
                     allow_reconnect=True,
                     connect_timeout=attempt_seconds,  # type: ignore[arg-type]
@@ -337,6 +350,7 @@ async def connect_nats(
             raise
         reason = f"{type(error).__name__}: {error}"
         raise ConnectionFailedError(url=shown_url, reason=reason) from error
+    established = True
     client.start_watching()
     # Once connected, it reconnects however long NATS is unreachable.
     client.options["max_reconnect_attempts"] = -1
