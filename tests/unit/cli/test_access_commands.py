@@ -220,6 +220,8 @@ def test_a_token_is_not_taken_from_the_command_line(data: str, command: str) -> 
         (*ACME, "--tenant", "a.b"),
         ("token", "show"),
         ("token", "show", "a" * 32, "--file", "-"),
+        ("nats-config", "--inbox-prefix", "_REPLIES._.own"),
+        ("nats-config", "--inbox-prefix", "hf"),
     ],
 )
 def test_wrong_usage_creates_nothing(data: str, arguments: tuple[str, ...]) -> None:
@@ -237,13 +239,15 @@ def test_nats_server_accepts_both_configurations(data: str, tmp_path: Path) -> N
     done("token", "revoke", "--file", "-", "--data", data, stdin=revoked)
     for kind in ("--callout", "--static"):
         file = tmp_path / f"nats{kind}.conf"
-        done("nats-config", kind, "--out", str(file), "--prefix", "my.prefix", "--data", data)
+        prefixes = ("--prefix", "my.prefix", "--inbox-prefix", "_REPLIES")
+        done("nats-config", kind, "--out", str(file), *prefixes, "--data", data)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         command = [str(find_nats_server()), "-t", "-c", str(file)]
         checked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         assert checked.returncode == 0, checked.stderr
         text = file.read_text()
         assert "my.prefix." in text and '"hf.' not in text
+        assert '"_REPLIES.' in text and '"_INBOX.' not in text
         assert [each in text for each in (*tokens, revoked)] == [kind == "--static"] * 3 + [False]
         for secret in Path(data, "keys").iterdir():
             assert secret.read_text() not in text
