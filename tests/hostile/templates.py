@@ -355,7 +355,9 @@ FORGED_VERBS: Final[dict[str, _Verb]] = {
     "owners": _of_server(),
     "usage": lambda rng, world: {
         **_of_server(rng.choice((0, 2**40)), 1)(rng, world),
-        "tenants": rng.choice(([[world.victim, 1e9, 1e9]], [[world.tenant, 0, 0]], None)),
+        "tenants": rng.choice(
+            ([[world.victim, 1e9, 1e9, 2**40, 2**40]], [[world.tenant, 0, 0]], None)
+        ),
     },
     "cluster": _of_server(),
 }
