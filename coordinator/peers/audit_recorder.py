@@ -94,10 +94,10 @@ class AuditRecorder:
                 try:
                     await self._append(appends)
                     break
-                except UnavailableError:
+                except UnavailableError as error:
                     # Its owner drains, or has just changed.
                     if not tries_left:
-                        raise
+                        raise UnavailableError(reason=f"the audit log: {error}") from error
                     await asyncio.sleep(_RETRY_SECONDS)
         self._on_recorded()
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from holdfast.protocol.errors import InvalidNameError
 from holdfast.protocol.limits import MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_NAME_TOKENS
 from holdfast.protocol.names import (
+    SYSTEM_TENANT,
     StoreId,
     StoreKind,
     check_key,
+    check_own_tenant,
     check_pattern,
     check_server,
     check_store,
@@ -83,6 +85,15 @@ def test_tenants_and_servers_are_plain_words(name: str) -> None:
     for check in (check_tenant, check_server):
         with pytest.raises(InvalidNameError):
             check(name)
+
+
+def test_one_tenant_is_the_clusters_own_and_no_token_or_quota_is_for_it() -> None:
+    assert check_tenant(SYSTEM_TENANT) == SYSTEM_TENANT
+    for name in (SYSTEM_TENANT, f"{SYSTEM_TENANT}x"):
+        with pytest.raises(InvalidNameError):
+            check_own_tenant(name)
+    with pytest.raises(InvalidNameError):
+        check_tenant(f"{SYSTEM_TENANT}x")
 
 
 def test_a_plain_word_of_63_characters_is_taken() -> None:

@@ -139,3 +139,19 @@ def test_the_requests_of_a_token_name_it_and_are_answered_on_its_inboxes_alone()
         for other in ("_INBOX.acme.1", f"_INBOX.acme.{'e' * 32}.1", f"_INBOX.b.{'f' * 32}.1"):
             assert not plain.may_answer(subject, other)
     assert plain.grant_of(plain.changes(StoreId("acme", StoreKind.STREAM, "srv.a"))) == ""
+
+
+def test_who_tells_the_audit_log_something_is_in_the_subject_and_who_asks_in_the_inbox() -> None:
+    grant = "g" * 32
+    server, operator = Subjects("my.hf"), Subjects("my.hf", grant)
+    assert (server.audit(), operator.audit()) == ("my.hf._.audit", f"my.hf._.audit.{grant}")
+    assert (server.grant_of(server.audit()), server.grant_of(operator.audit())) == ("", grant)
+    assert server.is_audit(server.audit()) and server.is_audit(operator.audit())
+    for subject in (server.cluster("audit"), "my.hf.acme.audit", "my.hf._.auditor", "hf._.audit"):
+        assert not server.is_audit(subject)
+    assert server.may_answer(operator.audit(), f"_INBOX._.{grant}.1")
+    assert not server.may_answer(operator.audit(), f"_INBOX._.{'h' * 32}.1")
+    assert server.asker_of(f"_INBOX._.{grant}.x7Qd2.1") == grant
+    # Without a token there is nothing between the tenant and what the client made up.
+    assert server.asker_of(f"_INBOX._.{'x' * 22}.1") == ""
+    assert server.asker_of("_INBOX._.short.x7Qd2.1") == ""

@@ -11,15 +11,28 @@ from holdfast.persist.access.token_meter import TokenMeters
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.write_path.incoming import Incoming, take_apart
 from holdfast.protocol import frames
+from holdfast.protocol.access.audit_event import AuditAction, AuditOutcome
 from holdfast.protocol.access.grants import KnownRights, TokenGrant
 from holdfast.protocol.access.rights import Right
 from holdfast.protocol.access.tokens import Token, TokenLimits
 from holdfast.protocol.errors import NotAllowedError, RateLimitedError
+from holdfast.protocol.limits import MAX_AUDIT_TEXT
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.audit_trail import NoAudit
 from tests.support.tokens import a_token
 
 APPEND = [frames.APPEND, b"x"]
 UNKNOWN = frames.FIRST_READ - 1
+
+
+class Noted(NoAudit):
+    """An audit log that keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def note(self, action: AuditAction, outcome: AuditOutcome, **fields: Any) -> None:
+        self.events.append({"action": action, "outcome": outcome, **fields})
 
 
 class Sender:
@@ -29,9 +42,11 @@ class Sender:
         self.grant = TokenGrant(token, KnownRights(), 0.0)
         self.meters = TokenMeters()
         self.now_ms = 0
+        self.audit = Noted()
 
     def access(self) -> FrameAccess:
-        return FrameAccess(self.grant, self.meters.of(self.grant), lambda: self.now_ms)
+        meter = self.meters.of(self.grant)
+        return FrameAccess(self.grant, meter, lambda: self.now_ms, self.audit)
 
     def send(self, *groups: Any) -> Incoming:
         payload = frames.encode_request(b"w", groups)
@@ -125,3 +140,22 @@ def test_a_job_needs_its_right() -> None:
     with pytest.raises(NotAllowedError) as refused:
         Sender(a_token(Right.WRITE)).access().check(Right.DESTROY, store)
     assert refused.value.missing == "destroy"
+
+
+def test_the_audit_log_has_who_configured_a_store_and_how_and_no_other_operation() -> None:
+    sender = Sender(a_token())
+    settings = {"max_messages": 9, "nonsense": b"x" * 1000}
+    configure = [frames.CONFIGURE, settings]
+    for _ in range(2):  # The second time the rights are known.
+        incoming = sender.send((1, "notes", 1, 1, 0, [APPEND, configure]), appends("notes"))
+        assert len(incoming.arrivals) == 2
+    event, again = sender.audit.events
+    assert event == again
+    assert (event["action"], event["outcome"]) == ("store.configured", "allowed")
+    assert (event["token"], event["tenant"]) == (sender.grant.id, "acme")
+    assert event["store"] == "stream notes"
+    assert event["details"]["max_messages"] == "9"
+    assert len(event["details"]["nonsense"]) <= MAX_AUDIT_TEXT
+    refused = Sender(a_token(Right.WRITE))
+    assert refused.send((1, "notes", 1, 1, 0, [configure])).refusals
+    assert refused.audit.events == []

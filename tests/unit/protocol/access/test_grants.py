@@ -89,3 +89,24 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(100):
         one.bound_writer(str(number).encode())
     assert len(one._writers) <= 16
+
+
+def test_operators_read_and_configure_the_audit_log_and_do_nothing_else_with_it() -> None:
+    operator = grant(a_token(tenant="*"))
+    assert operator.refusal(STREAM, "audit", [[frames.APPEND, b"x"]]) is None
+    on_system = operator.on_system()
+    assert on_system is operator.on_system()
+    for number, right in RIGHT_OF_OPERATION.items():
+        refused = on_system.refusal(STREAM, "audit", [[number]])
+        assert (refused is None) == (right in (Right.READ, Right.CONFIGURE)), number
+    assert on_system.lacks(Right.DESTROY, STREAM, "audit") is not None
+    assert grant(a_token(Right.LIST, tenant="*")).on_system().lacks(Right.READ, STREAM, "audit")
+
+
+def test_what_the_audit_log_has_takes_the_path_of_a_refusal_and_is_none() -> None:
+    one = grant(a_token(Right.CONFIGURE))
+    lacking = one.lacking(STREAM, "notes", [[frames.CONFIGURE, {}]])
+    assert lacking
+    assert one.refused(lacking, STREAM, "notes") is None
+    assert frames.CONFIGURE not in one.allowed
+    assert not grant(a_token()).lacking(STREAM, "notes", [[frames.APPEND, b"x"]])

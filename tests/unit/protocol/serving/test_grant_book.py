@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.protocol.access.grants import A_TOKEN, TokenGrant
+from holdfast.protocol.access.grants import A_TOKEN, RIGHTS_ON_SYSTEM, TokenGrant
 from holdfast.protocol.access.tokens import Token
 from holdfast.protocol.errors import (
     BusyError,
@@ -28,6 +28,7 @@ from holdfast.protocol.limits import (
     REVOCATIONS_SECONDS,
     UNKNOWN_GRANT_SECONDS,
 )
+from holdfast.protocol.names import SYSTEM_TENANT
 from holdfast.protocol.serving.grant_book import Claim, GrantBook
 from tests.support.tokens import a_token
 
@@ -322,3 +323,17 @@ TestMachine.settings = settings(max_examples=50, stateful_step_count=40, deadlin
 
 def test_an_idle_book_has_nothing_to_do() -> None:
     assert not Desk().book.work(1_000_000.0).read_revocations
+
+
+def test_the_system_tenant_is_for_operators_and_not_to_be_written() -> None:
+    desk = Desk()
+    operator, other = a_token(tenant="*"), a_token()
+    for token in (operator, other):
+        desk.know(token)
+    found = desk.look(operator, SYSTEM_TENANT)
+    assert isinstance(found, TokenGrant)
+    assert found.token.rights == RIGHTS_ON_SYSTEM
+    assert isinstance(desk.look(other, SYSTEM_TENANT), NotAllowedError)
+    # Who tells the audit log something in its own name is looked up as one for all tenants.
+    assert isinstance(desk.look(operator, "*"), TokenGrant)
+    assert isinstance(desk.look(other, "*"), NotAllowedError)
