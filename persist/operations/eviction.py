@@ -10,7 +10,8 @@ has them, followers see them, and nobody else decides by its own clock. Invarian
   next turn continues.
 
 The file and the pending changes are examined together. Scanning the pending changes costs at most
-as much as a transaction.
+as much as a transaction, and is done once for all that a turn removes from a store. The front of a
+stream that is trimmed already, but still in the file, is not read again.
 """
 
 from __future__ import annotations
@@ -52,14 +53,19 @@ def expire(store: Store, now: int) -> bool:
     """
     retention = store.retention
     assert retention is not None
+    unwritten: Unwritten | None = None
     for _ in range(_ROUNDS):
-        removal = due(store, now) if retention.is_due(now) else None
-        removal = removal or over(store)
+        if not retention.is_due(now) and not _exceeds(store):
+            return True
+        unwritten = unwritten or Unwritten(store)
+        removal = due(store, now, unwritten) if retention.is_due(now) else None
+        removal = removal or over(store, unwritten)
         if removal is None:
             return True
         store.begin()
         store.time = max(store.time, now)
         _remove(store, removal)
+        unwritten.remove(removal)
     retention.due_at = 0
     return False
 
@@ -70,26 +76,41 @@ def evict(store: Store) -> None:
     If that is more than one turn may remove, the store becomes due. Raises StorageError.
     """
     assert store.retention is not None
+    if not _exceeds(store):
+        return
+    unwritten = Unwritten(store)
     for _ in range(_ROUNDS):
-        removal = over(store)
+        removal = over(store, unwritten)
         if removal is None:
             return
         _remove(store, removal)
+        unwritten.remove(removal)
     store.retention.due_at = 0
 
 
-def over(store: Store) -> Eviction | None:
-    """Return the next removal for a store that exceeds its limits, or None."""
+def _exceeds(store: Store) -> bool:
+    """Tell if a store exceeds limits that remove something."""
+    assert store.retention is not None
+    excess, excess_bytes = _excess(store)
+    return store.retention.config.discard is not Discard.NEW and (excess > 0 or excess_bytes > 0)
+
+
+def _excess(store: Store) -> tuple[int, int]:
     assert store.retention is not None
     config = store.retention.config
-    if config.discard is Discard.NEW:
+    return (
+        store.count - (config.max_messages or store.count),
+        store.bytes - (config.max_bytes or store.bytes),
+    )
+
+
+def over(store: Store, unwritten: Unwritten) -> Eviction | None:
+    """Return the next removal for a store that exceeds its limits, or None."""
+    if not _exceeds(store):
         return None
-    excess = store.count - (config.max_messages or store.count)
-    excess_bytes = store.bytes - (config.max_bytes or store.bytes)
-    if excess <= 0 and excess_bytes <= 0:
-        return None
+    excess, excess_bytes = _excess(store)
     going: list[GoingRow] = []
-    with closing(_by_limits(store, _Unwritten(store))) as rows:
+    with closing(_by_limits(store, unwritten)) as rows:
         for row in rows:
             going.append(row)
             excess -= 1
@@ -99,11 +120,10 @@ def over(store: Store) -> Eviction | None:
     return _up_to(going) if store.is_stream else _one_by_one(going)
 
 
-def due(store: Store, now: int) -> Eviction | None:
+def due(store: Store, now: int, unwritten: Unwritten) -> Eviction | None:
     """Return what has expired, or the first part of it, and note when the next row expires."""
     retention = store.retention
     assert retention is not None
-    unwritten = _Unwritten(store)
     going: dict[Any, GoingRow] = {}
     next_at = NEVER
     for source in _by_time(store, unwritten):
@@ -165,7 +185,7 @@ def _remove(store: Store, removal: Eviction) -> None:
 
 
 # Rows of the file, and of the changes it lacks
-class _Unwritten:
+class Unwritten:
     """The effect of the changes that the file lacks: the rows they set, in that order, and which
     rows of the file no longer count."""
 
@@ -180,6 +200,19 @@ class _Unwritten:
                 revision += 1
                 self._learn(change, revision, batch.time)
         self._touched.update(self.rows)
+
+    @property
+    def trimmed_to(self) -> int:
+        """The end of the front that is gone, of a stream."""
+        return self._trimmed_to
+
+    def remove(self, removal: Eviction) -> None:
+        """Take note of a removal that has just become a pending change."""
+        if removal.end_seq:
+            self._trim(removal.end_seq)
+        for key in removal.keys:
+            self.rows.pop(key, None)
+        self._touched.update(removal.keys)
 
     def hides(self, row: GoingRow) -> bool:
         """Tell if a row of the file no longer belongs to the store."""
@@ -200,13 +233,15 @@ class _Unwritten:
                 rows.pop(key, None)
             self._touched.update(changes.deleted(change))
         elif number == changes.CHANGE_TRIM:
-            end_seq = changes.trimmed_to(change)
-            self._trimmed_to = max(self._trimmed_to, end_seq)
-            for seq in [seq for seq in rows if seq <= end_seq]:
-                del rows[seq]
+            self._trim(changes.trimmed_to(change))
         elif number == changes.CHANGE_CLEAR:
             self._cleared = True
             rows.clear()
+
+    def _trim(self, end_seq: int) -> None:
+        self._trimmed_to = max(self._trimmed_to, end_seq)
+        for seq in [seq for seq in self.rows if seq <= end_seq]:
+            del self.rows[seq]
 
     def _set(
         self, key: Any, revision: int, time: int, size_bytes: int, expires: int | None
@@ -216,16 +251,16 @@ class _Unwritten:
         self.rows[key] = GoingRow(key, revision, time, size_bytes, expires)
 
 
-def _written(store: Store, unwritten: _Unwritten, order: GoingOrder) -> _Rows:
+def _written(store: Store, unwritten: Unwritten, order: GoingOrder) -> _Rows:
     if store.file is None:
         return
-    with closing(store.file.going(order)) as rows:
+    with closing(store.file.going(order, unwritten.trimmed_to)) as rows:
         for row in rows:
             if not unwritten.hides(row):
                 yield row
 
 
-def _by_limits(store: Store, unwritten: _Unwritten) -> _Rows:
+def _by_limits(store: Store, unwritten: Unwritten) -> _Rows:
     """Yield the rows of the store in the order in which limits remove them."""
     with closing(_written(store, unwritten, GoingOrder.LIMITS)) as written:
         if store.is_stream:
@@ -236,7 +271,7 @@ def _by_limits(store: Store, unwritten: _Unwritten) -> _Rows:
             yield from unwritten.rows.values()
 
 
-def _by_time(store: Store, unwritten: _Unwritten) -> Iterator[_TimedRows]:
+def _by_time(store: Store, unwritten: Unwritten) -> Iterator[_TimedRows]:
     """Yield sources of rows, each in the order of expiry and with the time of it."""
     retention = store.retention
     assert retention is not None

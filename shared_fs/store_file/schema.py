@@ -229,8 +229,10 @@ SELECT_REPLACED_AFTER: Final = (
 #: Rows that may have to be removed: `(seq, revision, time, bytes, expires)`. By seq, the order in
 #: which limits remove them; by time, with messages_replaced for replaced messages; by by_expires.
 _GOING_MESSAGE: Final = f"SELECT seq, revision, time, {_MESSAGE_BYTES}, expires FROM messages"
-SELECT_MESSAGES_BY_SEQ: Final = f"{_GOING_MESSAGE} ORDER BY seq"
-SELECT_APPENDED_BY_TIME: Final = f"{_GOING_MESSAGE} WHERE replaced IS NULL ORDER BY seq"
+SELECT_MESSAGES_BY_SEQ: Final = f"{_GOING_MESSAGE} WHERE seq > ? ORDER BY seq"
+SELECT_APPENDED_BY_TIME: Final = (
+    f"{_GOING_MESSAGE} WHERE replaced IS NULL AND seq > ? ORDER BY seq"
+)
 SELECT_REPLACED_BY_TIME: Final = f"{_GOING_MESSAGE} WHERE replaced = 1 ORDER BY revision"
 SELECT_MESSAGES_BY_EXPIRES: Final = f"{_GOING_MESSAGE} WHERE expires IS NOT NULL ORDER BY expires"
 CREATE_MESSAGES_BY_EXPIRES: Final = (

@@ -79,6 +79,8 @@ _GOING: Final = {
     (StoreKind.KV, GoingOrder.EXPIRES): schema.SELECT_ENTRIES_BY_EXPIRES,
 }
 
+_BY_SEQ: Final = (schema.SELECT_MESSAGES_BY_SEQ, schema.SELECT_APPENDED_BY_TIME)
+
 
 class StoreRows(ABC):
     """The reading half of a store file (`store_file.py`). Not for two threads at once."""
@@ -411,8 +413,9 @@ class StoreRows(ABC):
         config, has_ttl = self._execute(schema.SELECT_LIMITS).get
         return {} if config is None else json.loads(config), bool(has_ttl)
 
-    def going(self, order: GoingOrder) -> Generator[GoingRow, None, None]:
-        """Yield rows in an order in which they may have to be removed.
+    def going(self, order: GoingOrder, after_seq: int = 0) -> Generator[GoingRow, None, None]:
+        """Yield rows in an order in which they may have to be removed. `after_seq` leaves out the
+        front of a stream, in the orders that follow its seqs.
 
         Close the iterator when done: until then it holds up checkpoints.
         """
@@ -420,11 +423,12 @@ class StoreRows(ABC):
         if statement is None or (order is GoingOrder.EXPIRES and not self.limits()[1]):
             return
         try:
-            found = self._connection.execute(statement)
+            bindings = (after_seq,) if statement in _BY_SEQ else ()
+            found = self._connection.execute(statement, bindings)
             try:
                 rows = map(GoingRow._make, found)
-                if self._archived.exists and order in (GoingOrder.LIMITS, GoingOrder.TIME):
-                    yield from merge(rows, map(_going_of, self._archived.messages(1)))
+                if self._archived.exists and statement in _BY_SEQ:
+                    yield from merge(rows, map(_going_of, self._archived.messages(after_seq + 1)))
                 else:
                     yield from rows
             finally:

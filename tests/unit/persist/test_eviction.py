@@ -21,6 +21,8 @@ from holdfast.protocol.changes import (
 )
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_rows import GoingRow
 from tests.support.ticked_store import Bench, append, configure, put
 
 
@@ -164,6 +166,27 @@ def test_a_huge_excess_goes_in_several_turns(stream: Bench) -> None:
     assert stream.store.retention.due_at == 0
     assert list(stream.rows()) == [count]
     assert all(len(changes) <= 6 for changes in stream.broadcasts[-2:])
+
+
+def test_what_is_trimmed_but_still_in_the_file_is_not_read_again(
+    stream: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.tick(*[append() for _ in range(2000)])
+    stream.materialise()
+    configure(stream, max_messages=10)
+    read: list[int] = []
+    going = StoreFile.going
+
+    def counted(file: StoreFile, *arguments: Any) -> Iterator[GoingRow]:
+        for row in going(file, *arguments):
+            read.append(row.key)
+            yield row
+
+    monkeypatch.setattr(StoreFile, "going", counted)
+    for _ in range(5):
+        stream.do(*append())
+    assert read == [1991, 1992, 1993, 1994, 1995]
+    assert list(stream.rows()) == list(range(1996, 2006))
 
 
 def test_a_huge_number_of_keys_expires_in_several_turns(kv: Bench) -> None:
