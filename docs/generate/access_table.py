@@ -1,28 +1,44 @@
-"""Writes the table of docs/access.md: who may publish and subscribe what in NATS.
+"""Writes the tables of docs/access.md: who may publish and subscribe what in NATS, and who may ask
+what of servers and the coordinator.
 
     python docs/generate/access_table.py [--check]
 
-The cells come from the permissions that the code gives to a token or a user. A test tries each of
-them on a real nats-server. `--check` writes nothing, and exits with 1 if the page differs.
+The cells come from the permissions that the code gives to a token or a user, and from what servers
+check. Tests try each of them on a real nats-server and a cluster. `--check` writes nothing, and
+exits with 1 if the page differs.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from holdfast.coordinator.answering.bookmarks import Bookmarks
+from holdfast.coordinator.answering.parsing import parse
+from holdfast.coordinator.answering.requests import ResolveRequest
+from holdfast.coordinator.answering.restricting import restricted
 from holdfast.gateway.auth.nats_configuration import AUTH_PERMISSIONS, SYSTEM_PERMISSIONS
+from holdfast.protocol import frames
+from holdfast.protocol.access.grants import KnownRights, TokenGrant
 from holdfast.protocol.access.nats_permissions import (
     NatsPermissions,
     permissions_of,
     servers_permissions,
 )
-from holdfast.protocol.access.rights import ALL_RIGHTS, RIGHT_OF_WORD, Right
+from holdfast.protocol.access.rights import (
+    ALL_RIGHTS,
+    RIGHT_OF_OPERATION,
+    RIGHT_OF_WORD,
+    Right,
+)
 from holdfast.protocol.access.tokens import EVERY_TENANT, Token
+from holdfast.protocol.errors import NotAllowedError
+from holdfast.protocol.frames import encode_control
+from holdfast.protocol.serving.grant_book import Claim, GrantBook
 from holdfast.protocol.subjects import DEFAULT_PREFIX
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "access.md"
@@ -159,13 +175,89 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+#: Of a store that the tokens with one right match.
+STORE: Final = (1, "project.x")
+#: What else has numbers in `frames.py`.
+_OTHERS: Final = ("FIRST_", "VERB_")
+_NAMES: Final = {
+    number: name
+    for name, number in vars(frames).items()
+    if type(number) is int and number in RIGHT_OF_OPERATION and not name.startswith(_OTHERS)
+}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Something that a client asks: an operation on a store, or a verb. `body` is that of a verb's
+    request."""
+
+    says: str
+    operation: int = 0
+    verb: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: Each is asked by each asker: all operations, the coordinator's verbs, and destroying.
+ASKS: Final = (
+    *(Ask(f"operation `{_NAMES[number]}`", number) for number in RIGHT_OF_OPERATION),
+    Ask("destroy a store", verb="destroy", body={"job": "j", "store": [*STORE], "epoch": 9}),
+    Ask("coordinator: `resolve`", verb="resolve", body={"stores": [[*STORE]]}),
+    Ask("coordinator: `stores`", verb="stores", body={"kind": None, "prefix": "project"}),
+    Ask("coordinator: `servers`", verb="servers"),
+    Ask("coordinator: `suspect`", verb="suspect", body={"server": "s1", "incarnation": "x"}),
+)
+#: Tokens with one right each, one with all rights on other stores, and no valid token.
+ASKERS: Final = (*RIGHT_OF_WORD, "other stores", "no token")
+
+
+def asker_token(asker: str) -> Token | None:
+    """Return the token of a column of the second table."""
+    if asker == "no token":
+        return None
+    if asker == "other stores":
+        return Token(OWN, "cluster", TENANT, ("secret.*",), ALL_RIGHTS, 0)
+    return token_of(asker)
+
+
+def may_ask(asker: str, ask: Ask) -> bool:
+    """Tell whether servers do what is asked."""
+    token = asker_token(asker)
+    if token is None:
+        refused = GrantBook[None]().look(Claim(TENANT, "", "a subject"), 0.0, 0.0)
+        return not isinstance(refused, NotAllowedError)
+    grant = TokenGrant(token, KnownRights(), 0.0)
+    if ask.operation:
+        return grant.refusal(*STORE, [[ask.operation]]) is None
+    if ask.verb == "destroy":
+        return grant.lacks(Right.DESTROY, *STORE) is None
+    try:
+        request = parse(TENANT, ask.verb, encode_control(**ask.body))
+        allowed = restricted(request, grant, Bookmarks())
+    except NotAllowedError:
+        return False
+    return not isinstance(allowed, ResolveRequest) or not isinstance(
+        allowed.stores[0], NotAllowedError
+    )
+
+
+def checks_table() -> str:
+    """Return the second table."""
+    lines = [f"| what is asked | {' | '.join(ASKERS)} |", f"|---|{':-:|' * len(ASKERS)}"]
+    for ask in ASKS:
+        cells = " | ".join("yes" if may_ask(asker, ask) else "·" for asker in ASKERS)
+        lines.append(f"| {ask.says} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
 def page() -> str:
-    """Return the page with the table as the code has it."""
-    start, end = "<!-- generated by docs/generate/access_table.py -->\n", "<!-- end -->\n"
-    pattern = re.compile(f"(?<={re.escape(start)}).*?(?={re.escape(end)})", re.DOTALL)
-    found, count = pattern.subn(lambda _: f"\n{table()}\n", PAGE.read_text())
-    assert count == 1, "the page has the marks of the table once"
-    return found
+    """Return the page with the tables as the code has them."""
+    text, end = PAGE.read_text(), "<!-- end -->\n"
+    for name, made in (("", table()), (", checks", checks_table())):
+        start = f"<!-- generated by docs/generate/access_table.py{name} -->\n"
+        pattern = re.compile(f"(?<={re.escape(start)}).*?(?={re.escape(end)})", re.DOTALL)
+        text, count = pattern.subn(lambda _, made=made: f"\n{made}\n", text)  # type: ignore[misc]
+        assert count == 1, "the page has the marks of each table once"
+    return text
 
 
 def main(arguments: Sequence[str]) -> int:

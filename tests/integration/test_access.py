@@ -7,6 +7,7 @@ requests of a user that NATS lets publish everything are refused too.
 from __future__ import annotations
 
 import asyncio
+import runpy
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -27,7 +28,6 @@ from holdfast.protocol.access.nats_permissions import (
 )
 from holdfast.protocol.access.rights import (
     ALL_RIGHTS,
-    RIGHT_OF_OPERATION,
     RIGHT_OF_WORD,
     Right,
     rights_needed,
@@ -42,6 +42,7 @@ from holdfast.shared_fs.access.registry import AccessRegistry
 from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
+from tests.support.documents import ROOT
 from tests.support.in_loop import entered
 from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.tokens import ISSUER_KEY, a_token, make_registry, register
@@ -53,6 +54,14 @@ BOB = a_token(subject="bob")
 NARROW = a_token(stores=["mine.*"])
 UMBRELLA = a_token(tenant="umbrella")
 OPERATOR = a_token(tenant="*")
+#: What docs/generate/access_table.py knows of the tables in docs/access.md, and the tokens of its
+#: second one.
+TABLE = runpy.run_path(str(ROOT / "docs" / "generate" / "access_table.py"))
+ASKERS = {
+    asker: a_token(shown.rights, shown.stores)
+    for asker in TABLE["ASKERS"]
+    if (shown := TABLE["asker_token"](asker)) is not None
+}
 TOKENS = [*OF_RIGHT.values(), ADA, BOB, NARROW, UMBRELLA, OPERATOR]
 _DEADLINE_SECONDS = 30.0
 
@@ -86,7 +95,8 @@ class World:
     def __init__(self, nats: NatsServer, registry: AccessRegistry) -> None:
         self.nats = nats
         self.registry = registry
-        self.texts = {each.id: register(registry, each) for each in (*TOKENS, RENEWED)}
+        registered = (*TOKENS, RENEWED, *ASKERS.values())
+        self.texts = {each.id: register(registry, each) for each in registered}
 
     def connect(self, token: Token, user: str = "", **options: Any) -> Any:
         return connect(_url(self.nats, user or token.id), token=self.texts[token.id], **options)
@@ -152,22 +162,43 @@ def _frame(operation: list[Any], name: str, counter: int) -> bytes:
     return frames.encode_request(b"w", [[1, name, counter, counter, 0, [operation]]])
 
 
-@pytest.mark.parametrize("word", sorted(OF_RIGHT))
-async def test_one_right_allows_its_operations_and_no_other(world: World, word: str) -> None:
-    token = OF_RIGHT[word]
-    subjects = Subjects(grant=token.id)
-    async with world.bus(token.id, token) as bus:
-        async with world.connect(OPERATOR, tenant="acme") as operator:
-            await operator.stream("notes").append(b"x")
-        for counter, number in enumerate(sorted(RIGHT_OF_OPERATION), 1):
-            frame = _frame([number], "notes", counter)
-            error = await _answer(bus, subjects.server("acme", "s1"), frame)
-            if rights_needed([[number]]) == token.rights:
-                assert not isinstance(error, NotAllowedError), (number, error)
-            else:
-                assert isinstance(error, NotAllowedError), (number, error)
-                assert error.missing == rights_needed([[number]]).words[0]
-                assert error.subject == "stream notes"
+async def test_every_cell_of_the_table_is_what_servers_do(world: World) -> None:
+    """docs/access.md: who may ask what, past a NATS that lets everything through."""
+    async with world.connect(OPERATOR, tenant="acme") as operator:
+        await operator.stream("project.x").append(b"x")
+    for asker in TABLE["ASKERS"]:
+        token = ASKERS.get(asker)
+        subjects = Subjects(grant=token.id if token is not None else "")
+        own = Inboxes(tenant="acme", own=subjects.grant)
+        bus = await connect_nats(_url(world.nats, "servers"), name="test", inboxes=own)
+        try:
+            for counter, ask in enumerate(TABLE["ASKS"], 1):
+                error = await _refusal(bus, subjects, ask, counter)
+                allowed = TABLE["may_ask"](asker, ask)
+                assert isinstance(error, NotAllowedError) != allowed, (asker, ask, error)
+                if ask.operation and asker in OF_RIGHT and not allowed:
+                    assert error.missing == rights_needed([[ask.operation]]).words[0]
+                    assert error.subject == "stream project.x"
+        finally:
+            await bus.close()
+
+
+async def _refusal(bus: NatsBus, subjects: Subjects, ask: Any, counter: int) -> Any:
+    """Return the error of the answer to what is asked, or None."""
+    if ask.operation:
+        frame = _frame([ask.operation], "project.x", counter)
+        return await _answer(bus, subjects.server("acme", "s1"), frame)
+    subject = subjects.coordinator("acme", ask.verb)
+    if ask.verb == "destroy":
+        subject = subjects.destroy("acme", "s1")
+    question = frames.encode_control(**ask.body)
+    try:
+        reply = frames.decode_control(await bus.request(subject, question, 10.0, "acme"))
+    except HoldfastError as error:
+        return error
+    if ask.verb == "resolve" and reply["owners"][0][0] is None:
+        return error_from_wire(*reply["owners"][0][1:])
+    return None
 
 
 @pytest.mark.parametrize("word", sorted(OF_RIGHT))
