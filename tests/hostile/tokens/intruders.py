@@ -210,8 +210,10 @@ class Intruders:
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue
                 self._connected += 1
-                if holder.name == REVOKED:
-                    await self._wait_until_refused(connection, holder, ears)
+                if holder.name == REVOKED and not await self._becomes_refused(
+                    connection, holder, ears
+                ):
+                    continue
                 connection.send(attempts.listening().data)
             volley = attempts.volley()
             connection.send(volley.data)
@@ -238,16 +240,25 @@ class Intruders:
         await connection.round_trip()
         return connection
 
-    async def _wait_until_refused(
+    async def _becomes_refused(
         self, connection: RawConnection, holder: Holder, ears: Ears
-    ) -> None:
-        """Return once servers and coordinator know that the token is revoked."""
-        while not self._done.is_set():
-            answers = await self._ask_all(connection, holder.tenant, holder.id, ears)
-            if all(each is not None and _is_refusal(each) for each in answers):
-                self.report.refused_at = time.monotonic()
-                return
+    ) -> bool:
+        """Return once servers and coordinator know that the token is revoked; False if the
+        connection or the attack ends before."""
+        while not self._done.is_set() and not connection.closed.is_set():
+            if await self._is_refused(connection, holder, ears):
+                return True
             await asyncio.sleep(_RETRY_SECONDS)
+        return False
+
+    async def _is_refused(self, connection: RawConnection, holder: Holder, ears: Ears) -> bool:
+        """Tell, and note, if all refuse a holder."""
+        if self.report.refused_at is None:
+            answers = await self._ask_all(connection, holder.tenant, holder.id, ears)
+            if any(each is None or not _is_refusal(each) for each in answers):
+                return False
+            self.report.refused_at = time.monotonic()
+        return True
 
     async def _knock(self, holder: Holder) -> None:
         """Try to log in, with the token and with what is made of it."""
@@ -289,10 +300,11 @@ class Intruders:
         attempts = [(each, self._attempts(each, behind_nats=True)) for each in self._holders]
         while not self._done.is_set():
             for holder, making in attempts:
-                is_early = holder.name == REVOKED and self.report.refused_at is None
-                if is_early or self._done.is_set():
-                    continue
                 ears = self._ears[holder.name]
+                if self._done.is_set() or (
+                    holder.name == REVOKED and not await self._is_refused(connection, holder, ears)
+                ):
+                    continue
                 volley = making.volley()
                 connection.send(volley.data)
                 await connection.drain()
