@@ -94,6 +94,12 @@ async def test_a_tenant_reaches_each_of_its_quotas_while_another_goes_on(tmp_pat
             await other.stream("notes").append(b"x" * 1000)
         await other.kv("another").set("key", b"value")
 
+        # Nothing of the tenant goes while its quota would stay.
+        command = ("--nats", cluster.nats.url, "tenant", "destroy", "acme", "--yes")
+        done = await asyncio.to_thread(call_holdfast, *command)
+        assert (done.returncode, b"give --data" in done.stderr) == (2, True)
+        assert (await acme.stream("one").head()).count == 3
+
 
 async def test_the_count_of_bytes_comes_right_after_a_kill(tmp_path: Path) -> None:
     async with cluster_with_client(tmp_path) as (cluster, acme):
