@@ -20,7 +20,7 @@ from holdfast.protocol.access.audit_event import (
     AuditEvent,
     AuditOutcome,
 )
-from holdfast.protocol.errors import MalformedFrameError
+from holdfast.protocol.errors import MalformedFrameError, NotAllowedError
 from holdfast.protocol.names import SYSTEM_TENANT
 
 #: Events of machines whose clocks differ by less are found.
@@ -78,6 +78,10 @@ def audit(
 
     Needs an operator's token, unless the cluster is open.
     """
+    token = settings.token
+    if token is not None and not token.token.is_operator:
+        reason = "only an operator's token may"
+        raise NotAllowedError(action="read", subject="the audit log", reason=reason)
     since_ms = int((time.time() - since) * 1000)
     wanted = _Wanted(since_ms, of_tenant, of_token, frozenset(actions))
     asyncio.run(_show(replace(settings, tenant=SYSTEM_TENANT), wanted, follow))
@@ -159,7 +163,8 @@ def _cells(event: AuditEvent) -> Iterator[str]:
 def _who(event: AuditEvent) -> str:
     if event.token:
         return f"{event.subject} ({event.token[:8]})" if event.subject else event.token
-    return event.user or ("anybody" if event.mode == "open" else "-")
+    is_anybody = event.mode == "open" and event.action.startswith("store.")
+    return event.user or ("anybody" if is_anybody else "-")
 
 
 def _ids(event: AuditEvent) -> tuple[str, ...]:

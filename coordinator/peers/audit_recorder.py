@@ -48,6 +48,8 @@ _MAX_WAITING: Final = 64
 _TRIES: Final = 4
 _RETRY_SECONDS: Final = 0.25
 _MAX_KNOWN_TOKENS: Final = 1024
+#: Of an append that made its stream.
+_FIRST_REVISION: Final = 1
 _CONFIG: Final = {
     "max_age_seconds": AUDIT_KEEP_SECONDS,
     "max_bytes": MAX_AUDIT_BYTES,
@@ -152,7 +154,10 @@ class AuditRecorder:
         if not self._made:
             await self._make(owner)
             self._made = True
-        await self._do(owner, appends)
+        results = await self._do(owner, appends)
+        if results and results[0][1] == _FIRST_REVISION:
+            # An operator has deleted it meanwhile.
+            await self._do(owner, [[frames.CONFIGURE, _CONFIG]])
 
     async def _owner(self) -> str:
         stores = [list(AUDIT_STORE)]

@@ -80,6 +80,12 @@ async def test_a_destroyed_tenant_leaves_nothing_and_no_other_one_notices(
 
         # What the audit log has is in the same log, which goes once all of it has a snapshot.
         await eventually(is_recorded, "both backups of five stores are recorded")
+        rows = (await scene.json("audit"))["events"]
+        actions = [row["action"] for row in rows]
+        assert (actions.count("store.deleted"), actions.count("tenant.destroyed")) == (3, 2)
+        # In an open cluster the command says who runs it.
+        assert all((row["mode"], row["token"]) == ("open", "") for row in rows)
+        assert all(row["user"] for row in rows if row["action"].startswith(("store.", "tenant.")))
         await scene.json("--tenant", SYSTEM_TENANT, "backup", "audit")
         # A new life of the server begins with a new log; the collector removes the rest.
         assert scene.servers["s1"].stop() == 0

@@ -103,11 +103,13 @@ class World:
     def _do(self, operation: list[Any]) -> list[Any]:
         if operation[0] == frames.CONFIGURE:
             self.configured.append(operation[1])
-            return [1, {}]
+            self.revision += 1
+            return [self.revision, {}]
         _, value, _, msg_id = operation
         if msg_id not in self.messages:
             self.messages[msg_id] = json.loads(value)
-        return [len(self.messages), len(self.messages), 1, True]
+            self.revision += 1
+        return [len(self.messages), self.revision, 1, True]
 
     def _answer(self, message: BusMessage, payload: bytes) -> None:
         self.answers.append(asyncio.ensure_future(self.owner.publish(message.reply, payload)))
@@ -142,6 +144,15 @@ async def test_a_log_that_exists_keeps_the_configuration_of_its_operators(tmp_pa
     async with a_world(tmp_path, revision=3) as world:
         await world.recorder().record([EVENT])
         assert world.configured == []
+
+
+async def test_a_log_that_was_deleted_is_configured_again(tmp_path: Path) -> None:
+    async with a_world(tmp_path) as world:
+        recorder = world.recorder()
+        await recorder.record([EVENT])
+        world.revision = 0
+        await recorder.record([replace(EVENT, id="e2")])
+        assert len(world.configured) == 2
 
 
 async def test_what_a_server_tells_is_answered_once_it_is_stored(tmp_path: Path) -> None:
