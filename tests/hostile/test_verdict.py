@@ -67,6 +67,8 @@ def test_what_the_cluster_says_is_told_from_what_was_sent_there() -> None:
     assert is_its_own(b"hf._.hb", beat)
     assert is_its_own(b"hf._.ctl.s1", probe)
     assert is_its_own(b"hf._.coord.open", opening)
+    assert is_its_own(b"hf._.audit", frames.encode_control(events=[]))
+    assert not is_its_own(b"hf._.audit", answer)
     assert not is_its_own(b"hf._.ops.s1", probe)
     for subject in (b"hf._.hb", b"hf._.ctl.s1", b"hf._.coord.release", b"hf._.ops.s1"):
         assert not is_its_own(subject, answer)

@@ -178,6 +178,8 @@ def is_of_the_cluster(message: Arrived) -> bool:
     if message.subject == b"hf._.hb":
         # A coordinator speaks to itself there.
         return body.get("server") in SERVERS or {"coordinator", "number"} <= body.keys()
+    if message.subject == b"hf._.audit":
+        return body.keys() == {"events"}
     if message.subject.startswith(b"hf._.ctl."):
         return "command" in body
     return message.subject.startswith(b"hf._.coord.") and not {"owners", "term"} & body.keys()

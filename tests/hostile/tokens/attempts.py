@@ -162,8 +162,10 @@ class Attempts:
         """What servers, the coordinator and operators say to each other."""
         rng, world = self._rng, self._world
         server = rng.choice(world.servers)
-        kind = rng.randrange(5)
-        if kind == 0:
+        kind = rng.randrange(6)
+        if kind == 5:
+            subject, body = "audit", {"events": [{"action": "nothing", "outcome": "allowed"}]}
+        elif kind == 0:
             verb, body = self._asked()
             subject = f"coord.{verb}"
         elif kind == 1:

@@ -27,9 +27,9 @@ def _everybody_may(number: int) -> None:
     rights._MASKS[number] = 0
 
 
-def _wide_permissions(token: Token, prefix: str) -> NatsPermissions:
+def _wide_permissions(token: Token, prefix: str, *inboxes: str) -> NatsPermissions:
     """A wildcard in place of the pattern, for who may read something."""
-    found = permissions_of(token, prefix)
+    found = permissions_of(token, prefix, *inboxes)
     if Right.READ not in token.rights:
         return found
     return replace(found, subscribe=(*found.subscribe, f"{prefix}.{token.tenant}.chg.s.>"))
