@@ -35,7 +35,7 @@ def _wide_permissions(token: Token, prefix: str, *inboxes: str) -> NatsPermissio
     return replace(found, subscribe=(*found.subscribe, f"{prefix}.{token.tenant}.chg.s.>"))
 
 
-def _every_name(request: Any, grant: Any) -> Any:
+def _every_name(request: Any, *_: Any) -> Any:
     """A listing that shows whatever there is."""
     return request
 
