@@ -444,7 +444,7 @@ def believe_any_signature() -> Iterator[None]:
 @contextlib.contextmanager
 def write_without_the_right() -> Iterator[None]:
     """Whoever may use a store may write to it."""
-    with patch.object(FrameAccess, "refusal", lambda access, group, size_bytes: None):
+    with patch.object(FrameAccess, "refusal", lambda *_: None):
         yield
 
 
