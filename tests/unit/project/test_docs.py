@@ -34,6 +34,7 @@ from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol import changes, frames, limits
+from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.compression import ENCODINGS
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
@@ -379,6 +380,12 @@ def test_every_setting_of_a_consumer_is_listed_with_its_default_and_every_verb()
 
 
 # Files
+def test_every_action_of_the_audit_log_is_listed() -> None:
+    rows = table(OPERATIONS, "action")
+    listed = [name for row in rows for name in re.findall("[a-z._]+", row[0])]
+    assert sorted(listed) == sorted(action.value for action in AuditAction)
+
+
 def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
     layout = Layout(Path())
     store = layout.store(NOTES)
