@@ -303,6 +303,32 @@ async def test_an_operator_does_not_pass_for_a_server(world: World, place: str) 
     assert b"the token is for another tenant" in reply
 
 
+async def test_an_operators_token_commands_the_cluster(world: World) -> None:
+    """Through NATS; that this cluster has one server and no bucket is for the servers to say."""
+    async with world.connect(OPERATOR, tenant="acme") as operator:
+        await operator.stream("notes").append(b"x")
+
+    async def asked(subject: str, **fields: Any) -> Any:
+        payload = frames.encode_control(**fields)
+        return frames.decode_control(
+            await bus.request(subject, payload, _DEADLINE_SECONDS, CLUSTER_TENANT)
+        )
+
+    store = {"store": ["acme", 1, "notes"]}
+    async with world.bus(OPERATOR.id, OPERATOR, CLUSTER_TENANT) as bus:
+        with pytest.raises(HoldfastError, match="takes stores"):
+            await asked("hf._.coord.drain", server="s1")
+        await asked("hf._.coord.undrain", server="s1")
+        for verb in ("versions", "backup", "restore"):
+            with pytest.raises(HoldfastError, match="was started without one"):
+                await asked("hf._.ops.s1", job=verb, verb=verb, revision=1, **store)
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            while not (await asked("hf._.ops.s1", job="d", verb="delete", **store))["done"]:
+                await asyncio.sleep(0.01)
+    async with world.connect(OPERATOR, tenant="acme") as operator:
+        assert await _listed(operator) == []
+
+
 async def test_a_reply_goes_to_no_inbox_but_the_holders(world: World) -> None:
     frame = _frame([frames.HEAD], "notes", 0)
     subject = Subjects(grant=ADA.id).server("acme", "s1")

@@ -20,8 +20,17 @@ from holdfast.persist.bucket_only import bucket_mode
 from holdfast.persist.lifecycle import heartbeats
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.errors import HoldfastError, NotAllowedError, error_from_wire
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.serving import grant_book
+from holdfast.protocol.subjects import Inboxes, Subjects
+from holdfast.shared_fs.access.registry import (
+    CLUSTER_ISSUER,
+    REGISTRY_PREFIX,
+    AccessRegistry,
+    Issuer,
+)
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket_log.bucket_log import fence_log, is_open, list_logs
@@ -29,6 +38,7 @@ from holdfast.shared_fs.snapshots.manifest import Manifests
 from tests.support.cluster import DEADLINE_SECONDS, TENANT, Peer, connected_peer
 from tests.support.local_disks import LocalDisks
 from tests.support.nats_server import running_nats_server
+from tests.support.tokens import ISSUER_KEY, a_token, register
 from tests.support.waiting import until
 from tests.support.world_in_loop import world_in_loop
 
@@ -204,6 +214,50 @@ async def test_a_clean_end_is_one_however_long_the_bucket_takes_to_fence_it(
         assert await world.ended("s1") is None
         (log,) = list_logs(bucket, "s1")
         assert not is_open(bucket, "s1", log.incarnation)
+
+
+async def test_the_registry_of_tokens_is_in_the_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers verify tokens, and hear of revocations, without a shared file system."""
+    monkeypatch.setattr(grant_book, "REVOCATIONS_SECONDS", 0.01)
+    bucket = Bucket(MemoryBackend())
+    registry = AccessRegistry(bucket, REGISTRY_PREFIX)
+    registry.add_issuer(Issuer(CLUSTER_ISSUER, bytes(ISSUER_KEY.verify_key), ("*",)))
+    token = a_token(stores=["notes"], tenant=TENANT)
+    register(registry, token)
+    async with world_in_loop(tmp_path, bucket) as world:
+        await world.start("s1")
+        bus = world.network.connect("client")
+
+        async def append(name: str, grant: str, counter: int = 1) -> HoldfastError | None:
+            bus.move_inboxes(Inboxes(tenant=TENANT, own=grant))
+            subject = Subjects(grant=grant).server(TENANT, "s1")
+            group = [1, name, counter, counter, 0, [[frames.APPEND, b"x"]]]
+            while True:
+                try:
+                    payload = frames.encode_request(b"w", [group])
+                    reply = await bus.request(subject, payload, DEADLINE_SECONDS, TENANT)
+                except NoRespondersError:
+                    continue
+                [element] = frames.decode(reply)
+                if element[1] == 0:
+                    return None
+                error = error_from_wire(element[2], element[3])
+                if not error.retryable:
+                    return error
+                await asyncio.sleep(0.01)
+
+        assert await append("notes", token.id) is None
+        assert isinstance(await append("others", token.id), NotAllowedError)
+        assert isinstance(await append("notes", ""), NotAllowedError)
+        registry.revoke(token, 0.0)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            counter = 2
+            while (refused := await append("notes", token.id, counter)) is None:
+                counter += 1
+        assert isinstance(refused, NotAllowedError) and refused.missing == "a token"
+        await bus.close()
 
 
 async def test_slots_go_when_snapshots_are_beyond_them_and_logs_of_the_dead_too(

@@ -16,6 +16,7 @@ from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.protocol.bus.bus import Bus, BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
+from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log.fences import BucketFences
 from holdfast.shared_fs.disk.disk import Disk
@@ -39,12 +40,17 @@ class World:
         #: Pairs of connections between which nothing arrives, in that direction.
         self.cut: set[tuple[str, str]] = set()
         self.clock_ms = 1_750_000_000_000
-        self._storage = Storage(layout, Disk(), bucket=bucket, fences=fences)
+        self._tokens = find_tokens(layout.root, bucket)
+        self._storage = Storage(
+            layout, Disk(), bucket=bucket, fences=fences, tokens=self._tokens
+        )
         self._coordinate()
 
     def _coordinate(self) -> None:
         self._coordinator = Coordinator(
-            self.network.connect("c"), self._storage, clock_ms=lambda: self.clock_ms
+            self.network.connect("c"),
+            self._storage,
+            clock_ms=lambda: self.clock_ms,
         )
         self._coordinating = asyncio.create_task(self._coordinator.run())
 
@@ -62,7 +68,7 @@ class World:
             self.layout,
             disk or Disk(),
             server,
-            ServerOptions(bucket_only=self._bucket is not None),
+            ServerOptions(bucket_only=self._bucket is not None, tokens=self._tokens),
             bucket=self._bucket,
             machine=Machine(clock_ms=lambda: self.clock_ms),
         )
