@@ -41,7 +41,8 @@ _WITHOUT_STORE: Final = frozenset(
     [AuditAction.LOGIN, AuditAction.REQUEST, AuditAction.STORE_BACKED_UP]
 )
 
-_Kind = tuple[str, str, str, str, str, str]
+#: Action, outcome, token, tenant, reason, store.
+Kind = tuple[str, str, str, str, str, str]
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class AuditLedger:
         self._queue: deque[AuditEvent] = deque()
         self._patient: deque[AuditEvent] = deque()
         self._flows = False
-        self._counted: dict[_Kind, _Counted] = {}
+        self._counted: dict[Kind, _Counted] = {}
         #: When the first of them is to be recorded.
         self._due_at = math.inf
         #: Of kinds, and of tokens: for what was refused, and for the rest.
@@ -114,6 +115,16 @@ class AuditLedger:
             self.lost_count += 1
         else:
             self._queue.append(event)
+
+    def count_again(self, kind: Kind, time_ms: int) -> bool:
+        """Count an event if there was one of its kind in this span. Otherwise return False: it is
+        to be `note`d. Whoever repeats something at will costs no more than this."""
+        counted = self._counted.get(kind)
+        if counted is None or not counted.count:
+            return False
+        counted.count += 1
+        counted.last_time = time_ms
+        return True
 
     def note(self, event: AuditEvent, now: float) -> bool:
         """Count an event that may come in any number. Return whether `next_due_at` is sooner."""
@@ -188,6 +199,20 @@ class AuditLedger:
         self._due_at = min(due, default=math.inf)
 
 
-def _kind(event: AuditEvent) -> _Kind:
-    store = "" if event.action in _WITHOUT_STORE else event.store
-    return event.action, event.outcome, event.token, event.tenant, event.reason, store
+def _kind(event: AuditEvent) -> Kind:
+    return kind_of(
+        event.action, event.outcome, event.token, event.tenant, event.reason, event.store
+    )
+
+
+def kind_of(
+    action: str,
+    outcome: str,
+    token: str = "",
+    tenant: str = "",
+    reason: str = "",
+    store: str = "",
+    **rest: object,
+) -> Kind:
+    """Return which events are alike: those of the same kind."""
+    return action, outcome, token, tenant, reason, "" if action in _WITHOUT_STORE else store

@@ -21,7 +21,7 @@ from holdfast.protocol.access.audit_event import (
     new_event_id,
     shown,
 )
-from holdfast.protocol.access.audit_ledger import AuditLedger
+from holdfast.protocol.access.audit_ledger import AuditLedger, kind_of
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import HoldfastError, NotAllowedError
 from holdfast.protocol.frames import decode_control, encode_control
@@ -81,6 +81,8 @@ class AuditTrail:
 
     def note(self, action: AuditAction, outcome: AuditOutcome, **fields: Any) -> None:
         """See `Audit`."""
+        if self._ledger.count_again(kind_of(action, outcome, **fields), self._wall_ms()):
+            return
         event = self._event(action, outcome, fields)
         if self._ledger.note(event, asyncio.get_running_loop().time()):
             self._wake.set()

@@ -52,10 +52,12 @@ async def test_the_end_of_a_process_tells_what_is_counted_without_waiting_for_th
         BusyError(what="x"),
         NotFoundError(what="store", name="x"),
     )
-    for error in refusals:
-        note_refusal(trail, "acme", "t" * 16, error)
+    for _ in range(3):
+        for error in refusals:
+            note_refusal(trail, "acme", "t" * 16, error)
     await trail.finish(1.0)
     [event] = recorder.recorded
+    assert (event.count, event.last_time) == (3, 7)
     assert (event.outcome, event.tenant, event.store) == (AuditOutcome.REFUSED, "acme", "kv a")
     assert event.details == {"asked": "write kv a", "missing": "write"}
 
