@@ -66,6 +66,8 @@ class Part:
         self._policy = RestartPolicy()
         self._process: asyncio.subprocess.Process | None = None
         self._last_lines: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+        #: When the running process said its first word.
+        self._spoke_at: float | None = None
         self._stopping = asyncio.Event()
         #: Set unless `keep_running` runs, so a part that was never started need not be waited for.
         self._ended = asyncio.Event()
@@ -105,8 +107,7 @@ class Part:
                 self._process.send_signal(number)
 
     async def _run_once(self) -> None:
-        clock = asyncio.get_running_loop().time
-        started_at = clock()
+        self._spoke_at = None
         process = await asyncio.create_subprocess_exec(
             *tethered(self.command),
             stdin=asyncio.subprocess.DEVNULL,
@@ -127,7 +128,8 @@ class Part:
             if process.returncode is None:
                 process.kill()
         if not self._stopping.is_set():
-            await self._after_exit(exit_code, clock() - started_at)
+            now = asyncio.get_running_loop().time()
+            await self._after_exit(exit_code, now - (self._spoke_at or now))
 
     async def _after_exit(self, exit_code: int, lived_seconds: float) -> None:
         decision = self._policy.ended(exit_code, lived_seconds)
@@ -146,6 +148,7 @@ class Part:
     async def _copy_log(self, stream: asyncio.StreamReader) -> None:
         with contextlib.closing(_LogFile(self._log_file)) as log_file:
             async for line in _lines(stream):
+                self._spoke_at = self._spoke_at or asyncio.get_running_loop().time()
                 log_file.write(line)
                 text = line.decode(errors="replace").rstrip()
                 if text:

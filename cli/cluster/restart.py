@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-#: A part that lived this long has read its configuration and joined. Starting Python alone takes a
-#: second on a busy machine.
+#: A part that lived this long after its first word has read its configuration and joined. The time
+#: before that word tells nothing: on a busy machine, starting Python alone takes seconds.
 RAN_SECONDS: Final = 5.0
 FIRST_DELAY_SECONDS: Final = 0.1
 MAX_DELAY_SECONDS: Final = 5.0
@@ -50,7 +50,10 @@ class RestartPolicy:
     _failed_starts: int = field(default=0, init=False)
 
     def ended(self, exit_code: int, lived_seconds: float) -> Decision:
-        """Return what to do now that the part ended; a signal's number is a negative code."""
+        """Return what to do now that the part ended; a signal's number is a negative code.
+
+        `lived_seconds` is how long it lived after its first word.
+        """
         if lived_seconds >= RAN_SECONDS:
             self._ever_ran = True
             self._quick_exits = 0
