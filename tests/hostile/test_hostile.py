@@ -14,7 +14,7 @@ from tests.support.effort import tries
 SEED = 15
 #: With tokens in all there is, and without them where there is time.
 RUNS = tries([["--tokens"]], [["--tokens"]], [["--tokens"], []])
-MINUTES = tries(0.05, 0.2, 1.0)
+MINUTES = tries(0.05, 0.1, 1.0)
 
 
 def attack(data: Path, *arguments: str) -> tuple[int, str]:

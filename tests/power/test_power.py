@@ -33,7 +33,7 @@ def test_a_power_cut_at_any_point_takes_nothing_that_was_acknowledged(scenario: 
     failed = [
         result
         for cuts in some_cuts(
-            scenario, _SEED, single_count=tries(3, 7, 28), double_count=tries(1, 3, 10)
+            scenario, _SEED, single_count=tries(3, 5, 28), double_count=tries(1, 2, 10)
         )
         if (result := run(scenario, *cuts)).violation
     ]

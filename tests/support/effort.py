@@ -23,4 +23,4 @@ def tries(fast: T, usual: T, thorough: T) -> T:
 
 def examples(thorough: int) -> int:
     """Return how many of a thorough run's Hypothesis examples this run tries."""
-    return max(tries(thorough // 8, thorough // 5, thorough), 5)
+    return max(tries(thorough // 10, thorough // 8, thorough), 5)
