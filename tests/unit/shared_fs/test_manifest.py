@@ -247,7 +247,7 @@ def test_somebody_who_always_loses_gives_up(
 
 def test_a_bucket_of_a_later_holdfast_or_of_somebody_else_is_refused() -> None:
     for text, error in (
-        (b"holdfast bucket, format 2\n", NewerFormatError),
+        (b"holdfast bucket, format 3\n", NewerFormatError),
         (b"something else", ObjectDamagedError),
     ):
         bucket = Bucket(MemoryBackend())
