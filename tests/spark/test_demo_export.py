@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import duckdb
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
+from holdfast.cli.command import holdfast
 from holdfast.cli.demo import export as demo_export
-from holdfast.cli.demo.export import judge, missing_for_export
+from holdfast.cli.demo.export import DemoExportError, ExportTask, judge, missing_for_export
 from holdfast.cli.demo.git_history import BlobReader
 from holdfast.cli.demo.plan import DemoPlan, PlannedFile, PlannedMessage, blob_id, plan_repository
 from holdfast.protocol.distribution import how_to_install
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.state import state_sql
-from tests.support.holdfast_up import COMMAND
 from tests.support.small_repository import FILE_COUNT, make_repository
 
 
@@ -44,14 +45,22 @@ def documents(rows: Iterable[tuple[str, int, Any]]) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.timeout(240)
-def test_a_demo_s_history_is_rebuilt_byte_for_byte(tmp_path: Path) -> None:
-    if missing := missing_for_export():
-        pytest.skip(missing)
+def test_a_demo_s_history_is_rebuilt_byte_for_byte(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The export runs in the session of all tests: starting one costs more than all the rest."""
+
+    async def in_this_process(task: ExportTask, work: Path) -> None:
+        found = await asyncio.to_thread(demo_export._export_and_judge, task)
+        found.save(Path(task.result))
+
+    monkeypatch.setattr(demo_export, "_run_process", in_this_process)
+    monkeypatch.setattr("holdfast.spark.session.session", lambda *_, **others: nullcontext(spark))
     repository = make_repository(tmp_path / "repository")
     options = ("--no-kill", "--servers", "1", "--writers", "2", "--no-progress")
-    done = subprocess.run(
+    done = CliRunner().invoke(
+        holdfast,
         [
-            *COMMAND,
             "demo",
             "--json",
             "--repo",
@@ -60,18 +69,12 @@ def test_a_demo_s_history_is_rebuilt_byte_for_byte(tmp_path: Path) -> None:
             str(tmp_path / "data"),
             *options,
         ],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     exported = report["exported"]
     assert (exported["documents_identical"], exported["kv_identical"]) == (FILE_COUNT + 1, True)
     assert len(exported["busiest"]) == 3
-    assert not list(tmp_path.glob("holdfast-demo-*"))
 
     plan = plan_repository(repository, None, 2)
     blobs = blobs_of(plan)
@@ -108,6 +111,12 @@ def test_a_table_that_differs_from_the_history_is_told() -> None:
         False,
         ["table: demo.r.files.g is not of the demo", "table: the kv differs"],
     )
+
+
+def test_why_the_process_that_exports_failed_is_told(tmp_path: Path) -> None:
+    task = ExportTask("file:///nowhere", str(tmp_path / "no-plan"), str(tmp_path / "table"))
+    with pytest.raises(DemoExportError, match="no-plan"):
+        asyncio.run(demo_export._run_process(task, tmp_path))
 
 
 def test_without_spark_or_java_one_line_says_what_to_install(
