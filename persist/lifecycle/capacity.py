@@ -27,9 +27,13 @@ _MEMORY_SHARE: Final = 4
 #: The limit of a container, where there is one.
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 #: mallopt(3).
+_M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 #: Above the frames of requests, which come and go all the time.
 _LARGE_BUFFER_BYTES: Final = 2 * MIB
+#: What a thread keeps of smaller ones. Without it glibc returns to 128 KiB as soon as the other
+#: threshold is set: the loop then gave memory back and asked for it again all the time.
+_KEPT_BYTES: Final = 2 * MIB
 
 
 def fitting(wanted: int, *, descriptors: int | None, memory_bytes: int) -> int:
@@ -76,4 +80,7 @@ def free_large_buffers() -> bool:
         set_option = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return bool(set_option(_M_MMAP_THRESHOLD, _LARGE_BUFFER_BYTES))
+    return bool(
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BUFFER_BYTES)
+        and set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    )

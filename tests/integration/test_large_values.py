@@ -30,8 +30,8 @@ LARGE_BYTES = 32 * MIB
 TIERED_BYTES = 17 * MIB
 #: What a client or a server may take beside what it takes anyway.
 EXTRA_BYTES = 28 * MIB
-#: Of an owner that restores, takes over, and all the while snapshots what grows: some buffers of
-#: SQLite's and of the compression.
+#: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the
+#: compression.
 OWNER_BYTES = 80 * MIB
 SOON_COLD = (
     *("--idle-close-seconds", "0.2", "--snapshot-seconds", "0.2"),
@@ -54,8 +54,7 @@ class Scene:
         return self.processes.nats.url
 
     def start(self, name: str, *options: str) -> None:
-        # So that snapshots are made while large values arrive.
-        options = ("--bucket", self.bucket, "--snapshot-seconds", "0.2", *options)
+        options = ("--bucket", self.bucket, *options)
         self.servers[name] = self.processes.start_persist(name, *options)
 
     def kill(self, name: str) -> None:
