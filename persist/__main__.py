@@ -133,7 +133,6 @@ async def _serve(
     if options.bucket is None and options.durability == Durability.STORED.word:
         raise InvalidArgumentError(argument="--durability", reason="stored needs --bucket")
     configure_process()
-    capacity.free_large_buffers()
     sys.setswitchinterval(_SWITCH_SECONDS)
     max_open_stores = _fitting(options.max_open_stores)
     disk = Disk()

@@ -1,19 +1,15 @@
 """How many stores a process may keep open, given its descriptors and the machine's memory.
 
-`fitting` is pure; `raise_descriptors` and `memory_bytes` ask the system, and `free_large_buffers`
-keeps the process from holding what it no longer needs.
+`fitting` is pure; `raise_descriptors` and `memory_bytes` ask the system.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 from pathlib import Path
 from typing import Final
-
-from holdfast.protocol.limits import MIB
 
 #: An open store has its file and its WAL.
 _STORE_DESCRIPTORS: Final = 2
@@ -26,14 +22,6 @@ _STORE_BYTES: Final = 100_000
 _MEMORY_SHARE: Final = 4
 #: The limit of a container, where there is one.
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-#: mallopt(3).
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-#: Above the frames of requests, which come and go all the time.
-_LARGE_BUFFER_BYTES: Final = 2 * MIB
-#: What a thread keeps of smaller ones. Without it glibc returns to 128 KiB as soon as the other
-#: threshold is set: the loop then gave memory back and asked for it again all the time.
-_KEPT_BYTES: Final = 2 * MIB
 
 
 def fitting(wanted: int, *, descriptors: int | None, memory_bytes: int) -> int:
@@ -67,20 +55,3 @@ def memory_bytes() -> int:
     except OSError:
         return machine
     return min(machine, int(limit)) if limit.isdecimal() else machine
-
-
-def free_large_buffers() -> bool:
-    """Have the C library give buffers above 2 MiB back to the system as soon as they are free.
-
-    By itself glibc raises that threshold with each such buffer, up to 32 MiB (mallopt(3)), and then
-    each thread keeps what it freed: large values and snapshots of a few threads held 100 MiB.
-    Returns False where there is no such setting.
-    """
-    try:
-        set_option = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    return bool(
-        set_option(_M_MMAP_THRESHOLD, _LARGE_BUFFER_BYTES)
-        and set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-    )

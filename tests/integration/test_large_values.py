@@ -32,7 +32,7 @@ TIERED_BYTES = 17 * MIB
 EXTRA_BYTES = 28 * MIB
 #: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the
 #: compression.
-OWNER_BYTES = 80 * MIB
+OWNER_BYTES = 128 * MIB
 SOON_COLD = (
     *("--idle-close-seconds", "0.2", "--snapshot-seconds", "0.2"),
     *("--cold-after-seconds", "0.5"),
