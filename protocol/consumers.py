@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypedDict
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.limits import MAX_ACK_PENDING, MAX_ACK_WAIT_SECONDS
 from holdfast.protocol.names import check_store
-from holdfast.protocol.settings import checked_settings
+from holdfast.protocol.store_config import checked_settings
 
 
 class ConsumerSettings(TypedDict, total=False):

@@ -12,10 +12,28 @@ Clients to the coordinator, on `hf.<tenant>.coord.<verb>`:
     stores    {kind | nil, prefix, after, limit} -> {stores: [StoreInfo, ...], next | nil}
               in order of (name, kind); `after` and `next` are [name, kind] or nil
 
+    statistics  {after} -> {term, parts: [[kind, name, tenant, incarnation, age, report], ...],
+                            next | nil}
+              what each part told last, `age` seconds ago, as `monitoring/telling.py` has it; kind
+              is a PartKind. `after` is the last `next`, or nil
+    report    {kind, name, report} -> {term}    a gateway tells about itself
+
 Operators to the coordinator, on `hf._.coord.<verb>`, which no tenant may publish to:
 
     drain     {server} -> {term, incarnation}           it gets no new stores and releases its own
     undrain   {server} -> {term, incarnation}           it takes stores again
+    forget    {server, reassign} -> {term, incarnation} a dead server is no longer listed. Refused
+              while it is recorded as the owner of stores, unless `reassign` gives these up
+    move      {tenant, kind, name, server} -> {term, owner: [server, incarnation, epoch], moving}
+              this server is to own the store. `moving`: its owner has been told to hand it over,
+              and soon does, unless a job has the store
+    rebalance {dry_run} -> {term, servers: [[server, load, operations, bytes, open_stores], ...],
+               moves: [[tenant, kind, name, from, to, load], ...], imbalance, running, moved,
+               failed}
+              what the servers do, a second, and the moves after which none has more than
+              `imbalance` times the mean load. Unless `dry_run`, a run begins that makes such moves
+              until there are none. `running`: one is under way. `moved` and `failed`: what the last
+              one did
     tenants   {after} -> {tenants: [name, ...], next | nil}
               those that have or had stores, in order; `after` is the last `next`, or empty. Also
               `use`, for each [streams, kvs, bytes, quota, open_stores, uploads]: what it has, what
@@ -64,11 +82,13 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
               the store is deleted and has no owner; true if that is recorded. The next owner of
               the name has a higher epoch
     release   {server, incarnation,
-               stores: [[tenant, kind, name, epoch, nothing, revision, bytes], ...] | nil} -> {term}
+               stores: [[tenant, kind, name, epoch, nothing, revision, bytes], ...] | nil,
+               to} -> {term}
               the stores are closed and checkpointed. With an epoch, only if it is still the
-              store's. With `nothing` there is no file and no record of the store, and the
-              coordinator keeps none either. `revision`, unless nil or left out, is as in
-              `closed`. nil releases all stores and ends the incarnation
+              store's. `to`, which may be left out, names the server that is to own them from now
+              on; if it takes no stores, nobody owns them. With `nothing` there is no file and no
+              record of the store, and the coordinator keeps none either. `revision`, unless nil or
+              left out, is as in `closed`. nil releases all stores and ends the incarnation
     vacate    {server, incarnation, number} -> {term}   nothing is open: all stores are released,
               and the incarnation lives on. A number that was used already changes nothing
     usage     {server, incarnation, stores: [[tenant, kind, name, epoch, bytes], ...],
@@ -82,7 +102,10 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
-     bucket_requests, cluster, loop_seconds, asks_for_tokens}
+     bucket_requests, cluster, loop_seconds, asks_for_tokens, report}
+
+`report` is what the server counts (`monitoring/telling.py`), in every second heartbeat. Standbys
+tell theirs in some of the messages to themselves.
 
 Every request of a server, and every answer and command of the coordinator, has the field `cluster`:
 the id of the sender's cluster (`shared_fs/bucket/cluster_id.py`), unless the sender does not know
@@ -96,6 +119,13 @@ that the server has heard is refused with DeposedError:
     register  {command: "register", term} -> the same   "I do not know you": register again
     drain     {command: "drain", term, incarnation} -> the same
     undrain   {command: "undrain", term, incarnation} -> the same
+    load      {command: "load", term, limit} -> the same and {operations, bytes, open_stores,
+               stores: [[tenant, kind, name, epoch, operations, bytes], ...]}
+              what it was asked for lately, a second, and the busiest of its open stores, at most
+              `limit`, the busiest first. Earlier versions refuse this, and the next
+    move      {command: "move", term, incarnation, to, stores: [[tenant, kind, name, epoch], ...]}
+              -> the same and {moving}
+              it hands these stores over, and releases them to the server `to`
 
 Operators to a server, on the same subject:
 
@@ -112,14 +142,31 @@ from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
 
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.limits import LOOP_STALL_SECONDS, MAX_INTEGER, MAX_NAME_BYTES
-from holdfast.protocol.names import check_server
+from holdfast.protocol.limits import (
+    LOAD_BYTES,
+    LOAD_OPEN_STORES,
+    LOOP_STALL_SECONDS,
+    MAX_INTEGER,
+    MAX_NAME_BYTES,
+)
+from holdfast.protocol.names import StoreId, check_server
 
 #: What operators ask of the coordinator on the cluster's own subjects. All else there is for
 #: servers.
-OPERATOR_VERBS: Final = ("drain", "undrain", "tenants", "tenant")
+OPERATOR_VERBS: Final = (
+    "drain",
+    "undrain",
+    "forget",
+    "move",
+    "rebalance",
+    "tenants",
+    "tenant",
+)
 #: Those that change nothing.
 LISTING_VERBS: Final = ("tenants", "tenant")
+#: Gateways tell what they count in the name of a tenant; those of many tenants, and the auth
+#: service, on the cluster's own subject.
+REPORT_VERB: Final = "report"
 
 
 class StoreState(IntEnum):
@@ -200,6 +247,42 @@ class ServerInfo(NamedTuple):
     asks_for_tokens: bool = False
 
 
+class StoreLoad(NamedTuple):
+    """What an open store was asked for lately, a second."""
+
+    store: StoreId
+    operations: float
+    bytes: float
+    epoch: int = 0
+
+    @property
+    def load(self) -> float:
+        """Its load; see `load_of`."""
+        return load_of(self.operations, self.bytes)
+
+
+class ServerLoad(NamedTuple):
+    """What a server was asked for lately, a second, and the busiest of its open stores."""
+
+    server: str
+    incarnation: str
+    operations: float
+    bytes: float
+    open_stores: int
+    hot: tuple[StoreLoad, ...] = ()
+
+    @property
+    def load(self) -> float:
+        """Its load; see `load_of`."""
+        return load_of(self.operations, self.bytes, self.open_stores)
+
+
+def load_of(operations: float, size_bytes: float, open_stores: int = 0) -> float:
+    """Return a load in operations a second: what `operations` and `size_bytes` a second, and so
+    many open stores, take of a server. See LOAD_BYTES and LOAD_OPEN_STORES."""
+    return operations + size_bytes / LOAD_BYTES + open_stores / LOAD_OPEN_STORES
+
+
 class StoreInfo(NamedTuple):
     """A store as the coordinator knows it: one row of `holdfast stores`."""
 
@@ -213,6 +296,9 @@ class StoreInfo(NamedTuple):
     state: StoreState
     #: True if its file may be in the bucket only.
     cold: bool = False
+    #: The bytes of its content, as an owner told when it made, closed or released the store; None
+    #: if none did. The coordinators of earlier versions do not tell.
+    bytes: int | None = None
 
 
 class Heartbeat(NamedTuple):

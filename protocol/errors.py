@@ -6,19 +6,24 @@
     │   ├── InvalidArgumentError    another argument
     │   ├── InvalidSeqError         seq 0, or a set beyond last_seq + 1
     │   ├── WrongLastSeqError       expected_last_seq did not hold; carries the actual one
+    │   ├── WrongLastMsgIdError     expected_last_msg_id did not hold; carries the actual one
     │   ├── WrongRevisionError      expected_revision did not hold; carries the actual one
     │   ├── TooLargeError           a value, key, header, batch or frame over its limit
     │   ├── LimitExceededError      a limit of the store does not let it in
+    │   ├── DeniedError             a setting of the stream forbids it: deny_delete, sealed ...
+    │   ├── DeposedWriterError      another gateway has begun to serve the stream
     │   ├── NotAllowedError         neither NATS nor a token lets this user do that
     │   ├── InvalidTokenError       a token that is none, or that its issuer did not sign
     │   ├── NotFoundError           a server or store that an operator named does not exist
     │   ├── PointNotReachedError    no snapshot and log lead to that revision or time
+    │   ├── RevisionGoneError       the history of a kv does not reach back to that revision
     │   ├── UploadMismatchError     the uploaded bytes are not the announced value
     │   ├── ValueReplacedError      a large value was replaced or deleted while it was read
     │   ├── LargeValueNotHeldError  a local copy does not hold large values; use a reader
     │   ├── ForkedError             a child process used a blocking client of its parent
     │   ├── BackgroundThreadError   a blocking call on the thread that has to answer it
     │   ├── LastServerError         a drain would leave no server that takes stores
+    │   ├── ServerInUseError        a server that lives, or owns stores, cannot be forgotten
     │   └── StaleWriteError         a write arrived after its writer had abandoned it
     ├── UnavailableError            try again; the client retries until its timeout
     │   ├── NoServerError           no persist server is alive
@@ -132,10 +137,19 @@ class InvalidSeqError(RequestError):
 
 
 class WrongLastSeqError(RequestError):
-    """`expected_last_seq` is not the stream's last seq, which is `actual`."""
+    """`expected_last_seq` is not the stream's last seq, which is `actual`. If it was expected of a
+    subject or a filter, `subject` is that.
+    """
 
     code = "wrong_last_seq"
     template = "expected last seq {expected}, but it is {actual}"
+
+
+class WrongLastMsgIdError(RequestError):
+    """`expected_last_msg_id` is not the id of the stream's last message, which is `actual`."""
+
+    code = "wrong_last_msg_id"
+    template = "expected last msg_id {expected!r}, but it is {actual!r}"
 
 
 class WrongRevisionError(RequestError):
@@ -161,6 +175,22 @@ class LimitExceededError(RequestError):
 
     code = "limit_exceeded"
     template = "{what} is {limit}; this would make it {value}"
+
+
+class DeniedError(RequestError):
+    """A setting of the stream forbids the `action`: `deny_delete`, `deny_purge` or `sealed`."""
+
+    code = "denied"
+    template = "{setting} of the stream does not allow to {action}"
+
+
+class DeposedWriterError(RequestError):
+    """The write names a `serving_epoch` that is no longer that of the stream, which is `actual`:
+    another gateway serves it.
+    """
+
+    code = "deposed_writer"
+    template = "serving epoch {serving_epoch} is not that of the stream, which is {actual}"
 
 
 class NotAllowedError(RequestError):
@@ -195,6 +225,15 @@ class PointNotReachedError(RequestError):
 
     code = "point_not_reached"
     template = "{store} cannot be restored to {target}: {reason}"
+
+
+class RevisionGoneError(RequestError):
+    """The history of a kv does not reach back to `revision`, of `key` or, if that is None, of all
+    keys that were asked for.
+    """
+
+    code = "revision_gone"
+    template = "the history of {store} does not reach back to revision {revision}"
 
 
 class UploadMismatchError(RequestError):
@@ -246,6 +285,14 @@ class LastServerError(RequestError):
 
     code = "last_server"
     template = "no server except {server!r} takes stores: start another one first"
+
+
+class ServerInUseError(RequestError):
+    """A server that is not dead, or that is still recorded as the owner of stores, was to be
+    forgotten."""
+
+    code = "server_in_use"
+    template = "server {server!r} cannot be forgotten: {reason}"
 
 
 class StaleWriteError(RequestError):

@@ -55,12 +55,13 @@ PROTOCOL_VERSION: Final = 1
 _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
 
 # Operations: writes are below 32, reads start at 32. Never renumber them.
-#: [APPEND, value, headers, msg_id, expected_last_seq, ttl_seconds] -> [seq, revision] or, if the
-#: msg_id was stored before, [seq, revision, time, true]
+#: [APPEND, value, headers, msg_id, expected_last_seq, ttl_seconds, subject, serving_epoch,
+#: options] -> [seq, revision] or, if the msg_id was stored before, [seq, revision, time, true].
+#: With the option `incr` it is [seq, revision, time | nil, duplicate, total]
 APPEND: Final = 1
 #: [SET_MESSAGE, seq, value, headers, ttl_seconds] -> [seq, revision]
 SET_MESSAGE: Final = 2
-#: [DELETE_MESSAGES, [seq, ...]] -> [count, revision]
+#: [DELETE_MESSAGES, [seq, ...], serving_epoch] -> [count, revision]
 DELETE_MESSAGES: Final = 3
 #: [TRIM, end_seq] -> [count, revision]; end_seq nil trims everything
 TRIM: Final = 4
@@ -72,12 +73,21 @@ DELETE_ENTRIES: Final = 6
 CLEAR: Final = 7
 #: [BATCH, [op, ...]] -> [result, ...]; all of it or nothing
 BATCH: Final = 8
-#: [CONFIGURE, {name: value | nil, ...}] -> [revision, config]; nil restores the default
+#: [CONFIGURE, {name: value | nil, ...}, serving_epoch, only_unused] -> [revision, config]; nil
+#: restores the default
 CONFIGURE: Final = 9
 #: [PUT_CHUNK, upload_id, offset, data] -> [staged_bytes, revision]
 PUT_CHUNK: Final = 10
 #: [DROP_UPLOADS, [upload_id, ...]] -> [count, revision]
 DROP_UPLOADS: Final = 11
+#: [PURGE, filter | nil, end_seq | nil, keep | nil, serving_epoch] -> [count, revision, more]:
+#: removes the matching messages below end_seq, or all but the last `keep` that match
+PURGE: Final = 12
+#: [SET_CURSOR, name, serving_epoch, config | nil, state | nil, [[seq, data], ...], [seq, ...]] ->
+#: [revision]; nil keeps what is there, rows are set, then seqs removed
+SET_CURSOR: Final = 13
+#: [DELETE_CURSOR, name, serving_epoch] -> [count, revision]
+DELETE_CURSOR: Final = 14
 #: [EXPECT, key, revision] of a kv, [EXPECT, seq, revision] of a stream (0: it does not exist), or
 #: [EXPECT, nil, last_seq] of a stream -> [revision]; refused if the expectation does not hold
 EXPECT: Final = 15
@@ -102,9 +112,9 @@ GET_MESSAGES: Final = 33
 GET_ENTRY: Final = 34
 #: [GET_ENTRIES, prefix, after_key, limit, with_values] -> [[entry, ...], next_after_key | nil]
 GET_ENTRIES: Final = 35
-#: [HEAD] -> [revision, first_seq, last_seq, count, bytes, epoch, server]
+#: [HEAD] -> [revision, first_seq, last_seq, count, bytes, epoch, server, first_time, last_time,
+#: subject_count, last_msg_id]
 HEAD: Final = 36
-#:
 #: [CHANGES, after_revision, after_seq, limit, state_revision] ->
 #: [[[revision, time, change], ...], next_revision, next_seq, head_revision, reset]
 #: A client that builds the state from revision 0 passes the head_revision of its first page as the
@@ -123,6 +133,34 @@ CONSUMERS: Final = 42
 GET_SEQS: Final = 43
 #: [GET_KEYS, [key, ...]] -> [[entry | nil, ...], next_index | nil]; one for each key, in order
 GET_KEYS: Final = 44
+#: [GET_BY_SUBJECT, [filter, ...], start_seq | nil, start_time | nil, limit | nil, max_bytes | nil]
+#: -> [[message, ...], next_seq | nil]; the messages that match any filter, by seq; no filter: all
+GET_BY_SUBJECT: Final = 45
+#: [GET_LASTS, [filter, ...], up_to_seq | nil, after_seq | nil, limit | nil] -> [[message, ...],
+#: next_after_seq | nil]; the last message of each subject as of up_to_seq, by seq
+GET_LASTS: Final = 46
+#: [SUBJECTS, filter | nil, after_subject | nil, limit | nil] -> [[[subject, count, first_seq,
+#: last_seq], ...], next_after | nil], by subject
+SUBJECTS: Final = 47
+#: [COUNT, [filter, ...], start_seq | nil, lasts, end_seq | nil] -> [count, last_seq, next_seq |
+#: nil]; with `lasts`, it counts the subjects whose last message up to end_seq is at start_seq or
+#: later. Much is counted in parts: add those from next_seq on, with last_seq as end_seq
+COUNT: Final = 48
+#: [GAPS, start_seq | nil, limit | nil] -> [[seq, ...], next_seq | nil]; the removed seqs between
+#: the first and the last
+GAPS: Final = 49
+#: [CURSORS, name | nil, from_name | nil, after_seq | nil] -> [[[name, config, state, [[seq, data],
+#: ...]], ...], next_name | nil, next_after_seq | nil], by name; with after_seq, the page begins
+#: with the later rows of the cursor from_name, whose config and state are nil
+CURSORS: Final = 50
+#: [GET_ENTRY_AT, key, revision] -> entry | nil; as of a revision of the store
+GET_ENTRY_AT: Final = 56
+#: [GET_ENTRIES_AT, prefix, after_key, limit, with_values, revision] -> [[entry, ...],
+#: next_after_key | nil]; as of a revision of the store
+GET_ENTRIES_AT: Final = 57
+#: [HISTORY, key, after_revision | nil] -> [[[revision, time, change], ...], next_after_revision |
+#: nil]; the sets and deletes of a key whose values are kept
+HISTORY: Final = 58
 
 OPERATION_NAMES: Final[dict[int, str]] = {
     APPEND: "append",
@@ -136,6 +174,9 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     CONFIGURE: "configure",
     PUT_CHUNK: "put_chunk",
     DROP_UPLOADS: "drop_uploads",
+    PURGE: "purge",
+    SET_CURSOR: "cursor",
+    DELETE_CURSOR: "delete_cursor",
     EXPECT: "expect",
     CONSUMER_CONFIGURE: "consumer",
     CONSUMER_FETCH: "fetch",
@@ -153,6 +194,15 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     CONSUMERS: "consumers",
     GET_SEQS: "get_all",
     GET_KEYS: "get_all",
+    GET_BY_SUBJECT: "get_all",
+    GET_LASTS: "get_lasts",
+    SUBJECTS: "subjects",
+    COUNT: "count",
+    GAPS: "gaps",
+    CURSORS: "cursors",
+    GET_ENTRY_AT: "get",
+    GET_ENTRIES_AT: "get_all",
+    HISTORY: "history",
 }
 
 #: What a worker reports about a delivery.
@@ -208,6 +258,10 @@ class Run(NamedTuple):
         )
         # As `Ack._make` does, but without a call for each.
         return list(map(_new, repeat(Ack), fields))
+
+    def part(self, start: int, length: int) -> Run:
+        """Return the results of `length` of the operations, from the one at `start` on."""
+        return Run(self.seq and self.seq + start, self.revision + start, length)
 
 
 class Outcome(NamedTuple):

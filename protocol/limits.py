@@ -42,6 +42,30 @@ BUS_DEAD_LOOKS: Final = 5
 #: How long `close` waits for the system to take what was published;
 #: a healthy one needs milliseconds.
 BUS_CLOSE_SECONDS: Final = 0.5
+#: The subjects of one line that a gateway sends: a nats-server closes the connection of a client
+#: whose line is longer than 4 KiB, its default, and a reply subject may be as long as a client
+#: made it.
+MAX_PORT_SUBJECTS_BYTES: Final = 4000
+#: Each subject of a delivery over a leafnode connection, whose lines nats-server does not limit: no
+#: client can have a longer inbox unless nats-server's max_control_line is raised.
+MAX_DELIVERY_SUBJECT_CHARACTERS: Final = 8 * KIB
+#: What may wait to be written to a NATS connection of a gateway, whose publishers never wait. A
+#: nats-server that leaves more untaken is stuck, and the connection is replaced.
+MAX_PORT_WAITING_BYTES: Final = 64 * MIB
+#: From here on, a gateway sends nothing in bulk: a few large messages, a tenth of a second of a
+#: fast network.
+PORT_BUSY_BYTES: Final = 4 * MIB
+#: Barriers of a gateway's leafnode connection that may wait: one for each request that does.
+MAX_WAITING_BARRIERS: Final = 65_536
+#: Subjects whose interest a gateway keeps, about 150 bytes each. A client has a few.
+MAX_INTEREST_SUBJECTS: Final = 1_000_000
+#: Queue groups of one inbox that a gateway names in a delivery. A client could join any number, and
+#: each makes the line longer.
+MAX_QUEUE_GROUPS: Final = 64
+#: How long a leafnode connection waits before it is tried again, at first and at most. A refused
+#: login waits for the longest, so that a wrong password is not tried all the time.
+LEAF_RETRY_SECONDS: Final = 0.1
+MAX_LEAF_RETRY_SECONDS: Final = 5.0
 
 # Values and frames
 #: NATS's default max_payload is 1 MiB. A frame leaves this much of it for the protocol's headers.
@@ -70,6 +94,13 @@ MAX_STAGED_UPLOADS: Final = 64
 UPLOAD_RETENTION_SECONDS: Final = 3600.0
 #: All header names and texts of one message (JetStream: 64 KiB), except those that our clients add.
 MAX_HEADERS_BYTES: Final = 16 * KIB
+#: The NATS header block of one message: JetStream's own limit.
+MAX_HEADER_BLOCK_BYTES: Final = 64 * KIB - 1
+#: The subject of a message, and a filter: as long as a subject of NATS need be. Each distinct one
+#: is a row of its store.
+MAX_MESSAGE_SUBJECT_BYTES: Final = KIB
+#: Filters of one operation. Each is compared with every subject that it may match.
+MAX_FILTERS: Final = 4096
 #: The smallest max_payload of a nats-server that holdfast works with: NATS's default.
 MIN_PAYLOAD_BYTES: Final = MIB
 #: A subject. The longest of ours has a prefix and a store name of MAX_NAME_BYTES each, a tenant of
@@ -117,6 +148,25 @@ MAX_FETCH: Final = 4096
 #: The longest `ack_wait_seconds`, and the longest delay of a message that is handed back.
 MAX_ACK_WAIT_SECONDS: Final = 30.0 * 86_400
 
+# Cursors
+#: Cursors of one stream: its gateway holds each one in memory.
+MAX_CURSORS: Final = 4096
+#: The name of a cursor: a consumer's of JetStream has at most 255 bytes.
+MAX_CURSOR_NAME_BYTES: Final = 256
+#: The configuration of a cursor, and its state: a consumer of JetStream may have a thousand filters
+#: and 8 KiB of metadata and description.
+MAX_CURSOR_CONFIG_BYTES: Final = 160 * KIB
+MAX_CURSOR_STATE_BYTES: Final = 160 * KIB
+#: Rows of one cursor: deliveries that are pending. JetStream's own `max_ack_pending` is 1,000
+#: unless somebody raises it.
+MAX_CURSOR_ROWS: Final = 65_536
+#: The data of one such row: some numbers.
+MAX_CURSOR_ROW_BYTES: Final = KIB
+#: All cursors of a stream, in names, configurations, states and rows. Each row counts this much
+#: beside its data: what the owner keeps of it in memory once the rows of its cursor change.
+MAX_CURSORS_BYTES: Final = 128 * MIB
+CURSOR_ROW_BYTES: Final = 64
+
 # Reading
 #: One page of `get_all`: large enough to amortise a round trip, small enough not to delay a tick.
 PAGE_BYTES: Final = 512 * KIB
@@ -127,6 +177,11 @@ TENANTS_PAGE_ROWS: Final = 1024
 #: How long a slice of reads takes before answers to writes get their turn; a read that has begun is
 #: finished. 4,096 reads of one message take this long.
 READ_SLICE_SECONDS: Final = 0.02
+#: While a server also answers writes, its slices and pages of reads are this much smaller: about a
+#: millisecond. Smaller ones would cost the readers more round trips than they save the writers.
+HURRIED_READS_PART: Final = 8
+#: A server that answered no write for this long reads in whole pages again.
+HURRY_SECONDS: Final = 0.1
 
 # Client
 #: Frames that one client may have in flight to one server: one being synced, one being applied, and
@@ -231,6 +286,15 @@ LOG_CAP_BYTES: Final = 64 * MIB
 #: month), this soon after an idle spell, or at once when this much waits.
 LOG_OBJECT_SECONDS: Final = 0.25
 LOG_OBJECT_IDLE_SECONDS: Final = 0.01
+#: A budget (`flush_budget.py`) puts them at most this far apart. The answer to a write waits so
+#: long and for the put: below FRAME_TIMEOUT_SECONDS, or clients would send each frame again. Puts
+#: all day long are then $9 a month.
+MAX_LOG_OBJECT_SECONDS: Final = 1.5
+#: A budget saves up for bursts as long as this at the mean rate. A budget of half a dollar a day so
+#: pays for a quarter of an hour at full pace.
+BUDGET_PURSE_SECONDS: Final = 3600.0
+#: The bucket may lack changes for this many times longer than asked for, to keep to a budget.
+MAX_LAG_STRETCH: Final = 4.0
 LOG_OBJECT_BYTES: Final = 4 * MIB
 #: Changes that wait for the bucket. Beyond it, a `stored` write is answered with `busy`, and stores
 #: whose changes are dropped here start over with a snapshot.
@@ -248,9 +312,17 @@ PUT_STALL_SECONDS: Final = 20.0
 #: Changes of one kv that wait in memory for their SQLite transaction. If a key is set several times
 #: before it, only the last value is written.
 MAX_PENDING_CHANGES: Final = 4096
-#: The same for a stream, where waiting longer saves nothing: about 2.5 ms of the loop at a time.
+#: The same for a stream, where waiting longer saves nothing.
 MAX_PENDING_MESSAGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
+#: Of this many times as much, everything is applied at once, however long that takes: the slices
+#: below have not kept up.
+PENDING_EXCESS: Final = 4
+#: Changes of a stream that the loop applies to its file at once, in about a millisecond; twice as
+#: many would save 2 % of the work. Those of a kv are applied together, since only the last one of
+#: each key is written.
+APPLY_SLICE_CHANGES: Final = 512
+APPLY_SLICE_BYTES: Final = 256 * KIB
 #: Chunks of one store that wait in memory while its file is
 #: checkpointed. Further ones wait in the inbox.
 MAX_PENDING_CHUNK_BYTES: Final = 4 * MIB
@@ -260,6 +332,9 @@ MAX_SWEPT_CHUNKS: Final = 1024
 #: (`persist/lifecycle/capacity.py`). Beyond it, each use of another store costs a close and an
 #: open, so it is far above the number in use at a time.
 MAX_OPEN_STORES: Final = 20_000
+#: Files of open stores that keep their connection of SQLite though nobody uses them, at some 110 kB
+#: each. Of others, the next read and the next change to their file take 0.4 ms more.
+MAX_AWAKE_FILES: Final = 2048
 #: A store that is unused for this long is checkpointed and closed. Closing a new
 #: store and opening it again costs about 8 ms and two syncs, so a client that returns
 #: within a minute should find it open.
@@ -304,6 +379,9 @@ MAX_MSG_IDS: Final = 4 * MIB
 MAX_RETENTION_SECONDS: Final = 100.0 * 366 * 86_400
 #: The description of a store. It is in the one row that every transaction writes.
 MAX_DESCRIPTION_BYTES: Final = 512
+#: The values of a key that a kv can be told to keep, as many as JetStream's: the owner looks at the
+#: sizes of all of them when the key is set.
+MAX_HISTORY: Final = 64
 #: Stores that one server destroys at a time for applications: for all tenants, and for one
 #: of them. Each one holds its store and takes some syncs and a thread. Operators' jobs
 #: have the same limit of their own.
@@ -316,16 +394,48 @@ MAX_TRIMMED_BYTES: Final = 16 * MIB
 #: Messages or keys that one turn of the loop removes from a store for
 #: its limits. The next turn continues.
 MAX_EVICTED_ROWS: Final = 4 * MAX_DELETE_COUNT
+#: Messages or keys that one turn removes because they have expired: a millisecond, or three if each
+#: has to be looked at. Whoever needs that store waits for more turns, and nobody else does.
+MAX_EXPIRED_ROWS: Final = MAX_DELETE_COUNT
+#: Messages that one PURGE removes: as many as one turn removes for limits.
+MAX_PURGED_MESSAGES: Final = MAX_EVICTED_ROWS
+#: Subjects and messages that one turn looks through for filters, in about 0.1 s.
+MAX_LOOKS: Final = 65_536
+#: Messages that one append with `rollup` removes.
+MAX_ROLLED_UP_MESSAGES: Final = 4 * MAX_EVICTED_ROWS
+#: Digits of a counter (`incr`): JetStream has no limit, but time and space.
+MAX_COUNTER_DIGITS: Final = 1000
 #: How often open stores are checked for expired messages and keys. Reads do not wait for that.
 EXPIRY_CHECK_SECONDS: Final = 1.0
 #: Deletes and trims that a store remembers for disconnected
 #: followers. Beyond it, they get a `reset`.
 MAX_CHANGE_LOG_ROWS: Final = 10_000
 
+# Statistics
+#: What one part tells of itself: about a hundred numbers and a dozen histograms. It travels in
+#: every second heartbeat, so the coordinator decodes it once a second for each server.
+MAX_REPORT_BYTES: Final = 4 * KIB
+MAX_REPORT_SAMPLES: Final = 512
+#: The labels of one number, as text.
+MAX_LABELS_CHARACTERS: Final = 256
+#: Values of one label; further ones are counted together.
+MAX_LABEL_VALUES: Final = 48
+#: Gateways tell this often.
+REPORT_SECONDS: Final = 2.0
+#: A part that was silent for so long is not told of any more.
+REPORT_FORGOTTEN_SECONDS: Final = 60.0
+#: Parts that a coordinator remembers, and gateways of one tenant among them: 4 MiB in all.
+MAX_PARTS: Final = 1024
+MAX_PARTS_OF_TENANT: Final = 64
+
+assert MAX_PARTS_OF_TENANT * MAX_REPORT_BYTES < PAGE_BYTES
 assert MAX_KEY_BYTES + MAX_VALUE_BYTES + MAX_HEADERS_BYTES + MAX_MSG_ID_BYTES + 512 < (
     MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 )
+assert MAX_HEADER_BLOCK_BYTES < MAX_VALUE_BYTES
+assert 2 * MAX_CURSOR_CONFIG_BYTES < PAGE_BYTES
 assert PAGE_BYTES <= MIN_PAYLOAD_BYTES // 2
+assert MIN_PAYLOAD_BYTES <= PORT_BUSY_BYTES <= MAX_PORT_WAITING_BYTES // 8
 assert MAX_NESTING >= 9
 assert max(MAX_FRAME_OPERATIONS, MAX_DELETE_COUNT, MAX_FETCH, PAGE_ROWS) < MAX_ARRAY_LENGTH
 assert CHUNK_BYTES <= MAX_CHUNK_BYTES <= PAGE_BYTES
@@ -352,7 +462,8 @@ assert SYNC_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert ARCHIVE_READ_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert SYNC_STALL_SECONDS < PUT_STALL_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES
-assert LOG_OBJECT_IDLE_SECONDS < LOG_OBJECT_SECONDS < FRAME_TIMEOUT_SECONDS
+assert LOG_OBJECT_IDLE_SECONDS < LOG_OBJECT_SECONDS < MAX_LOG_OBJECT_SECONDS
+assert MAX_LOG_OBJECT_SECONDS < FRAME_TIMEOUT_SECONDS
 assert LOG_OBJECT_BYTES <= MAX_UNSYNCED_BYTES // 2
 assert MAX_UNSYNCED_BYTES < LOG_CAP_BYTES
 
@@ -394,6 +505,56 @@ MAX_AUDIT_EVENT_BYTES: Final = 8 * KIB
 AUDIT_KEEP_SECONDS: Final = 400.0 * 86_400
 MAX_AUDIT_BYTES: Final = 1024 * MIB
 
+# Moving stores by load
+#: So many bytes weigh as much as a lone operation: a server executes and logs a KiB in the time of
+#: an operation within a group, and a group takes as long as two dozen of those (`turn.py`).
+LOAD_BYTES: Final = 16 * KIB
+#: So many open stores weigh as much as an operation a second. They take memory, and no time until
+#: somebody uses them.
+LOAD_OPEN_STORES: Final = 10
+#: Over this time, or the time since the last half of it began, a server counts what its stores are
+#: asked for. Short, so that a move shows soon; and long enough for a store with ten operations a
+#: second to be counted within a tenth.
+LOAD_WINDOW_SECONDS: Final = 10.0
+#: Stores that a server counts in half of that time. A store that is asked for often is among the
+#: first.
+MAX_COUNTED_STORES: Final = 16_384
+#: The busiest stores of one answer, and the bytes that they take in it.
+MAX_HOT_STORES: Final = 512
+MAX_HOT_BYTES: Final = 64 * KIB
+#: Stores that wait on one server to be handed over.
+MAX_MOVING_STORES: Final = 1024
+#: How long a store that is in use by a job, or cannot be made durable, is tried.
+MOVE_PATIENCE_SECONDS: Final = 10.0
+
+# What a JetStream gateway holds for its clients
+#: Messages whose appends are unanswered, of all streams: JetStream's own bounds are 10,000 and 128
+#: MiB for each stream. Further publishers get 429.
+MAX_UNANSWERED_PUBLISHES: Final = 65_536
+MAX_UNANSWERED_PUBLISH_BYTES: Final = 128 * MIB
+#: Messages of one stream behind one that is uploaded in chunks.
+MAX_HELD_PUBLISHES: Final = 1024
+#: Open atomic batches of one stream, as in nats-server, and their bytes, which are in memory here.
+MAX_OPEN_BATCHES: Final = 50
+MAX_STAGED_BATCH_BYTES: Final = 32 * MIB
+#: Of one stream: subjects whose last seq is remembered for what is republished, and messages that
+#: wait for that of a subject. More are not republished.
+MAX_REPUBLISHED_SUBJECTS: Final = 16_384
+MAX_WAITING_REPUBLISHED: Final = 4096
+#: Requests of the API that one gateway answers at a time, and direct gets of one stream: each has a
+#: task. More are told to try again.
+MAX_API_REQUESTS: Final = 1024
+MAX_DIRECT_GETS: Final = 1024
+#: Changes of the catalogue in one transaction: entries of usual size fit in a frame.
+MAX_CATALOGUE_CHANGES: Final = 256
+#: Gateways of a tenant that one of them knows; whoever claims to be one more is ignored.
+MAX_GATEWAYS: Final = 256
+
 assert 2 * REVOCATIONS_SECONDS < REVOCATIONS_FRESH_SECONDS < GRANT_SECONDS
 assert GRANT_WAIT_SECONDS < FRAME_TIMEOUT_SECONDS
 assert MIN_PAYLOAD_BYTES * 4 < MAX_GRANT_WAITING_BYTES
+assert MAX_STAGED_BATCH_BYTES < MAX_UNANSWERED_PUBLISH_BYTES
+assert MAX_CATALOGUE_CHANGES < MAX_FRAME_OPERATIONS
+assert MAX_HOT_STORES <= MAX_MOVING_STORES <= MAX_FRAME_OPERATIONS
+assert MAX_HOT_BYTES < MIN_PAYLOAD_BYTES
+assert MAX_HOT_STORES < MAX_COUNTED_STORES

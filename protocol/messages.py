@@ -66,7 +66,8 @@ class Message(NamedTuple, Generic[V]):
     """One message of a stream. `time` is int milliseconds since the epoch, by the owner's clock.
 
     If `large` is set, it stands for a value that was not sent along, and `value` is empty.
-    `Stream.get` and `Stream.get_reader` fetch it.
+    `Stream.get` and `Stream.get_reader` fetch it. `subject` is None unless the message was appended
+    with one.
     """
 
     seq: int
@@ -75,6 +76,7 @@ class Message(NamedTuple, Generic[V]):
     time: int
     revision: int
     large: LargeValue | None = None
+    subject: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -143,6 +145,16 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True)
+class SubjectInfo:
+    """A subject of a stream: how many messages have it, and the seqs of the first and the last."""
+
+    subject: str
+    count: int
+    first_seq: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """The present state of a store. If it was never written, all is 0 except `first_seq`, which is
     1.
@@ -162,6 +174,9 @@ class Head:
     epoch: int
     #: The name of the owner.
     server: str
+    #: When it last changed, in milliseconds since the epoch; 0 if it was never written, or if an
+    #: owner of an earlier version does not tell.
+    time: int = 0
 
 
 class ChangeKind(StrEnum):
@@ -179,6 +194,17 @@ class ChangeKind(StrEnum):
     READY = "ready"
 
 
+class RemovalReason(StrEnum):
+    """Why messages or keys were removed."""
+
+    #: Somebody deleted, trimmed or purged them, or rolled them up.
+    USER = "user"
+    #: Their ttl, or the maximum age of the store, had ended.
+    TTL = "ttl"
+    #: The store exceeded one of its limits.
+    LIMIT = "limit"
+
+
 class Change(NamedTuple, Generic[V]):
     """One change of a store. Changes come in the order of `revision`. `time` is int milliseconds
     since the epoch, by the owner's clock. The kind determines which other fields are set.
@@ -194,6 +220,8 @@ class Change(NamedTuple, Generic[V]):
     seqs: tuple[int, ...] = ()
     keys: tuple[str, ...] = ()
     end_seq: int = 0
+    #: Of DELETE and TRIM: why. Owners of earlier versions say USER for every removal.
+    reason: RemovalReason | None = None
 
 
 def _size_of(value: Any) -> int:

@@ -15,7 +15,12 @@ from enum import IntEnum
 from typing import Final, NamedTuple, NewType
 
 from holdfast.protocol.errors import InvalidNameError
-from holdfast.protocol.limits import MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_NAME_TOKENS
+from holdfast.protocol.limits import (
+    MAX_CURSOR_NAME_BYTES,
+    MAX_KEY_BYTES,
+    MAX_NAME_BYTES,
+    MAX_NAME_TOKENS,
+)
 
 TenantName = NewType("TenantName", str)
 StoreName = NewType("StoreName", str)
@@ -108,6 +113,26 @@ def check_issuer(name: str) -> str:
 def check_consumer(name: str) -> str:
     """Return `name` as a consumer name. Raises InvalidNameError."""
     return _check_plain("consumer", name)
+
+
+def check_cursor(name: str) -> str:
+    """Return `name` as that of a cursor: text of 1 to MAX_CURSOR_NAME_BYTES in UTF-8. Raises
+    InvalidNameError."""
+    if not isinstance(name, str) or not name:
+        raise InvalidNameError(what="cursor", name=repr(name)[:80], reason="it must be text")
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidNameError(
+            what="cursor", name=ascii(name)[:80], reason="not encodable as UTF-8"
+        ) from error
+    if size_bytes > MAX_CURSOR_NAME_BYTES:
+        raise InvalidNameError(
+            what="cursor",
+            name=name[:80],
+            reason=f"{size_bytes} bytes; at most {MAX_CURSOR_NAME_BYTES}",
+        )
+    return name
 
 
 def check_pattern(pattern: str) -> str:

@@ -19,10 +19,10 @@ from holdfast.protocol.limits import (
     DEDUPE_WINDOW_SECONDS,
     MAX_DEDUPE_WINDOW_SECONDS,
     MAX_DESCRIPTION_BYTES,
+    MAX_HISTORY,
     MAX_RETENTION_SECONDS,
 )
 from holdfast.protocol.messages import AnyDurability, Durability
-from holdfast.protocol.settings import checked_settings
 
 
 class Discard(StrEnum):
@@ -49,6 +49,15 @@ class ConfigSettings(TypedDict, total=False):
     durability: AnyDurability | None
     dedupe_window_seconds: float | None
     archive_after_seconds: float | None
+    max_messages_per_subject: int | None
+    discard_new_per_subject: bool | None
+    subject_marker_seconds: float | None
+    first_seq: int | None
+    deny_delete: bool | None
+    deny_purge: bool | None
+    sealed: bool | None
+    serving_epoch: int | None
+    history: int | None
     description: str | None
 
 
@@ -76,6 +85,25 @@ class StoreConfig:
     dedupe_window_seconds: float = DEDUPE_WINDOW_SECONDS
     #: Messages older than this leave the store's file once they are in the archive.
     archive_after_seconds: float | None = None
+    #: Messages of one subject: above it, the oldest ones of the subject are removed.
+    max_messages_per_subject: int | None = None
+    #: Refuse a message above `max_messages_per_subject` instead.
+    discard_new_per_subject: bool = False
+    #: When age or ttl removes the last message of a subject, a marker stays there for this long.
+    subject_marker_seconds: float | None = None
+    #: The seq of the first message. It can be set until the first message is appended.
+    first_seq: int = 1
+    #: Refuse to delete or replace messages.
+    deny_delete: bool = False
+    #: Refuse to trim, to purge and to roll up.
+    deny_purge: bool = False
+    #: Refuse every change of messages.
+    sealed: bool = False
+    #: Who serves the stream for others: a number that only grows. A write that names another is
+    #: refused.
+    serving_epoch: int | None = None
+    #: How many values of each key a kv keeps, the present one included.
+    history: int = 1
     #: Text of at most MAX_DESCRIPTION_BYTES.
     description: str = ""
 
@@ -111,6 +139,25 @@ def ttl_ms(ttl_seconds: Any) -> int:
     return max(1, round(_seconds("ttl_seconds", ttl_seconds) * 1000))
 
 
+def checked_settings(
+    settings: Mapping[str, Any],
+    checks: Mapping[str, Callable[[str, Any], Any]],
+    defaults: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return `settings` as their checks return them; None becomes the default. Raises
+    InvalidArgumentError, also for a name without a check."""
+    checked: dict[str, Any] = {}
+    for name, value in settings.items():
+        check = checks.get(name)
+        if check is None:
+            known = ", ".join(checks)
+            raise InvalidArgumentError(
+                argument=repr(name)[:80], reason=f"it must be one of {known}"
+            )
+        checked[name] = defaults[name] if value is None else check(name, value)
+    return checked
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Durability):
         return value.word
@@ -123,6 +170,24 @@ def _count(name: str, value: Any) -> int:
             argument=name, reason=f"{value!r:.80} is not an integer from 1 on"
         )
     return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if type(value) is not bool:
+        raise InvalidArgumentError(argument=name, reason=f"{value!r:.80} is neither true nor false")
+    return value
+
+
+def _first_seq(name: str, value: Any) -> int:
+    if _count(name, value) > _MAX_FIRST_SEQ:
+        raise InvalidArgumentError(argument=name, reason=f"{value!r:.80} is too large")
+    return int(value)
+
+
+def _history(name: str, value: Any) -> int:
+    if _count(name, value) > MAX_HISTORY:
+        raise InvalidArgumentError(argument=name, reason=f"{value!r:.80} is above {MAX_HISTORY}")
+    return int(value)
 
 
 def _number(name: str, value: Any) -> float:
@@ -175,6 +240,8 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+#: Far more seqs follow than there can be messages.
+_MAX_FIRST_SEQ: Final = 1 << 62
 _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "max_messages": _count,
     "max_bytes": _count,
@@ -186,10 +253,34 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "durability": _durability,
     "dedupe_window_seconds": _window,
     "archive_after_seconds": _seconds,
+    "max_messages_per_subject": _count,
+    "discard_new_per_subject": _flag,
+    "subject_marker_seconds": _seconds,
+    "first_seq": _first_seq,
+    "deny_delete": _flag,
+    "deny_purge": _flag,
+    "sealed": _flag,
+    "serving_epoch": _count,
+    "history": _history,
     "description": _text,
 }
 _DEFAULTS: Final[dict[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}
-#: A kv has neither msg_ids nor an archive.
-OF_STREAMS: Final = frozenset(("dedupe_window_seconds", "archive_after_seconds"))
+#: A kv has no seqs, and with them neither msg_ids, subjects nor an archive.
+OF_STREAMS: Final = frozenset(
+    (
+        "dedupe_window_seconds",
+        "archive_after_seconds",
+        "max_messages_per_subject",
+        "discard_new_per_subject",
+        "subject_marker_seconds",
+        "first_seq",
+        "deny_delete",
+        "deny_purge",
+        "sealed",
+        "serving_epoch",
+    )
+)
+#: A stream keeps its messages anyway.
+OF_KVS: Final = frozenset(("history",))
 DEFAULT_CONFIG: Final = StoreConfig()
 assert list(_CHECKS) == list(_DEFAULTS) == list(ConfigSettings.__annotations__)

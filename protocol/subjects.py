@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from holdfast.protocol.errors import InvalidArgumentError
@@ -198,9 +199,8 @@ class Subjects:
         reply on another tenant's inbox would pass for an answer to that tenant, and one
         on a change subject for a change.
         """
-        inboxes = inboxes_of(self.tenant_of(subject), self.grant_of(subject), self.inboxes)
         return (
-            reply.startswith(f"{inboxes}.")
+            reply.startswith(_inboxes_of_asker(self.prefix, self.inboxes, subject))
             and len(reply) <= MAX_SUBJECT_BYTES
             and _CONCRETE.fullmatch(reply) is not None
             and not reply.startswith(f"{self.prefix}.")
@@ -234,3 +234,11 @@ class Subjects:
         """The store whose change subject this is. Raises InvalidNameError or KeyError."""
         tenant, _, letter, name = subject[len(self.prefix) + 1 :].split(".", 3)
         return StoreId(tenant, _KIND_OF_LETTER[letter], check_store(name))
+
+
+@lru_cache(1024)
+def _inboxes_of_asker(prefix: str, root: str, subject: str) -> str:
+    """Return the start of the inboxes of whoever may publish on `subject`. Few of many requests
+    have a subject of their own."""
+    subjects = Subjects(prefix)
+    return f"{inboxes_of(subjects.tenant_of(subject), subjects.grant_of(subject), root)}."

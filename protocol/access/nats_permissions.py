@@ -13,11 +13,13 @@ from typing import Final
 
 from holdfast.protocol.access.rights import ALL_RIGHTS, Right
 from holdfast.protocol.access.tokens import Token, split_pattern
-from holdfast.protocol.control import LISTING_VERBS, OPERATOR_VERBS
+from holdfast.protocol.control import LISTING_VERBS, OPERATOR_VERBS, REPORT_VERB
 from holdfast.protocol.subjects import CLUSTER_TENANT, DEFAULT_INBOXES, Subjects, inboxes_of
 
 #: The pattern that all stores match.
 EVERY_STORE: Final = ">"
+#: The token of the inboxes of those who only tell what they count.
+REPORTS_INBOX: Final = "reports"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,12 @@ def permissions_of(token: Token, prefix: str, inboxes: str = DEFAULT_INBOXES) ->
 
 def _may_do_everything(token: Token) -> bool:
     return token.rights == ALL_RIGHTS and EVERY_STORE in token.stores
+
+
+def reports_permissions(prefix: str, inboxes: str = DEFAULT_INBOXES) -> NatsPermissions:
+    """Return what a part needs that has no other rights, to tell the coordinator what it counts."""
+    own = inboxes_of(CLUSTER_TENANT, REPORTS_INBOX, inboxes)
+    return NatsPermissions((Subjects(prefix).cluster(REPORT_VERB),), (f"{own}.>",))
 
 
 def servers_permissions(prefix: str, inboxes: str = DEFAULT_INBOXES) -> NatsPermissions:

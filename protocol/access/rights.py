@@ -69,6 +69,9 @@ RIGHT_OF_OPERATION: Final = {
     frames.CONFIGURE: Right.CONFIGURE,
     frames.PUT_CHUNK: Right.WRITE,
     frames.DROP_UPLOADS: Right.WRITE,
+    frames.PURGE: Right.WRITE,
+    frames.SET_CURSOR: Right.CONSUME,
+    frames.DELETE_CURSOR: Right.CONSUME,
     frames.EXPECT: Right.WRITE,
     frames.CONSUMER_CONFIGURE: Right.CONSUME,
     frames.CONSUMER_FETCH: Right.CONSUME,
@@ -87,6 +90,15 @@ RIGHT_OF_OPERATION: Final = {
     frames.CONSUMERS: Right.READ,
     frames.GET_SEQS: Right.READ,
     frames.GET_KEYS: Right.READ,
+    frames.GET_BY_SUBJECT: Right.READ,
+    frames.GET_LASTS: Right.READ,
+    frames.SUBJECTS: Right.READ,
+    frames.COUNT: Right.READ,
+    frames.GAPS: Right.READ,
+    frames.CURSORS: Right.READ,
+    frames.GET_ENTRY_AT: Right.READ,
+    frames.GET_ENTRIES_AT: Right.READ,
+    frames.HISTORY: Right.READ,
 }
 
 

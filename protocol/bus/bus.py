@@ -17,10 +17,15 @@ to the bus's own protocol.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from holdfast.protocol.errors import InvalidArgumentError, NotAllowedError, UnavailableError
+from holdfast.protocol.errors import (
+    InvalidArgumentError,
+    NotAllowedError,
+    TooLargeError,
+    UnavailableError,
+)
 from holdfast.protocol.limits import MAX_SUBJECT_BYTES
 from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes
 
@@ -119,6 +124,26 @@ class Bus(ABC):
         Raises TooLargeError, and InvalidArgumentError if `subject` or `reply` is not a subject.
         """
 
+    async def publish_all(
+        self,
+        messages: Sequence[tuple[str, bytes]],
+        too_large: Callable[[str, TooLargeError], None],
+    ) -> None:
+        """Publish each `(subject, payload)`, in order. The caller has checked the subjects with
+        `check_subject`. A message that is too large for the system is skipped, and `too_large` gets
+        its subject and the error.
+        """
+        for subject, payload in messages:
+            try:
+                await self.publish(subject, payload)
+            except TooLargeError as error:
+                too_large(subject, error)
+
+    def send_now(self) -> None:
+        """Send now what was published in this turn of the loop. Otherwise a bus may keep it until
+        the turn ends, so that all of it leaves at once."""
+        return
+
     @abstractmethod
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         """Call `callback` for each message on `subject`, which may
@@ -142,6 +167,10 @@ class Bus(ABC):
     @abstractmethod
     def move_inboxes(self, inboxes: Inboxes) -> None:
         """Get replies in these inboxes from now on. Requests that wait for one get none."""
+
+    @abstractmethod
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback` each time the connection is lost; not when it is closed."""
 
     @abstractmethod
     def on_reconnect(self, callback: Callable[[], None]) -> None:

@@ -215,6 +215,7 @@ class MemoryBus(Bus):
         self._closed = False
         self._permits = permits
         self._refused_callbacks: list[Callable[[NotAllowedError], None]] = []
+        self._disconnect_callbacks: list[tuple[Callable[[], None], contextvars.Context]] = []
         self._reconnect_callbacks: list[tuple[Callable[[], None], contextvars.Context]] = []
         self._waiting_for_return: list[asyncio.Future[None]] = []
 
@@ -228,8 +229,12 @@ class MemoryBus(Bus):
 
     def drop(self) -> None:
         """Lose the connection and every message on its way to it."""
-        self._connected = False
+        was_connected, self._connected = self._connected, False
         self.session += 1
+        if was_connected and not self._closed and self._disconnect_callbacks:
+            loop = asyncio.get_running_loop()
+            for callback, context in self._disconnect_callbacks:
+                loop.call_soon(callback, context=context)
 
     def come_back(self) -> None:
         """Reconnect, if the connection was lost and is not closed."""
@@ -304,6 +309,9 @@ class MemoryBus(Bus):
 
     def move_inboxes(self, inboxes: Inboxes) -> None:
         self._inboxes = inboxes
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        self._disconnect_callbacks.append((callback, contextvars.copy_context()))
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append((callback, contextvars.copy_context()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import nats.errors
@@ -49,6 +49,8 @@ _PUBLIC_PING_SECONDS: Final = 2
 #: doubles, up to the longest one: it should not have to refuse the same login ten times a second.
 _RECONNECT_SECONDS: Final = 0.1
 _LONGEST_RECONNECT_SECONDS: Final = 5.0
+#: How many messages are sent between two looks at how much waits for the socket.
+_SENT_AT_ONCE: Final = 64
 #: How many reasons of errors are remembered, so that each is logged once.
 _MAX_REASONS: Final = 64
 
@@ -70,7 +72,17 @@ class NatsBus(Bus):
         self._asked: dict[str, tuple[str, asyncio.Future[BusMessage]]] = {}
         self._refused_callbacks: list[Callable[[NotAllowedError], None]] = []
         client.on_refused = self._on_refused
+        #: Whether the loss of the connection was told.
+        self._is_lost = False
+        self._disconnect_callbacks: list[Callable[[], None]] = []
         self._reconnect_callbacks: list[Callable[[], None]] = []
+
+    @property
+    def client(self) -> WatchedClient:
+        """The client below, for what a bus has not: queue groups and headers. Only of a bus that
+        was connected as `strict`."""
+        assert isinstance(self._client, WatchedClient), "the connection is strict"
+        return self._client
 
     @property
     def max_payload_bytes(self) -> int:
@@ -98,6 +110,31 @@ class NatsBus(Bus):
             logger.debug("bus.publish_lost subject=%s reason=%s", subject, error)
         except nats.errors.MaxPayloadError as error:
             raise _too_large(payload, self.max_payload_bytes) from error
+
+    async def publish_all(
+        self,
+        messages: Sequence[tuple[str, bytes]],
+        too_large: Callable[[str, TooLargeError], None],
+    ) -> None:
+        client = self._client
+        limit = client.max_payload
+        if (
+            isinstance(client, PublicClient)
+            or max([len(payload) for _, payload in messages], default=0) > limit
+        ):
+            await super().publish_all(messages, too_large)
+            return
+        for start in range(0, len(messages), _SENT_AT_ONCE):
+            try:
+                await client.send_all(messages[start : start + _SENT_AT_ONCE])
+            except (
+                nats.errors.OutboundBufferLimitError,
+                nats.errors.ConnectionClosedError,
+            ) as error:
+                logger.debug("bus.publish_lost messages=%d reason=%s", len(messages), error)
+
+    def send_now(self) -> None:
+        self._client.send_now()
 
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         if self._client.is_closed:
@@ -174,6 +211,9 @@ class NatsBus(Bus):
     def move_inboxes(self, inboxes: Inboxes) -> None:
         self._inboxes, self._replies = inboxes, ""
 
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        self._disconnect_callbacks.append(callback)
+
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._reconnect_callbacks.append(callback)
 
@@ -218,14 +258,25 @@ class NatsBus(Bus):
             if not answer.done():
                 answer.set_exception(_closed())
 
+    async def _disconnected(self) -> None:
+        # nats-py also calls this when it is closed, and when it begins once more to reconnect.
+        if not self._client.is_closed and not self._is_lost:
+            self._is_lost = True
+            _call(self._disconnect_callbacks)
+
     async def _reconnected(self) -> None:
-        for callback in self._reconnect_callbacks:
-            try:
-                callback()
-            except Exception:
-                # An exception that escapes here would end nats-py's
-                # task, and the connection with it.
-                logger.exception("bus.callback_failed")
+        self._is_lost = False
+        _call(self._reconnect_callbacks)
+
+
+def _call(callbacks: Sequence[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:
+            # An exception that escapes here would end nats-py's
+            # task, and the connection with it.
+            logger.exception("bus.callback_failed")
 
 
 def _closed() -> ConnectionFailedError:
@@ -255,6 +306,7 @@ async def connect_nats(
     login: NatsLogin = NatsLogin(),  # noqa: B008
     inboxes: Inboxes = Inboxes(),  # noqa: B008
     timeout_seconds: float = 5.0,
+    wait_seconds: float | None = None,
     patient: bool = False,
     strict: bool = False,
 ) -> NatsBus:
@@ -265,7 +317,8 @@ async def connect_nats(
 
     With `patient`, connecting is retried for all of `timeout_seconds`, for servers that start
     together with their NATS. Otherwise a refused connection fails at once. The option
-    `connect_timeout` of `login` replaces `timeout_seconds`.
+    `connect_timeout` of `login` replaces `timeout_seconds`. With `wait_seconds` it is retried for
+    so long, and `connect_timeout` applies to each attempt.
 
     Raises ConnectionFailedError, LoginFailedError, InvalidArgumentError.
     """
@@ -281,6 +334,8 @@ async def connect_nats(
     attempt_seconds = 2.0
     if "connect_timeout" in options:
         attempt_seconds = timeout_seconds = options.pop("connect_timeout")
+    if wait_seconds is not None:
+        patient, timeout_seconds = True, wait_seconds
     bus = NatsBus(client, inboxes)
 
     failure: LoginFailedError | None = None
@@ -320,6 +375,7 @@ async def connect_nats(
                     servers=list(address.servers),
                     name=name,
                     error_cb=on_error,
+                    disconnected_cb=bus._disconnected,
                     reconnected_cb=bus._reconnected,
                     reconnect_time_wait=_RECONNECT_SECONDS,  # type: ignore[arg-type]
                     max_reconnect_attempts=-1 if patient else 1,
@@ -328,7 +384,7 @@ async def connect_nats(
                     ping_interval=10 if isinstance(client, WatchedClient) else _PUBLIC_PING_SECONDS,
                     **options,
                 ),
-                timeout_seconds,
+                None if timeout_seconds == float("inf") else timeout_seconds,
             )
     except (OSError, TimeoutError, nats.errors.Error) as error:
         if not client.is_closed:
@@ -341,6 +397,11 @@ async def connect_nats(
         # nats-py leaves its socket open.
         if not client.is_closed:
             await client.close()
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            # It has closed itself, because NATS refuses it.
+            reason = last_reason or "the server closed the connection"
+            raise failure or ConnectionFailedError(url=shown_url, reason=reason) from None
         raise
     except Exception as error:
         # A bad value of an option: a malformed seed, a callback that raises.

@@ -36,7 +36,8 @@ NATS_OPTIONS: Final = frozenset(
     }
 )
 _RECONNECTS: Final = (
-    "a lost connection is retried for ever; `connected` of a client tells its state"
+    "a lost connection is retried for ever; `connected`, `on_disconnect` and `on_reconnect` of a"
+    " client tell its state"
 )
 #: Why other options are refused, or what to use instead.
 _INSTEAD: Final = {
@@ -183,6 +184,17 @@ class NatsLogin:
             options["nkeys_seed"] = os.fspath(self.nkey)
         return options
 
+    def proof(self, nonce: str) -> dict[str, str]:
+        """Return the fields of a CONNECT that prove the identity of the files to a server that sent
+        `nonce`. Reads the files. Raises InvalidArgumentError."""
+        if self.credentials is not None:
+            jwt, seed = _read_credentials(self.credentials)
+            return {"jwt": jwt.decode(), "sig": _raw_url(_sign(seed, nonce))}
+        if self.nkey is not None:
+            seed = _read_seed(self.nkey)
+            return {"nkey": _public_key(seed), "sig": _raw_url(_sign(seed, nonce))}
+        return {}
+
 
 def variable(option: str) -> str:
     """Return the variable of the environment that sets an option of a command line."""
@@ -231,12 +243,14 @@ def _read_credentials(path: StrPath) -> tuple[bytes, bytes]:
     return jwt[1], seed[1]
 
 
-def _read_seed(path: StrPath) -> None:
+def _read_seed(path: StrPath) -> bytes:
     content = _read_secret("nkey", path)
     if not _BARE_SEED.fullmatch(content):
         reason = f"{path} does not contain the seed of an nkey, and nothing else"
         raise InvalidArgumentError(argument="nkey", reason=reason)
-    _sign(content.strip(), "")
+    seed = content.strip()
+    _sign(seed, "")
+    return seed
 
 
 def _sign(seed: bytes, nonce: str) -> bytes:
@@ -252,6 +266,20 @@ def _sign(seed: bytes, nonce: str) -> bytes:
             argument="nkey", reason=f"the seed is damaged: {error}"
         ) from error
     return signature
+
+
+def _public_key(seed: bytes) -> str:
+    import nkeys
+
+    key = nkeys.from_seed(bytearray(seed))
+    public = bytes(key.public_key).decode()
+    key.wipe()
+    return public
+
+
+def _raw_url(signature: bytes) -> str:
+    """Write a signature as servers of NATS write it."""
+    return base64.urlsafe_b64encode(base64.b64decode(signature)).rstrip(b"=").decode()
 
 
 def _read_secret(argument: str, path: StrPath) -> bytes:

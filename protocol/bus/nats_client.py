@@ -6,9 +6,12 @@ The following is replaced, because a peer or the network could make a client dea
 - **Parsing** (`nats_parser.py`) and delivery: a message goes straight from the
   parser to its callback, not through a queue and a task per subscription. An error
   in one message costs only that message.
+- **Receiving** (`nats_receiver.py`) needs no turn of the loop between the socket and the parser.
 - **The read loop** ends only with its connection. Any other end makes it reconnect.
 - **Closing a socket** aborts it. nats-py waits until all data is sent,
   which never happens with a dead host.
+- **Closing a client** ends its attempts to reconnect. nats-py loses a cancellation that comes in
+  the turn in which an attempt fails; then the closed client would go on for ever.
 - **Noticing** that a connection no longer passes data (`Watch`). nats-py needs two unanswered
   pings, many seconds apart.
 - **TLS** that is required is not given up because a server offers none, and its
@@ -34,15 +37,16 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import ParseResult
 
 import nats.errors
 from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription
-from nats.aio.transport import TcpTransport
+from nats.aio.transport import TcpTransport, Transport
 
 from holdfast.protocol.bus.bus import (
     NOT_PERMITTED,
@@ -51,6 +55,7 @@ from holdfast.protocol.bus.bus import (
     BusSubscription,
     is_subject,
 )
+from holdfast.protocol.bus.cancelling import cancellable
 from holdfast.protocol.bus.nats_parser import (
     ErrorEvent,
     Event,
@@ -61,6 +66,7 @@ from holdfast.protocol.bus.nats_parser import (
     PingEvent,
     PongEvent,
 )
+from holdfast.protocol.bus.nats_receiver import Receiver, Take
 from holdfast.protocol.errors import ConnectionFailedError, NotAllowedError
 from holdfast.protocol.limits import (
     BUS_DEAD_LOOKS,
@@ -197,10 +203,25 @@ class WatchedTransport(TcpTransport):
         if isinstance(protocol, asyncio.Protocol):
             protocol.connection_made(transport)
 
-    async def read(self, buffer_size: int) -> bytes:
-        data: bytes = await super().read(buffer_size)
-        self.heard = True
-        return data
+    def receive(self, take: Take) -> Receiver | None:
+        """Give all that arrives to `take` from now on. Return None if the connection is lost."""
+        reader, writer = self._io_reader, self._io_writer
+        if reader is None or writer is None or self.is_closing:
+            return None
+        transport, before = writer.transport, writer.transport.get_protocol()
+        if not isinstance(before, asyncio.StreamReaderProtocol):
+            return None
+        receiver = Receiver(cast("asyncio.Transport", transport), before, take)
+        transport.set_protocol(receiver)
+        received: bytearray = reader._buffer  # type: ignore[attr-defined]
+        if received:
+            data = bytes(received)
+            received.clear()
+            receiver.data_received(data)
+            reader._maybe_resume_transport()  # type: ignore[attr-defined]
+        if reader.at_eof():
+            receiver.end(None)
+        return receiver
 
     async def readline(self) -> bytes:
         line: bytes = await super().readline()  # type: ignore[no-untyped-call]
@@ -223,24 +244,36 @@ class WatchedTransport(TcpTransport):
     def encrypted(self) -> bool:
         return self._io_writer is not self._bare_io_writer
 
-    def look(self) -> Step:
-        """Look whether the connection is alive."""
-        writer = self._io_writer
-        if writer is None or writer.transport.is_closing():
-            return Step.NONE
-        heard, self.heard = self.heard, False
-        waiting_bytes = int(writer.transport.get_write_buffer_size())
+    @property
+    def is_closing(self) -> bool:
+        """Whether the socket takes nothing any more. Writing would raise with uvloop."""
+        return self._io_writer is None or bool(self._io_writer.transport.is_closing())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What the socket has not taken yet."""
+        if self._io_writer is None:
+            return 0
+        waiting_bytes = int(self._io_writer.transport.get_write_buffer_size())
         if self.encrypted:
             assert self._bare_io_writer is not None, "it was connected"
             # TLS has a buffer of its own, before that of the socket.
             waiting_bytes += int(self._bare_io_writer.transport.get_write_buffer_size())
-        return self.watch.look(heard, *_sent(writer, waiting_bytes))
+        return waiting_bytes
+
+    def look(self) -> Step:
+        """Look whether the connection is alive."""
+        writer = self._io_writer
+        if writer is None or self.is_closing:
+            return Step.NONE
+        heard, self.heard = self.heard, False
+        return self.watch.look(heard, *sent_bytes(writer.transport, self.waiting_bytes))
 
 
-def _sent(writer: asyncio.StreamWriter, waiting_bytes: int) -> tuple[int, int]:
+def sent_bytes(transport: asyncio.BaseTransport, waiting_bytes: int) -> tuple[int, int]:
     """Return how many bytes the peer has acknowledged, and how many it has not: `waiting_bytes`,
     and those that the kernel holds."""
-    connection = writer.get_extra_info("socket")
+    connection = transport.get_extra_info("socket")
     if sys.platform == "linux" and connection is not None:
         try:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT.stop)
@@ -261,12 +294,18 @@ class WatchedClient(Client):
     def __init__(self) -> None:
         super().__init__()
         #: By subscription number.
-        self.callbacks: dict[int, BusCallback] = {}
+        self.callbacks: dict[int, Callable[[MessageEvent], None]] = {}
         self.on_refused: Callable[[NotAllowedError], None] = lambda error: None
         #: Whether a connection without TLS is refused.
         self.requires_tls = False
         #: Makes the TLS context of each connection; None stands for nats-py's own.
         self.new_tls_context: Callable[[], ssl.SSLContext | None] = lambda: None
+        #: It was closed: no attempt to connect may follow.
+        self._is_ended = False
+        #: How long to read nothing after a piece was received, so that more gathers. A few
+        #: milliseconds at most: the end of the connection is noticed that much later, too.
+        self.rest_seconds: Callable[[], float] = lambda: 0.0
+        self._receiver: Receiver | None = None
         self._malformed_count = 0
         self._look_timer: asyncio.TimerHandle | None = None
         self._reviving: asyncio.Task[None] | None = None
@@ -274,10 +313,17 @@ class WatchedClient(Client):
         self._write_scheduled = False
         #: nats-py makes no queue and no task for a subscription that has a future.
         self._unused: asyncio.Future[Any] = self._loop.create_future()
+        self._no_queue: asyncio.Queue[Any] = asyncio.Queue()
 
     # Called by nats-py
 
     async def _connect_to_server(self, s: Srv) -> None:
+        if self._is_ended:
+            raise asyncio.CancelledError
+        with cancellable():
+            await self._open_transport(s)
+
+    async def _open_transport(self, s: Srv) -> None:
         if self._transport is None and s.uri.scheme not in ("ws", "wss"):
             self._transport = WatchedTransport()
         if not isinstance(self._transport, WatchedTransport):
@@ -300,28 +346,33 @@ class WatchedClient(Client):
 
     async def _process_connect_init(self) -> None:
         try:
-            await super()._process_connect_init()
+            with cancellable():
+                await super()._process_connect_init()
         except (ConnectionError, nats.errors.UnexpectedEOF) as error:
             transport = self._transport
             if isinstance(transport, WatchedTransport) and transport.encrypted:
                 raise LoginCutOffError from error
             raise
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        self._is_ended = True
+        await super()._close(status, do_cbs)
+        attempts = self._reconnection_task
+        if attempts is not None and attempts is not asyncio.current_task():
+            attempts.cancel()
+            await asyncio.wait([attempts])
+        # An attempt that was under way may have changed it.
+        self._status = status
+
     async def _read_loop(self) -> None:
-        transport, parser = self._transport, NatsParser()
+        transport = self._transport
         assert transport is not None, "it is connected"
         reason: Exception
         try:
-            while True:
-                data = await transport.read(_READ_BYTES)
-                if not data:
-                    reason = nats.errors.UnexpectedEOF()
-                    break
-                for event in parser.feed(data):
-                    if type(event) is MessageEvent:
-                        self._deliver(event)
-                    else:
-                        await self._handle(event)
+            if isinstance(transport, WatchedTransport):
+                reason = await self._receive(transport)
+            else:
+                reason = await self._read(transport)
         except (OSError, NatsProtocolError) as error:
             reason = error
         except Exception as error:
@@ -331,11 +382,65 @@ class WatchedClient(Client):
             await self._error_cb(reason)
             await self._process_op_err(reason)
 
+    async def _read(self, transport: Transport) -> Exception:
+        """Read until the connection ends, and return the reason."""
+        parser = NatsParser()
+        while data := await transport.read(_READ_BYTES):
+            for event in parser.feed(data):
+                if type(event) is MessageEvent:
+                    self._deliver(event)
+                else:
+                    await self._handle(event)
+        return nats.errors.UnexpectedEOF()
+
+    async def _receive(self, transport: WatchedTransport) -> Exception:
+        """Do what `_read` does, but deliver messages in the turn in which they arrive."""
+        parser = NatsParser()
+        others: deque[Event] = deque()
+        something = asyncio.Event()
+
+        def take(data: bytes) -> float:
+            transport.heard = True
+            for event in parser.feed(data):
+                if type(event) is MessageEvent:
+                    self._deliver(event)
+                else:
+                    others.append(event)
+                    something.set()
+            if self._write_scheduled:
+                # The answers to what has just arrived, without another turn.
+                self._write()
+            return self.rest_seconds()
+
+        receiver = self._receiver = transport.receive(take)
+        if receiver is None:
+            return nats.errors.UnexpectedEOF()
+        receiver.ended.add_done_callback(lambda _: something.set())
+        try:
+            while others or not receiver.ended.done():
+                await something.wait()
+                something.clear()
+                while others:
+                    await self._handle(others.popleft())
+        finally:
+            receiver.end(None)
+        reason = receiver.ended.result()
+        if reason is None:
+            return nats.errors.UnexpectedEOF()
+        raise reason
+
     def _deliver(self, event: MessageEvent) -> None:
         callback = self.callbacks.get(event.sid)
         if callback is None:
             # The message was on its way when its subscription ended.
             return
+        try:
+            callback(event)
+        except Exception:
+            logger.exception("bus.callback_failed subject=%s", event.subject.decode("latin-1"))
+
+    def _to_bus(self, run: Callable[..., None], callback: BusCallback, event: MessageEvent) -> None:
+        """Pass a message on to a subscriber of the bus."""
         # Latin-1 decodes any bytes; bytes that are not a subject do not become one.
         subject, reply = event.subject.decode("latin-1"), event.reply.decode("latin-1")
         if not is_subject(subject):
@@ -347,10 +452,7 @@ class WatchedClient(Client):
             reply = ""
         headers, payload = event.headers, event.payload
         missing = bool(headers) and not payload and headers.startswith(_NO_RESPONDERS)
-        try:
-            callback(BusMessage(subject, payload, reply, missing))
-        except Exception:
-            logger.exception("bus.callback_failed subject=%s", subject)
+        run(callback, BusMessage(subject, payload, reply, missing))
 
     def _malformed(self, subject: str) -> None:
         """Log a malformed subject: the 1st, 2nd, 4th, 8th, ..., so that
@@ -425,14 +527,44 @@ class WatchedClient(Client):
         if self._pending_data_size > _WRITE_BYTES:
             await self._write_and_wait()
 
+    async def send_all(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        """Do what `send` does for each `(subject, payload)`, without a coroutine for each."""
+        if self._status != Client.CONNECTED or type(self._transport) is not WatchedTransport:
+            for subject, payload in messages:
+                await self.publish(subject, payload)
+            return
+        pending, size_bytes = self._pending, 0
+        for subject, payload in messages:
+            payload_bytes = len(payload)
+            size_bytes += payload_bytes + 32
+            pending += (f"PUB {subject} {payload_bytes}\r\n".encode(), payload, b"\r\n")
+        self._pending_data_size += size_bytes
+        if not self._write_scheduled:
+            self._write_scheduled = True
+            self._loop.call_soon(self._write)
+        if self._pending_data_size > _WRITE_BYTES:
+            await self._write_and_wait()
+
+    def send_now(self) -> None:
+        """Write what was published in this turn of the loop, without waiting for its end."""
+        if self._write_scheduled and type(self._transport) is WatchedTransport:
+            self._write()
+
     def _write(self) -> None:
         """Write everything that was published in this turn to the socket."""
         self._write_scheduled = False
         # Without a connection it stays in nats-py's buffer, for the next one.
-        if self._pending and self._status == Client.CONNECTED and self._transport is not None:
+        if self._pending and self._can_write():
+            assert self._transport is not None, "it is connected"
             pending, self._pending = self._pending, []
             self._pending_data_size = 0
             self._transport.write(b"".join(pending))
+
+    def _can_write(self) -> bool:
+        transport = self._transport
+        if self._status != Client.CONNECTED or transport is None:
+            return False
+        return not (isinstance(transport, WatchedTransport) and transport.is_closing)
 
     async def _write_and_wait(self) -> None:
         """Write now, and return when the socket has room again."""
@@ -448,12 +580,61 @@ class WatchedClient(Client):
         """Call `callback`, in this context, for every message on `subject`."""
         # A task of this subscription would run it in this context, too.
         run = contextvars.copy_context().run
+        return await self.listen_raw(subject, functools.partial(self._to_bus, run, callback))
+
+    async def listen_raw(
+        self, subject: str, callback: Callable[[MessageEvent], None], queue: str = ""
+    ) -> WatchedSubscription:
+        """Call `callback` for every message on `subject` as it arrived, whatever its subject and
+        reply subject are, or for those that this member of the queue group `queue` gets."""
         # The number that nats-py will give the subscription: it takes it before its first await.
         number = self._sid + 1
-        self.callbacks[number] = lambda message: run(callback, message)
-        subscription = await self.subscribe(subject, future=self._unused)
+        self.callbacks[number] = callback
+        subscription = await self.subscribe(subject, queue, future=self._unused)
         assert subscription._id == number, (subscription._id, number)
-        return _WatchedSubscription(self, subscription)
+        # It is not used, and takes 3 KB; a gateway has a subscription for each stream.
+        subscription._pending_queue = self._no_queue
+        return WatchedSubscription(self, subscription)
+
+    # Called by gateways, which never wait for the socket. WatchedTransport only.
+
+    def post(self, line: bytes, size: int) -> None:
+        """Write `line`, of `size` bytes, at the end of this turn; drop it without a connection."""
+        if self._can_write():
+            self._pending.append(line)
+            self._pending_data_size += size
+            if not self._write_scheduled:
+                self._write_scheduled = True
+                self._loop.call_soon(self._write)
+            elif self._pending_data_size > _WRITE_BYTES:
+                self._write()
+
+    def end_rest(self) -> None:
+        """Read again, if a rest after a piece is not over."""
+        if self._receiver is not None:
+            self._receiver.end_rest()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits to be written to the socket."""
+        transport = self._transport
+        if not isinstance(transport, WatchedTransport):
+            return 0
+        return int(self._pending_data_size) + transport.waiting_bytes
+
+    async def drain(self) -> None:
+        """Return when the socket has room again, or its connection is lost."""
+        await self._write_and_wait()
+
+    def ping(self, answered: asyncio.Future[Any]) -> None:
+        """Set the result of `answered` once the server has taken all that was sent before; never,
+        if the connection is lost first."""
+        if self._can_write():
+            assert self._transport is not None, "it is connected"
+            # Others write their PINGs at once, and PONGs are counted: this one must not wait.
+            self._write()
+            self._pongs.append(answered)
+            self._transport.write(b"PING\r\n")
 
     def start_watching(self) -> None:
         """Watch the connection until the client is closed."""
@@ -475,32 +656,41 @@ class WatchedClient(Client):
         if self.is_closed:
             return
         self.start_watching()
-        loop = asyncio.get_running_loop()
-        if self.is_reconnecting:
-            if self._reconnection_task is None or self._reconnection_task.done():
-                # An error that nats-py does not expect has ended it.
-                logger.warning("bus.reconnecting_ended")
-                self._reconnection_task = loop.create_task(self._attempt_reconnect())
-        elif self.is_connected and (self._reading_task is None or self._reading_task.done()):
+        attempts = self._reconnection_task
+        if not self.is_connected:
+            # nats-py is reconnecting, or, within that, connecting.
+            if attempts is None or attempts.done():
+                self._reconnect_again(attempts)
+        elif self._reading_task is None or self._reading_task.done():
             logger.warning("bus.reading_ended")
             self._spawn_reconnect(nats.errors.StaleConnectionError())
         if not isinstance(self._transport, WatchedTransport):
             return
         step = self._transport.look()
         if step is Step.PING and self.is_connected:
-            self._pongs.append(loop.create_future())
+            self._pongs.append(self._loop.create_future())
             self._transport.write(b"PING\r\n")  # type: ignore[no-untyped-call]
         elif step is Step.ABORT:
             # The reader meets the end of the connection, and reconnects.
             logger.warning("bus.connection_silent")
             self._transport.close()
 
+    def _reconnect_again(self, attempts: asyncio.Task[None] | None) -> None:
+        """Go on reconnecting after an error that nats-py does not expect has ended it."""
+        reason = None if attempts is None or attempts.cancelled() else attempts.exception()
+        logger.warning("bus.reconnecting_ended reason=%r", reason)
+        # It may have ended in the middle of a login, which nats-py calls connecting.
+        self._status = Client.RECONNECTING
+        self._reconnection_task = self._loop.create_task(self._attempt_reconnect())
+
     def _spawn_reconnect(self, reason: Exception) -> None:
         # This task soon ends: it only starts nats-py's own task.
         self._reviving = asyncio.get_running_loop().create_task(self._process_op_err(reason))
 
 
-class _WatchedSubscription(BusSubscription):
+class WatchedSubscription(BusSubscription):
+    """A subscription of a WatchedClient. `listen` makes one."""
+
     def __init__(self, client: WatchedClient, subscription: Subscription) -> None:
         self._client = client
         self._subscription = subscription
@@ -508,10 +698,17 @@ class _WatchedSubscription(BusSubscription):
     async def unsubscribe(self) -> None:
         # From here on, a message finds no callback.
         self._client.callbacks.pop(self._subscription._id, None)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Have the server send no more. What is on its way still reaches the callback."""
         try:
             await self._subscription.unsubscribe()
         except (nats.errors.ConnectionClosedError, nats.errors.BadSubscriptionError):
             logger.debug("bus.already_unsubscribed")
+        except OSError as error:
+            # nats-server has heard of it, or its end of the connection is gone.
+            logger.debug("bus.write_failed reason=%s", error)
 
 
 @functools.cache

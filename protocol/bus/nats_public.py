@@ -41,6 +41,9 @@ class PublicClient(Client):
         """Publish."""
         await self.publish(subject, payload, reply)
 
+    def send_now(self) -> None:
+        """Does nothing: a task of nats-py sends."""
+
     async def listen(self, subject: str, callback: BusCallback) -> BusSubscription:
         """Call `callback` for every message on `subject`, in a task of nats-py."""
         listening = _PublicSubscription(callback)

@@ -18,7 +18,7 @@ from holdfast.protocol.errors import InvalidArgumentError
 _BETWEEN_URLS: Final = re.compile(r",(?=[a-z]+://)")
 #: Schemes of connections that are always encrypted.
 _SECURE: Final = ("tls", "wss")
-_SCHEMES: Final = ("nats", "ws", *_SECURE)
+_SCHEMES: Final = ("nats", "nats-leaf", "ws", *_SECURE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,15 @@ def parse_url(text: str) -> NatsUrl:
     return NatsUrl(tuple(servers), unquote(user), unquote(password))
 
 
-def url_of_arguments(text: str) -> str:
+def url_of_arguments(text: str, argument: str = "--nats", variable: str = "HOLDFAST_NATS") -> str:
     """Return a URL that was given on a command line, which every user of the machine can read.
-    Raises InvalidArgumentError if it has a password or token."""
+    Raises InvalidArgumentError if it has a password or token, which `variable` may have."""
     if without_passwords(text) != text:
         reason = (
             "other users of this machine can read the password in a command line. "
-            "Try: HOLDFAST_NATS=nats://USER:PASSWORD@HOST:4222 in the environment, or --nats-creds"
+            f"Try: {variable}=nats://USER:PASSWORD@HOST:4222 in the environment, or --nats-creds"
         )
-        raise InvalidArgumentError(argument="--nats", reason=reason)
+        raise InvalidArgumentError(argument=argument, reason=reason)
     return text
 
 

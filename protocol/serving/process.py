@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.protocol.bus.bus import Bus
@@ -22,6 +22,8 @@ from holdfast.protocol.bus.login import LOGIN_OPTIONS, NatsLogin, variable
 from holdfast.protocol.bus.nats_url import url_of_arguments
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import check_store
+from holdfast.protocol.serving.log_format import LogFormat, formatter
+from holdfast.protocol.serving.monitor import Monitor, MonitorAddress
 from holdfast.protocol.serving.supervision import Supervision
 from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS, DEFAULT_PREFIX, Inboxes
 
@@ -34,21 +36,24 @@ else:
 
 #: Takes a function that a signal is to call.
 OnSignals = Callable[[Callable[[], object]], None]
-#: Takes the options, the bus, what sets the function of a signal, and what to set once it serves.
-Serve = Callable[[argparse.Namespace, Bus, OnSignals, asyncio.Event], Awaitable[None]]
 
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """What a server is given by the process around it."""
+
+    #: Sets the function that a signal calls.
+    on_signals: OnSignals
+    #: To be set once the server serves.
+    ready: asyncio.Event
+    #: Is to be told what to watch.
+    monitor: Monitor
+
+
+#: Takes the options, the bus and the process.
+Serve = Callable[[argparse.Namespace, Bus, ServerProcess], Awaitable[None]]
 #: The same without the bus, for a process that connects by itself.
-Work = Callable[[argparse.Namespace, OnSignals, asyncio.Event], Awaitable[None]]
-
-
-class ZonedFormatter(logging.Formatter):
-    """Formats times as ISO 8601 with the zone, since logs of
-    several hosts are read side by side."""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return (
-            datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
-        )
+Work = Callable[[argparse.Namespace, ServerProcess], Awaitable[None]]
 
 
 def server_parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -88,6 +93,18 @@ def process_parser(
         help="default: %(default)s",
     )
     parser.add_argument(
+        "--log-format",
+        choices=tuple(map(str, LogFormat)),
+        default=str(LogFormat.TEXT),
+        help="json: one object for each line; default: %(default)s",
+    )
+    parser.add_argument(
+        "--monitor",
+        type=MonitorAddress.parse,
+        metavar="HOST:PORT",
+        help="answer /healthz, /readyz and /metrics there; port 0 picks a free one; default: off",
+    )
+    parser.add_argument(
         "--alive-file",
         type=Path,
         help="touch this file every few seconds while the event loop runs, for a supervisor",
@@ -102,6 +119,16 @@ def add_inbox_prefix(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get(variable("inbox-prefix"), DEFAULT_INBOXES),
         metavar="TOKEN",
         help=f"the first token of all inboxes; default: {DEFAULT_INBOXES}",
+    )
+
+
+def add_prices(parser: argparse.ArgumentParser) -> None:
+    """Add the option that `price_file.read_prices` reads."""
+    parser.add_argument(
+        "--prices",
+        type=Path,
+        metavar="FILE",
+        help="what requests to the bucket cost, as JSON; default: the prices of Amazon S3",
     )
 
 
@@ -138,9 +165,7 @@ def run_server(
     Raises SystemExit(2) for wrong usage.
     """
 
-    async def work(
-        options: argparse.Namespace, on_signals: OnSignals, ready: asyncio.Event
-    ) -> None:
+    async def work(options: argparse.Namespace, process: ServerProcess) -> None:
         bus = await connect_nats(
             options.nats,
             name=parser.prog.replace(" ", "-"),
@@ -150,7 +175,7 @@ def run_server(
             strict=True,
         )
         try:
-            await serve(options, bus, on_signals, ready)
+            await serve(options, bus, process)
         finally:
             await bus.close()
 
@@ -171,7 +196,7 @@ def run_process(
     # Files of a server are for its user alone (`shared_fs/disk/privacy.py`).
     os.umask(0o077)
     to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.setFormatter(ZonedFormatter("%(asctime)s %(levelname)s %(message)s"))
+    to_stderr.setFormatter(formatter(LogFormat(options.log_format)))
     logging.basicConfig(level=options.log_level.upper(), handlers=[to_stderr])
     # Objects loaded by now live for ever, and a server's many small objects are freed by reference
     # counting: full passes of the collector over all of them would only be pauses.
@@ -214,8 +239,10 @@ async def _run(options: argparse.Namespace, work: Work) -> None:
         asyncio.create_task(supervision.keep_telling()),
         asyncio.create_task(supervision.tell_when(ready)),
     ]
+    monitor = Monitor(options.monitor)
     try:
-        await work(options, on_signals, ready)
+        async with monitor.listening():
+            await work(options, ServerProcess(on_signals, ready, monitor))
     finally:
         for each in telling:
             each.cancel()

@@ -1,0 +1,218 @@
+"""All metrics: what each part of a cluster counts.
+
+docs/operations.md lists them, and a test compares. A new metric is added here, counted by its part
+(`counting.py`), and described there; then it is in `/metrics`, and in what the coordinator answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.protocol.monitoring.description import (
+    COUNTS,
+    LONG_SECONDS,
+    SECONDS,
+    Description,
+    MetricKind,
+    PartKind,
+)
+
+#: By name, without the namespace.
+METRICS: Final[dict[str, Description]] = {}
+
+_COORDINATORS: Final = (PartKind.COORDINATOR, PartKind.STANDBY)
+_WITH_BUCKET: Final = (*_COORDINATORS, PartKind.PERSIST)
+_BUSY: Final = (PartKind.PERSIST, PartKind.GATEWAY_HTTP, PartKind.GATEWAY_JETSTREAM)
+
+
+def _described(
+    kind: MetricKind,
+    parts: Iterable[PartKind],
+    name: str,
+    help_text: str,
+    labels: tuple[str, ...] = (),
+    buckets: tuple[float, ...] = (),
+) -> Description:
+    found = Description(name, kind, help_text, frozenset(parts), labels, buckets)
+    assert name not in METRICS, name
+    METRICS[name] = found
+    return found
+
+
+def _counter(
+    parts: Iterable[PartKind], name: str, help_text: str, *labels: str
+) -> Description:
+    assert name.endswith("_total"), name
+    return _described(MetricKind.COUNTER, parts, name, help_text, labels)
+
+
+def _gauge(parts: Iterable[PartKind], name: str, help_text: str, *labels: str) -> Description:
+    assert not name.endswith("_total"), name
+    return _described(MetricKind.GAUGE, parts, name, help_text, labels)
+
+
+def _histogram(
+    parts: Iterable[PartKind],
+    name: str,
+    help_text: str,
+    buckets: tuple[float, ...],
+    *labels: str,
+) -> Description:
+    return _described(MetricKind.HISTOGRAM, parts, name, help_text, labels, buckets)
+
+
+# Every part
+BUILD_INFO = _gauge(
+    PartKind, "build_info", "1, with the version, the kind of the part and its name.",
+    "version", "part", "name",
+)
+START_TIME = _gauge(PartKind, "start_time_seconds", "When the process started, since the epoch.")
+PROCESS_CPU = _counter(PartKind, "process_cpu_seconds_total", "Processor time of the process.")
+PROCESS_MEMORY = _gauge(PartKind, "process_resident_bytes", "Memory of the process.")
+ERRORS = _counter(
+    (*_COORDINATORS, *_BUSY), "errors_total", "Refusals that callers saw, by error code.", "code"
+)
+
+# The bucket
+BUCKET_REQUESTS = _counter(
+    _WITH_BUCKET, "bucket_requests_total",
+    "Requests to the bucket by kind (put, get, head, list, delete), failed ones included.", "kind",
+)
+BUCKET_DOLLARS = _counter(
+    _WITH_BUCKET, "bucket_dollars_total",
+    "What these requests cost at the prices of `--prices`, by kind.", "kind",
+)
+BUCKET_FAILURES = _counter(_WITH_BUCKET, "bucket_failures_total", "Failed requests to the bucket.")
+BUCKET_SENT = _counter(_WITH_BUCKET, "bucket_sent_bytes_total", "Bytes put into the bucket.")
+BUCKET_RECEIVED = _counter(_WITH_BUCKET, "bucket_received_bytes_total", "Bytes read from it.")
+
+# Persist servers: writes
+_PERSIST: Final = (PartKind.PERSIST,)
+OPERATIONS = _counter(_PERSIST, "persist_operations_total", "Operations of writes executed.")
+TICKS = _counter(_PERSIST, "persist_ticks_total", "Ticks that wrote to the log.")
+APPEND_STAGES = _histogram(
+    _PERSIST, "persist_append_duration_seconds",
+    "Time of a group of writes in each stage: queue (until its tick is built), sync (until the "
+    "log is synced), gate (until the fence is read), release (until its answer is sent).",
+    SECONDS, "stage",
+)
+SYNCS = _histogram(_PERSIST, "persist_sync_duration_seconds", "Time of each sync of the log.",
+                   SECONDS)
+TICK_GROUPS = _histogram(_PERSIST, "persist_tick_groups", "Answered groups of each release.",
+                         COUNTS)
+LOG_WRITTEN = _counter(_PERSIST, "persist_log_written_bytes_total", "Bytes appended to the log.")
+LOG_SIZE = _gauge(_PERSIST, "persist_log_bytes", "Size of the log.")
+LOG_PENDING = _gauge(_PERSIST, "persist_log_pending_bytes", "Bytes of it that wait for a sync.")
+WAITING = _gauge(_PERSIST, "persist_waiting_bytes", "Bytes of requests that are not answered yet.")
+BUSY = _counter(_PERSIST, "persist_busy_total", "Answers `busy` and `rate_limited`, by cause.",
+                "cause")
+
+# Persist servers: stores
+OPEN_STORES = _gauge(_PERSIST, "persist_open_stores", "Open stores.")
+OPENED = _counter(_PERSIST, "persist_opened_stores_total", "Stores opened.")
+TAKEOVERS = _counter(
+    _PERSIST, "persist_takeovers_total", "Stores opened with changes from logs of dead servers."
+)
+TAKEOVER_PAUSES = _histogram(
+    _PERSIST, "persist_takeover_duration_seconds",
+    "Time from the grant of a store whose last owner died to its first answer.", LONG_SECONDS,
+)
+OPENINGS = _histogram(
+    _PERSIST, "persist_open_duration_seconds", "Time from the grant of a store until it serves.",
+    SECONDS,
+)
+FENCED = _counter(_PERSIST, "persist_fenced_total", "Lives of this process that ended fenced.")
+CONSUMERS = _gauge(_PERSIST, "persist_consumers", "Consumers of open streams.")
+CONSUMERS_LAG = _gauge(
+    _PERSIST, "persist_consumers_lag", "Messages that consumers have not acknowledged, in all."
+)
+CONSUMERS_LAG_MAX = _gauge(
+    _PERSIST, "persist_consumers_lag_max", "The same of the consumer that is furthest behind."
+)
+
+# Persist servers: tiers
+SNAPSHOT_BACKLOG = _gauge(_PERSIST, "persist_snapshot_backlog", "Stores that wait for a snapshot.")
+SNAPSHOT_LAG = _gauge(
+    _PERSIST, "persist_snapshot_lag_seconds", "How long the first of them has waited."
+)
+BEHIND = _gauge(
+    _PERSIST, "persist_behind_stores", "Stores with changes that the bucket lacks, so exports too."
+)
+OLDEST_UNEXPORTED = _gauge(
+    _PERSIST, "persist_oldest_unexported_seconds", "Age of the oldest of these changes, at most."
+)
+LAG_BOUND = _gauge(
+    _PERSIST, "persist_lag_bound_seconds",
+    "How old they may become: `--max-lag`, stretched by a budget or by many large stores.",
+)
+SNAPSHOTS = _counter(_PERSIST, "persist_snapshots_total", "Snapshots published.")
+COOLED = _counter(_PERSIST, "persist_cooled_stores_total", "Stores whose files left the disk.")
+ARCHIVED = _counter(
+    _PERSIST, "persist_archived_messages_total", "Messages moved from store files to the archive."
+)
+FLUSH_INTERVAL = _gauge(
+    _PERSIST, "persist_flush_interval_seconds",
+    "Least time between two puts of the log into the bucket; a budget stretches it.",
+)
+BUDGET = _gauge(_PERSIST, "persist_budget_dollars", "What `--budget-per-day` allows.")
+BUDGET_LEFT = _gauge(
+    _PERSIST, "persist_budget_left_ratio",
+    "What is left of the budget's savings for bursts: 1 all, 0 the budget is exceeded.",
+)
+
+# Coordinators
+SERVERS = _gauge(_COORDINATORS, "coordinator_servers", "Persist servers by state.", "state")
+TERM = _gauge(_COORDINATORS, "coordinator_term", "The term of the active one.")
+REQUESTS = _counter(_COORDINATORS, "coordinator_requests_total", "Requests answered.")
+BATCHES = _histogram(
+    _COORDINATORS, "coordinator_batch_duration_seconds",
+    "Time of each transaction of the state file, with its sync.", SECONDS,
+)
+GRANTS = _counter(_COORDINATORS, "coordinator_grants_total", "Stores granted to servers.")
+MOVES = _counter(
+    _COORDINATORS, "coordinator_moved_stores_total",
+    "Stores that their owners handed over to the servers named by the coordinator.",
+)
+FENCES = _counter(_COORDINATORS, "coordinator_fences_total", "Incarnations fenced.")
+SERVERS_ENDED = _counter(
+    _COORDINATORS, "coordinator_servers_ended_total",
+    "Incarnations that ended: released (cleanly) or fenced.", "how",
+)
+QUEUED = _gauge(_COORDINATORS, "coordinator_waiting_requests", "Requests that wait for an answer.")
+
+# HTTP gateways
+_HTTP: Final = (PartKind.GATEWAY_HTTP,)
+HTTP_REQUESTS = _histogram(
+    _HTTP, "gateway_request_duration_seconds",
+    "Time until a request was answered; streaming ones until their first byte.", SECONDS, "class",
+)
+HTTP_CONNECTIONS = _gauge(_HTTP, "gateway_connections", "Open connections.")
+HTTP_SESSIONS = _gauge(_HTTP, "gateway_sessions", "Clients of the cluster, one for each token.")
+FOLLOWERS = _gauge(_HTTP, "gateway_followers", "Followers by way: sse, websocket or long_poll.",
+                   "way")
+
+# JetStream gateways
+_JETSTREAM: Final = (PartKind.GATEWAY_JETSTREAM,)
+SERVED_STREAMS = _gauge(_JETSTREAM, "jetstream_streams", "Streams that this gateway serves.")
+SERVED_CONSUMERS = _gauge(_JETSTREAM, "jetstream_consumers", "Consumers of these streams.")
+SERVED_CONSUMERS_LAG = _gauge(
+    _JETSTREAM, "jetstream_consumers_lag", "Messages that they have not acknowledged, in all."
+)
+SERVED_CONSUMERS_LAG_MAX = _gauge(
+    _JETSTREAM, "jetstream_consumers_lag_max",
+    "The same of the consumer that is furthest behind.",
+)
+API_REQUESTS = _counter(_JETSTREAM, "jetstream_api_requests_total", "Requests of the API.")
+API_ERRORS = _counter(
+    _JETSTREAM, "jetstream_api_errors_total", "Requests of the API answered with an error."
+)
+PUBLISHED = _counter(_JETSTREAM, "jetstream_published_total", "Messages taken for streams.")
+PUBLISHED_BYTES = _counter(
+    _JETSTREAM, "jetstream_published_bytes_total", "Bytes of their values and headers."
+)
+UNANSWERED = _gauge(_JETSTREAM, "jetstream_unanswered_publishes", "Publishes not answered yet.")
+
+# The auth service
+_AUTH: Final = (PartKind.AUTH,)
+LOGINS = _counter(_AUTH, "auth_logins_total", "Logins by outcome: accepted or refused.", "outcome")
