@@ -8,6 +8,7 @@
 | `auth.nkey` | logs in to NATS as the auth service | the auth service |
 | `servers.nkey` | logs in to NATS as a server | persist servers and the coordinator |
 | `system.nkey` | counts and closes connections, in NATS's system account | the auth service |
+| `reports.nkey` | tells the coordinator what a part counts | the auth service and gateways |
 
 `issuer.key` is 32 bytes in base64; the others are nkeys (`nkeys_text.py`). No file ends with a line
 break, which not every reader of nkeys takes. Nothing here overwrites a key, and no error quotes
@@ -46,15 +47,17 @@ CALLOUT_FILE: Final = "callout.xkey"
 AUTH_FILE: Final = "auth.nkey"
 SERVERS_FILE: Final = "servers.nkey"
 SYSTEM_FILE: Final = "system.nkey"
+REPORTS_FILE: Final = "reports.nkey"
 _NKEYS: Final = {
     ACCOUNT_FILE: KeyKind.ACCOUNT,
     CALLOUT_FILE: KeyKind.CURVE,
     AUTH_FILE: KeyKind.USER,
     SERVERS_FILE: KeyKind.USER,
     SYSTEM_FILE: KeyKind.USER,
+    REPORTS_FILE: KeyKind.USER,
 }
 #: Folders that an older version made lack them.
-_ADDED_LATER: Final = frozenset([SYSTEM_FILE])
+_ADDED_LATER: Final = frozenset([SYSTEM_FILE, REPORTS_FILE])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class PublicKeys:
     servers: str
     #: None in a folder that an older version made.
     system: str | None
+    reports: str | None = None
 
 
 class KeyFolder:
@@ -135,8 +139,12 @@ class KeyFolder:
             return public_text(_NKEYS[name], bytes(self._signing_key(name).verify_key))
 
         callout = public_text(KeyKind.CURVE, bytes(self.callout_key().public_key))
-        system = of(SYSTEM_FILE) if self.has(SYSTEM_FILE) else None
-        return PublicKeys(of(ACCOUNT_FILE), callout, of(AUTH_FILE), of(SERVERS_FILE), system)
+        system, reports = (
+            of(name) if self.has(name) else None for name in (SYSTEM_FILE, REPORTS_FILE)
+        )
+        return PublicKeys(
+            of(ACCOUNT_FILE), callout, of(AUTH_FILE), of(SERVERS_FILE), system, reports
+        )
 
     def _write(self, contents: Mapping[str, str]) -> None:
         with private_files():

@@ -172,6 +172,34 @@ class TableLocation:
                 modified = int(one["LastModified"].timestamp() * 1000)
                 yield TableFile(one["Key"].removeprefix(self._key("")), one["Size"], modified)
 
+    def size_of(self, path: str) -> int | None:
+        """Return the size of a file in bytes; None if it does not exist."""
+        if not self.is_s3:
+            try:
+                return (self.folder / path).stat().st_size
+            except FileNotFoundError:
+                return None
+        try:
+            found = self._client.head_object(Bucket=self._bucket, Key=self._key(path))
+        except self._client.exceptions.ClientError as error:
+            if error.response["Error"]["Code"] in _MISSING:
+                return None
+            raise
+        return int(found["ContentLength"])
+
+    def old_version_count(self, prefix: str) -> int:
+        """Return how many versions of removed or replaced files below `prefix` a versioned bucket
+        keeps."""
+        if not self.is_s3:
+            return 0
+        start = self._key(prefix and f"{prefix}/")
+        pages = self._client.get_paginator("list_object_versions")
+        return sum(
+            not one["IsLatest"]
+            for page in pages.paginate(Bucket=self._bucket, Prefix=start)
+            for one in page.get("Versions", ())
+        )
+
     def delete(self, path: str) -> None:
         """Delete a file; a missing one is fine."""
         if self.is_s3:

@@ -30,7 +30,7 @@ import copy
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -48,6 +48,7 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     NewObject,
     Object,
     ObjectHead,
+    OldVersion,
     PreconditionError,
     TransientError,
     Version,
@@ -252,6 +253,12 @@ class Bucket:
             if not page.more:
                 return
             start_after = page.objects[-1].key
+
+    def old_versions(self, prefix: str) -> Sequence[OldVersion]:
+        """Return what a versioned bucket keeps of objects below `prefix` that were replaced or
+        deleted. An S3 store that cannot tell raises BucketRefusedError."""
+        ask = partial(self._backend.old_versions, prefix)
+        return self._calls.tried(RequestClass.LIST, prefix, ask)
 
     def put_new(self, key: str, body: bytes, metadata: Mapping[str, str] | None = None) -> str:
         """Create an object and return its version.

@@ -99,6 +99,13 @@ class ListedObject:
     modified: int
 
 
+class OldVersion(NamedTuple):
+    """What a versioned bucket keeps of an object that was replaced or deleted."""
+
+    key: str
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """A part of a list in the order of the keys' UTF-8 bytes. With
@@ -183,6 +190,11 @@ class Backend(ABC):
     def list_page(self, prefix: str, start_after: str, limit: int) -> Page:
         """Return at most `limit` objects whose key begins with
         `prefix` and is above `start_after`."""
+
+    def old_versions(self, prefix: str) -> Sequence[OldVersion]:
+        """Return what the bucket keeps of replaced and deleted objects whose key begins with
+        `prefix`: nothing, unless it has versions."""
+        return ()
 
     @abstractmethod
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload: ...

@@ -47,6 +47,7 @@ from holdfast.shared_fs.bucket.bucket_backend import (
     ListedObject,
     NewObject,
     ObjectHead,
+    OldVersion,
     Page,
     PreconditionError,
     Reading,
@@ -220,6 +221,26 @@ class S3Backend(Backend):
             for one in answer.get("Contents", [])
         ]
         return Page(objects, more=bool(objects) and answer["IsTruncated"])
+
+    def old_versions(self, prefix: str) -> Sequence[OldVersion]:
+        found: list[OldVersion] = []
+        marker: dict[str, str] = {}
+        while True:
+            with self._errors(prefix):
+                answer = self._client.list_object_versions(
+                    Bucket=self._bucket, Prefix=self._prefix + prefix, **marker
+                )
+            found += [
+                OldVersion(one["Key"].removeprefix(self._prefix), one["Size"])
+                for one in answer.get("Versions", [])
+                if not one["IsLatest"]
+            ]
+            if not answer.get("IsTruncated"):
+                return found
+            marker = {
+                "KeyMarker": answer["NextKeyMarker"],
+                "VersionIdMarker": answer["NextVersionIdMarker"],
+            }
 
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
         with self._errors(key):

@@ -88,6 +88,7 @@ class Log(Protocol):
     @property
     def size_bytes(self) -> int: ...
     def append(self, tick: int, records: Sequence[LogRecord]) -> int: ...
+    def begin_segment(self) -> int: ...
     def prepare_sync(self) -> Callable[[], None]: ...
     def retire(self, segment: int) -> None: ...
     def close(self) -> None: ...
@@ -131,11 +132,7 @@ class CommitLog:
         Raises StorageFailedError; then no part of the frame is in the log.
         """
         if self._sizes[self._segment] >= LOG_SEGMENT_BYTES:
-            full = self._file
-            self._file = self._start_segment()
-            if full not in self._unsynced:
-                # It is synced or being synced already; the next sync closes it.
-                self._unsynced.append(full)
+            self.begin_segment()
         frame = encode_frame(tick, records, synced_tick=self._synced_tick)
         self._file.write(frame)
         self._last_tick = tick
@@ -143,6 +140,18 @@ class CommitLog:
         self._size_bytes += len(frame)
         if not self._unsynced or self._unsynced[-1] is not self._file:
             self._unsynced.append(self._file)
+        return self._segment
+
+    def begin_segment(self) -> int:
+        """Have the next append begin a segment, and return that segment's number. All earlier ones
+        can then be retired. Raises StorageFailedError."""
+        # Empty segments before the newest one would count as damage.
+        if self._sizes[self._segment]:
+            full = self._file
+            self._file = self._start_segment()
+            if full not in self._unsynced:
+                # It is synced or being synced already; the next sync closes it.
+                self._unsynced.append(full)
         return self._segment
 
     def prepare_sync(self) -> Callable[[], None]:

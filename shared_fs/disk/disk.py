@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
+from holdfast.protocol.errors import AlreadyRunningError, BusyError, StorageFailedError
 from holdfast.shared_fs.disk.file_lookups import (
     BLOCK_BYTES,
     O_DIRECT,
@@ -45,6 +45,8 @@ _STALE_WAIT_SECONDS: Final = 0.05
 
 
 #: What `lockf` answers when another process holds the lock.
+#: Linux has locks of descriptors.
+_OFD_SETLK: Final[int | None] = getattr(fcntl, "F_OFD_SETLK", None)
 _HELD_BY_ANOTHER: Final = frozenset((errno.EACCES, errno.EAGAIN))
 #: The errors of file systems without hard links.
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK))
@@ -93,6 +95,8 @@ class Disk:
     direct: bool = False
     #: True if other hosts may change what this host caches.
     remote: bool = False
+    #: True if `lock_store_file` can be used.
+    locks_store_files: bool = _OFD_SETLK is not None
 
     def __init__(self, *, direct: bool = False, remote: bool = False) -> None:
         assert O_DIRECT or not direct
@@ -105,8 +109,13 @@ class Disk:
 
         Raises FileNotFoundError, StorageFailedError.
         """
-        with _storage_errors(path):
+        # Not `_storage_errors`: the fence is read after each sync, while callers wait.
+        try:
             return looked_up(lambda: self._read(path))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _failure(path, error) from error
 
     def read_start(self, path: Path) -> bytes:
         """Return the content as `read` does; a direct Disk returns at most the first BLOCK_BYTES.
@@ -123,11 +132,14 @@ class Disk:
         try:
             if self.direct:
                 return b"".join(direct_chunks(descriptor))
-            # A fence, which is read after each sync, fits into this read.
-            parts = [os.read(descriptor, BLOCK_BYTES)]
-            while parts[-1]:
-                parts.append(os.read(descriptor, READ_BYTES if len(parts) > 1 else BLOCK_BYTES))
-            return b"".join(parts)
+            # A fence fits into this read.
+            found = os.read(descriptor, BLOCK_BYTES)
+            if not found:
+                return found
+            parts = [found]
+            while found := os.read(descriptor, READ_BYTES if len(parts) > 1 else BLOCK_BYTES):
+                parts.append(found)
+            return b"".join(parts) if len(parts) > 1 else parts[0]
         finally:
             os.close(descriptor)
 
@@ -208,7 +220,8 @@ class Disk:
             descriptor = looked_up(lambda: os.open(path, os.O_WRONLY | os.O_CLOEXEC))
             try:
                 _write_all(descriptor, content)
-                os.fsync(descriptor)
+                # Nobody needs to know when that was, and its size, if it grew, is synced too.
+                os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
 
@@ -246,6 +259,16 @@ class Disk:
         """
         with _storage_errors(path):
             return _LockFile(path, what)
+
+    def lock_store_file(self, path: Path) -> LockFile:
+        """Lock a store's file, to which this process has no connection, as SQLite would have it.
+
+        The lock is of the descriptor (`F_OFD_SETLK`), so nothing else in the process drops it.
+        Release it before SQLite opens the file: closing any descriptor would drop SQLite's lock.
+        Raises BusyError if another process has the file, FileNotFoundError, StorageFailedError.
+        """
+        with _storage_errors(path):
+            return _StoreFileLock(path)
 
     def is_locked(self, path: Path) -> bool:
         """Tell whether another process, on any host, holds the lock of `path`; a missing one is
@@ -378,11 +401,11 @@ class _AppendFile:
             os.close(self._descriptor)
 
 
-def _record_lock(kind: int) -> bytes:
-    """Return the C structure `flock` for a lock of this kind on a whole file."""
+def _record_lock(kind: int, start: int = 0, length: int = 0) -> bytes:
+    """Return the C structure `flock` for a lock of this kind, by default on a whole file."""
     if sys.platform == "darwin":
-        return struct.pack("qqihh", 0, 0, 0, kind, os.SEEK_SET)
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+        return struct.pack("qqihh", start, length, 0, kind, os.SEEK_SET)
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
 
 
 def _lock_type(record_lock: bytes) -> int:
@@ -392,6 +415,8 @@ def _lock_type(record_lock: bytes) -> int:
 
 #: What a lock of a whole file would be.
 _WHOLE_FILE: Final = _record_lock(fcntl.F_WRLCK)
+#: What an exclusive connection of SQLite locks: sqlite.org/lockingv3.html, os.h.
+_SHARED_BYTES: Final = _record_lock(fcntl.F_WRLCK, 0x40000002, 510)
 
 
 class _LockFile:
@@ -418,6 +443,24 @@ class _LockFile:
     def release(self) -> None:
         # Nothing was written, so nothing can be lost: a descriptor that a file system has given up
         # (EBADFD, ENOTCONN) is closed like any other, and its lock is gone.
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+
+class _StoreFileLock:
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            assert _OFD_SETLK is not None, "see `Disk.locks_store_files`"
+            fcntl.fcntl(self._descriptor, _OFD_SETLK, _SHARED_BYTES)
+        except OSError as error:
+            self.release()
+            if error.errno not in _HELD_BY_ANOTHER:
+                raise
+            raise BusyError(what=f"the file lock of {path.name}") from error
+
+    def release(self) -> None:
+        # Nothing was written through it: see `_LockFile.release`.
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
@@ -452,7 +495,13 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _storage_errors(path: Path, *, missing_is_failure: bool = False) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not missing_is_failure:
+    except FileNotFoundError as error:
+        if not missing_is_failure:
             raise
-        raise StorageFailedError(reason=f"{path}: {error.strerror or error}") from error
+        raise _failure(path, error) from error
+    except OSError as error:
+        raise _failure(path, error) from error
+
+
+def _failure(path: Path, error: OSError) -> StorageFailedError:
+    return StorageFailedError(reason=f"{path}: {error.strerror or error}")

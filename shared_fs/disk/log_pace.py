@@ -1,9 +1,10 @@
 """Decides when a server puts the next object of its log into the bucket.
 
 Each put costs money, however small it is, so puts are spaced: on average one every
-LOG_OBJECT_SECONDS, one LOG_OBJECT_IDLE_SECONDS after the first change that follows an idle spell,
-and none while nothing changes. If LOG_OBJECT_BYTES wait, they are put at once, since then the bytes
-are what costs. One put runs at a time, so slots are acknowledged in order and a hole ends the log.
+`interval_seconds`, one LOG_OBJECT_IDLE_SECONDS after the first change that follows an idle spell,
+and none while nothing changes. The interval is LOG_OBJECT_SECONDS, unless a budget makes it longer.
+If LOG_OBJECT_BYTES wait, they are put at once, since then the bytes are what costs. One put runs at
+a time, so slots are acknowledged in order and a hole ends the log.
 
 Pure: `now` is an argument, in seconds of any one clock.
 """
@@ -21,6 +22,10 @@ class LogPace:
     """The pace of one incarnation."""
 
     def __init__(self) -> None:
+        #: From the beginning of one put to that of the next, at least.
+        self.interval_seconds = LOG_OBJECT_SECONDS
+        #: How many puts were begun.
+        self.put_count = 0
         self._waiting_bytes = 0
         self._first_at: float | None = None
         self._begun_at = float("-inf")
@@ -52,8 +57,9 @@ class LogPace:
         """
         assert not self._under_way
         spaced_at = self._spaced_at()
-        is_late = spaced_at is not None and now - LOG_OBJECT_SECONDS < spaced_at < now
+        is_late = spaced_at is not None and now - self.interval_seconds < spaced_at < now
         self._under_way = True
+        self.put_count += 1
         self._waiting_bytes = 0
         self._first_at = None
         self._begun_at = spaced_at if is_late and spaced_at is not None else now
@@ -67,4 +73,4 @@ class LogPace:
         """Return when the waiting changes are due; None if so much waits that it is put at once."""
         if self._first_at is None or self._waiting_bytes >= LOG_OBJECT_BYTES:
             return None
-        return max(self._first_at + LOG_OBJECT_IDLE_SECONDS, self._begun_at + LOG_OBJECT_SECONDS)
+        return max(self._first_at + LOG_OBJECT_IDLE_SECONDS, self._begun_at + self.interval_seconds)

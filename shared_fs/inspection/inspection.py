@@ -28,12 +28,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import apsw
 
-from holdfast.protocol.errors import InvalidNameError, StorageFailedError
+from holdfast.protocol.errors import InvalidNameError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
 from holdfast.shared_fs.disk import fence
 from holdfast.shared_fs.disk.commit_log import LogContents, read_log, segments
@@ -42,7 +42,10 @@ from holdfast.shared_fs.disk.layout import HASH_FOLDER, OLDER_ACCEPTED, Layout
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta
 from holdfast.shared_fs.store_file.bodies import Bodies
+from holdfast.shared_fs.store_file.consumers import cursor_rows
+from holdfast.shared_fs.store_file.history.history_rows import StoredHistory
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
+from holdfast.shared_fs.store_file.subject_rows import StoredSubjects
 
 #: How long one file is checked, unless all of it is requested. It is shorter than a server waits
 #: for a lock before it continues with a copy.
@@ -267,12 +270,14 @@ class FileState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileVerdict:
-    """The result of checking a file. `left_open` means that its last owner did not close it."""
+    """The result of checking a file. `left_open` means that its last owner did not close it.
+    `archives` are the tables that have some of its messages, the bucket's own as an empty text."""
 
     state: FileState
     reason: str = ""
     meta: StoreMeta | None = None
     left_open: bool = False
+    archives: tuple[str, ...] = ()
 
 
 class _Stamp(NamedTuple):
@@ -318,6 +323,7 @@ def _stamp(path: Path) -> _Stamp | None:
 
 def _look(path: Path, store: StoreId, *, deep: bool, left_open: bool) -> FileVerdict:
     meta = None
+    archives: tuple[str, ...] = ()
     try:
         with path.open("rb") as file:
             magic = file.read(len(_SQLITE_MAGIC))
@@ -326,6 +332,9 @@ def _look(path: Path, store: StoreId, *, deep: bool, left_open: bool) -> FileVer
         with _connected(path, left_open=left_open) as connection:
             state, reason, meta = _identify(connection, store)
             if state is FileState.SOUND and meta is not None:
+                if connection.execute(schema.HAS_ARCHIVED).get:
+                    found = connection.execute(schema.SELECT_ARCHIVES).fetchall()
+                    archives = tuple(str(table) for [table] in found)
                 if not deep:
                     give_up_at = time.monotonic() + LOOK_SECONDS
                     connection.set_progress_handler(
@@ -338,7 +347,36 @@ def _look(path: Path, store: StoreId, *, deep: bool, left_open: bool) -> FileVer
         return FileVerdict(FileState.UNREADABLE, error.strerror or str(error))
     except apsw.Error as error:
         state, reason = _failure(error)
-    return FileVerdict(state, reason, meta, left_open)
+    return FileVerdict(state, reason, meta, left_open, archives)
+
+
+def read_archived_blocks(path: Path, *, left_open: bool = False) -> apsw.Connection | None:
+    """Return a database in memory with the blocks of archived messages of a store file; None if
+    the file is in use, or gone. It is small: about 7 bytes for each message.
+
+    Raises StoreDamagedError.
+    """
+    for _ in range(_ATTEMPTS):
+        before = _stamp(path)
+        if before is None or (before.wal_bytes is not None and lock_holder(path) is not None):
+            return None
+        copy = apsw.Connection(":memory:")
+        try:
+            with _connected(path, left_open=left_open) as connection:
+                if connection.execute(schema.HAS_ARCHIVED).get:
+                    copy.execute(schema.CREATE_ARCHIVED)
+                    copy.executemany(
+                        schema.INSERT_BLOCK, connection.execute(schema.SELECT_BLOCKS).fetchall()
+                    )
+        except FileNotFoundError:
+            return None
+        except apsw.Error as error:
+            if _stamp(path) == before:
+                raise StoreDamagedError(store=path.name, reason=_failure(error)[1]) from error
+            continue
+        if _stamp(path) == before:
+            return copy
+    return None
 
 
 @contextlib.contextmanager
@@ -370,7 +408,7 @@ def _identify(
     if application_id != schema.APPLICATION_ID:
         return FileState.FOREIGN, f"its application_id is {application_id:#x}", None
     version = connection.pragma("user_version")
-    if version > schema.FORMAT_VERSION:
+    if version > schema.LATEST_FORMAT:
         return FileState.NEWER, f"its format is {version}", None
     row = connection.execute(schema.SELECT_META).fetchone()
     if row is None:
@@ -389,21 +427,34 @@ def _check_content(
     if verdict != "ok":
         # The first line only names the database.
         return FileState.DAMAGED, f"{check}: {verdict.splitlines()[-1]}"
-    if not deep or connection.pragma("user_version") < schema.FORMAT_VERSION:
-        # A file of an earlier format lacks some of the columns that are counted.
+    version = connection.pragma("user_version")
+    if not deep or version < schema.FORMAT_VERSION or version == schema.FIRST_SUBJECTS_FORMAT:
+        # A file of an earlier format lacks some of the columns that are counted, or counts less.
         return FileState.SOUND, ""
     if damage := Bodies(connection.execute).damage():
         return FileState.DAMAGED, damage
     if StoreKind(store.kind) is StoreKind.STREAM:
         everything = (1, (1 << 63) - 1)
-        count, size_bytes = connection.execute(schema.SUM_MESSAGES, everything).fetchall()[0]
+        subjects = StoredSubjects(connection.execute, store)
+        subjects.load()
+        if damage := subjects.damage() or cursor_rows.damage(connection.execute):
+            return FileState.MISCOUNTED, damage
+        statement = subjects.variant(schema.SUM_MESSAGES)
+        count, size_bytes = connection.execute(statement, everything).fetchall()[0]
         newest = connection.execute(schema.SELECT_SEQ_FROM_END, (everything[1], 0)).get or 0
         if connection.execute(schema.HAS_ARCHIVED).get:
             archived_count, archived_bytes = connection.execute(schema.SUM_ARCHIVED).get
             count, size_bytes = count + archived_count, size_bytes + archived_bytes
     else:
-        count, size_bytes = connection.execute(schema.SUM_ENTRIES).fetchall()[0]
+        sums: Any = connection.execute(schema.SUM_ENTRIES).get
+        count, size_bytes = sums
         newest = 0
+        if version >= schema.HISTORY_FORMAT:
+            history = StoredHistory(connection.execute)
+            history.load()
+            if damage := history.damage():
+                return FileState.MISCOUNTED, damage
+            size_bytes += history.state.bytes
     if (count, size_bytes) != (meta.count, meta.bytes):
         reason = f"{count} rows of {size_bytes} bytes instead of {meta.count} of {meta.bytes}"
         return FileState.MISCOUNTED, reason

@@ -1,9 +1,9 @@
 """Verification: checks that the data of a store is whole and fits together.
 
-For `holdfast verify`: it checks the store's file, its newest snapshot, and its records in
-the bucket's logs. It only reads, takes no lock except the one that `inspection.py` takes,
-and leaves a file in use alone. It reports what is wrong with each store. Run it in a
-process of its own, as the inspection.
+For `holdfast verify`: it checks the store's file, its newest snapshot and its records in the
+bucket's logs, and reads back what left the file for the archive. It only reads, takes no lock but
+the one that `inspection.py` takes, and leaves a file in use alone. It reports what is wrong with
+each store. Run it in a process of its own, as the inspection.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_coverage
 from holdfast.shared_fs.bucket_log.log_object import Covered
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.inspection.archive_check import ArchiveCheck
 from holdfast.shared_fs.inspection.inspection import (
     FileState,
     FileVerdict,
@@ -44,6 +45,10 @@ class StoreVerdict:
     file: str = "-"
     snapshot: str = "-"
     log: str = "-"
+    #: Of archived messages; `unchecked` if the bucket is not known.
+    archive: str = "-"
+    #: How many messages are archived.
+    archived: int = 0
     revision: int | None = None
     snapshot_revision: int | None = None
     log_revision: int | None = None
@@ -60,6 +65,7 @@ class Verifier:
         #: Logs that cannot be read.
         self.problems: list[str] = []
         self._covered = self._coverage(bucket) if bucket is not None else {}
+        self._archive = ArchiveCheck(bucket.url if bucket is not None else None)
 
     def stores(self) -> list[StoreId]:
         """Return every store that has a file, a snapshot or log records. Raises StorageError."""
@@ -72,7 +78,8 @@ class Verifier:
         return sorted(found)
 
     def verify(self, store: StoreId) -> StoreVerdict:
-        """Check one store. Raises BucketUnavailableError, StorageFailedError."""
+        """Check one store. Raises BucketUnavailableError, StorageFailedError, UnavailableError if a
+        table cannot be reached, and ArchiveUnreadableError if a package is missing."""
         verdict = StoreVerdict(store)
         entry = None
         if self._manifests is not None:
@@ -100,18 +107,31 @@ class Verifier:
             verdict.revision = found.meta.revision
         if found.state not in _WELL:
             verdict.problems.append(f"its file: {found.reason or found.state.value}")
+        elif found.archives:
+            self._look_at_archive(path, verdict, left_open=found.left_open)
         return found
+
+    def _look_at_archive(
+        self, path: Path, verdict: StoreVerdict, *, left_open: bool = False
+    ) -> None:
+        found = self._archive.messages(path, left_open=left_open)
+        verdict.archive, verdict.archived = found.word, found.count
+        verdict.problems += [f"its archive: {reason}" for reason in found.reasons]
 
     def _look_at_snapshot(self, version: SnapshotVersion, verdict: StoreVerdict) -> None:
         assert self._manifests is not None
         verdict.snapshot_revision = version.revision
         with tempfile.TemporaryDirectory(prefix="holdfast-verify-") as folder:
+            path = Path(folder) / "image"
             try:
                 # Verifies its checksum, those of its pages, quick_check,
                 # and the store it belongs to.
-                fetched = fetch(
-                    self._manifests.bucket, verdict.store, version, Path(folder) / "image"
-                )
+                fetched = fetch(self._manifests.bucket, verdict.store, version, path)
+                if verdict.archive == "-":
+                    # There is no file, or it is in use.
+                    if isinstance(fetched.content, bytes):
+                        path.write_bytes(fetched.content)
+                    self._look_at_archive(path, verdict)
                 fetched.drop(self._disk)
             except BucketUnavailableError:
                 raise

@@ -12,15 +12,16 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import zstandard
 
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import Packed, packs_of, put_pack, read_index
 from holdfast.shared_fs.snapshots.shard import Shard, shard_of
-from holdfast.shared_fs.snapshots.snapshot import Snapshot
+from holdfast.shared_fs.snapshots.snapshot import Fetched, Snapshot, fetch
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import StoreMeta
 
@@ -54,6 +55,20 @@ def repack(manifests: Manifests, key: str, now_ms: int) -> int:
 
         manifests.update(number, rename)
     return len(live)
+
+
+def fetch_moved(
+    manifests: Manifests, store: StoreId, version: SnapshotVersion, draft: Path
+) -> Fetched:
+    """Fetch a snapshot, also if it moves to another object meanwhile. Raises as `fetch`."""
+    try:
+        return fetch(manifests.bucket, store, version, draft)
+    except ObjectMissingError:
+        entry = manifests.find(store) or StoreEntry()
+        for each in entry.versions:
+            if each.order == version.order and each.key != version.key:
+                return fetch(manifests.bucket, store, each, draft)
+        raise
 
 
 def _named(entry: StoreEntry | None, version: SnapshotVersion) -> bool:

@@ -242,20 +242,31 @@ def snapshot_key(snapshot: Snapshot, nonce: str) -> str:
     return f"{SNAPSHOT_PREFIX}{store.tenant}/{name}/{meta.epoch:010d}-{meta.revision:016d}-{nonce}"
 
 
+def store_of_key(key: str) -> tuple[StoreId, int] | None:
+    """Return the store and the epoch of which a snapshot object is, by its key; None for other
+    keys."""
+    found = _KEY.fullmatch(key.removeprefix(place_prefix(key)))
+    if found is None:
+        return None
+    try:
+        name = check_store(found["name"])
+        tenant, kind = check_tenant(found["tenant"]), StoreKind[found["kind"].upper()]
+    except InvalidNameError:
+        return None
+    return StoreId(tenant, kind, name), int(found["epoch"])
+
+
 def version_of_object(key: str, head: ObjectHead) -> tuple[StoreId, SnapshotVersion] | None:
     """Return the store and version that a snapshot object itself tells; None for other objects.
 
     It is needed if the manifests are lost.
     """
     found = _KEY.fullmatch(key.removeprefix(place_prefix(key)))
-    if found is None:
+    of_key = store_of_key(key)
+    if found is None or of_key is None:
         return None
+    store, epoch = of_key
     try:
-        store = StoreId(
-            check_tenant(found["tenant"]),
-            StoreKind[found["kind"].upper()],
-            check_store(found["name"]),
-        )
         number = {name: int(value) for name, value in head.metadata.items() if name != "sha256"}
         version = SnapshotVersion(
             key=key,
@@ -263,7 +274,7 @@ def version_of_object(key: str, head: ObjectHead) -> tuple[StoreId, SnapshotVers
             length=head.size_bytes,
             sha256=head.metadata["sha256"],
             image_bytes=number["image-bytes"],
-            epoch=int(found["epoch"]),
+            epoch=epoch,
             revision=int(found["revision"]),
             last_seq=number["last-seq"],
             count=number["count"],
@@ -271,7 +282,7 @@ def version_of_object(key: str, head: ObjectHead) -> tuple[StoreId, SnapshotVers
             time=number["time"],
             taken=number["taken"],
         )
-    except (InvalidNameError, KeyError, ValueError):
+    except (KeyError, ValueError):
         return None
     return store, version
 

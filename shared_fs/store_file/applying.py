@@ -2,13 +2,14 @@
 
 Runs of plain appends are by far the most common changes. They reach SQLite as one array in one
 statement (`schema.APPEND_MESSAGES`), whether they came in one tick or one by one. All other changes
-are applied row by row. The resulting counters are returned, not written.
+are applied row by row. The resulting counters are returned, not written. Those of a kv are applied
+in `history/kv_applying.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -18,21 +19,25 @@ import msgpack
 
 from holdfast.protocol import changes, frames
 from holdfast.protocol.changes import number_of
+from holdfast.protocol.header_block import FIRST_BYTE
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedBlocks
 from holdfast.shared_fs.store_file.bodies import Bodies
-from holdfast.shared_fs.store_file.consumer_rows import CONSUMER_CHANGES, ConsumerRows
+from holdfast.shared_fs.store_file.consumers.consumer_rows import CONSUMER_CHANGES, ConsumerRows
+from holdfast.shared_fs.store_file.consumers.cursor_rows import CURSOR_CHANGES, CursorRows
+from holdfast.shared_fs.store_file.sqlite_connection import integers
+from holdfast.shared_fs.store_file.subject_rows import StoredSubjects, SubjectRows, subject_bytes
 
 #: From this many rows on, an array is faster than a statement per row. Measured: between 2 and 4.
 _ARRAY_ROWS: Final = 4
 #: The elements of a set of a message with a value only: number, seq, value.
 _PLAIN_CHANGE_ELEMENTS: Final = 3
+#: The lengths of the changes of a run: plain ones, or up to their subjects.
+_RUNS: Final = ({_PLAIN_CHANGE_ELEMENTS}, {changes.WITH_SUBJECT_ELEMENTS})
+_BYTES: Final = {bytes}
+_BLOCKS: Final = {bytes, type(None)}
 _TIME: Final = f"%0{schema.TIME_DIGITS}d".encode()
-#: revision, key, time, value, headers.
-_PLAIN_ENTRY_COLUMNS: Final = 5
-#: The same, expires, body_bytes.
-_ENTRY_COLUMNS: Final = 7
 
 _pack_headers: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
@@ -99,16 +104,22 @@ class WriterOutcome(NamedTuple):
 
 
 def pack_headers(headers: object) -> bytes | None:
-    """Return headers as the file stores them: packed, or None if there are none."""
+    """Return headers as the file stores them: packed, or a header block as it is, or None if there
+    are none."""
     if not headers:
         return None
+    if type(headers) is bytes:
+        return headers
     packed: bytes = _pack_headers(headers)
     return packed
 
 
 def unpack_headers(packed: bytes | None) -> Any:
-    """Return headers as the wire carries them: a map, or None if there are none."""
-    return None if packed is None else frames.unpack(packed)
+    """Return headers as the wire carries them: a map or a header block, or None if there are
+    none."""
+    if packed is None or packed[0] == FIRST_BYTE:
+        return packed
+    return frames.unpack(packed)
 
 
 def apply_to_stream(
@@ -116,13 +127,16 @@ def apply_to_stream(
     meta: StoreMeta,
     batches: Sequence[AppliedBatch],
     bodies: Bodies,
+    subjects: StoredSubjects,
     archived: ArchivedBlocks | None = None,
-) -> StoreMeta:
-    """Apply the batches, which follow `meta` without a gap, and return the new meta row.
+) -> tuple[StoreMeta, str | None]:
+    """Apply the batches, which follow `meta` without a gap. Return the new meta row, and the msg_id
+    of the message with the last seq, if it is one of these.
 
-    `archived` are the file's own blocks; a new file has none.
+    `subjects` and `archived` are the file's own; a new file has no blocks.
     """
-    stream = _Stream(cursor, meta, bodies, archived or ArchivedBlocks(cursor.execute))
+    archived = archived or ArchivedBlocks(cursor.execute)
+    stream = _Stream(cursor, meta, bodies, archived, subjects)
     position = 0
     while position < len(batches):
         run_length = stream.append_one_by_one(batches, position)
@@ -131,72 +145,20 @@ def apply_to_stream(
             assert batch.previous_revision == stream.revision, "batches follow the file's revision"
             stream.apply(batch)
         position += run_length or 1
-    return stream.finish(meta)
-
-
-def apply_to_kv(
-    cursor: apsw.Cursor, meta: StoreMeta, batches: Sequence[AppliedBatch], bodies: Bodies
-) -> StoreMeta:
-    """Apply the batches, which follow `meta` without a gap, and return the new meta row."""
-    revision, count, size_bytes, time = meta.revision, meta.count, meta.bytes, meta.time
-    # Only the last value of a key must reach the file, so many overwrites cost one.
-    last: dict[str, tuple[Any, ...] | None] = {}
-    for batch in batches:
-        assert batch.previous_revision == revision, "batches follow the file's revision"
-        time = batch.time
-        for change in batch.changes:
-            revision += 1
-            number = number_of(change)
-            if number == changes.CHANGE_SET_ENTRY:
-                key, value, headers_of_entry, expires = changes.entry_set(change)
-                headers = pack_headers(headers_of_entry) if headers_of_entry else None
-                if type(value) is bytes:
-                    bodies.drop_at(key)
-                    row: tuple[Any, ...] = (revision, key, time, value, headers)
-                    last[key] = row if expires is None else (*row, expires)
-                else:
-                    large = LargeValue(*value)
-                    bodies.put_in_place(large, key, revision, time)
-                    last[key] = (revision, key, time, b"", headers, expires, large.size_bytes)
-                continue
-            if number in changes.UPLOAD_CHANGES:
-                keep_upload(bodies, change, time)
-                continue
-            if number == changes.CHANGE_DELETE_ENTRIES:
-                for key in changes.deleted(change):
-                    last[key] = None
-                    bodies.drop_at(key)
-            elif number == changes.CHANGE_CONFIGURE:
-                keep_config(cursor, changes.configured(change))
-            else:
-                assert number == changes.CHANGE_CLEAR, number
-                last.clear()
-                bodies.drop_all()
-                cursor.execute(schema.DELETE_ALL_ENTRIES)
-                count = size_bytes = 0
-            cursor.execute(schema.INSERT_CHANGE, (revision, time, frames.pack(change)))
-    keys = {key: key.encode() for key in last}
-    for gone_bytes in _delete_entries(cursor, keys):
-        count -= 1
-        size_bytes -= gone_bytes
-    rows = [row for row in last.values() if row is not None]
-    for row in rows:
-        size_bytes += len(keys[row[1]]) + len(row[3]) + (len(row[4]) if row[4] else 0)
-        size_bytes += row[6] if len(row) == _ENTRY_COLUMNS else 0
-    _insert_entries(cursor, rows)
-    return meta.after(
-        revision=revision,
-        time=time,
-        last_seq=meta.last_seq,
-        count=count + len(rows),
-        size_bytes=size_bytes,
-    )
+    return stream.finish(meta), stream.last_msg_id
 
 
 def keep_config(cursor: apsw.Cursor, config: dict[str, Any]) -> None:
     """Write the store's whole configuration."""
     text = json.dumps(config, ensure_ascii=False, sort_keys=True) if config else None
     cursor.execute(schema.UPDATE_CONFIG, (text,))
+
+
+def last_seq_configured(last_seq: int, config: Mapping[str, Any]) -> int:
+    """Return the last seq of a stream after it got this configuration: the seq before the first
+    one that is configured, until there is a message."""
+    first_seq: int = config.get("first_seq", 1)
+    return max(last_seq, first_seq - 1)
 
 
 def keep_upload(bodies: Bodies, change: frames.WireChange, time: int) -> None:
@@ -233,11 +195,18 @@ class _Stream:
     that wait for the next statement."""
 
     def __init__(
-        self, cursor: apsw.Cursor, meta: StoreMeta, bodies: Bodies, archived: ArchivedBlocks
+        self,
+        cursor: apsw.Cursor,
+        meta: StoreMeta,
+        bodies: Bodies,
+        archived: ArchivedBlocks,
+        subjects: StoredSubjects,
     ) -> None:
         self._cursor = cursor
         self._bodies = bodies
         self._archived = archived
+        self._subjects = subjects
+        self._subject_rows = SubjectRows(cursor, subjects)
         self.revision = meta.revision
         self._time = meta.time
         self._last_seq = meta.last_seq
@@ -245,8 +214,10 @@ class _Stream:
         self._bytes = meta.bytes
         self._rows: list[tuple[Any, ...]] = []
         self._expiring_rows: list[tuple[Any, ...]] = []
+        self._rows_with_subject: list[tuple[Any, ...]] = []
         self._msg_ids: list[tuple[Any, ...]] = []
         self._consumers = ConsumerRows(cursor)
+        self._cursors = CursorRows(cursor)
 
     def append_one_by_one(self, batches: Sequence[AppliedBatch], start: int) -> int:
         """Append the run of batches from `start` on, each of which only appends one value.
@@ -294,15 +265,11 @@ class _Stream:
     def apply(self, batch: AppliedBatch) -> None:
         self._time = batch.time
         wires = batch.changes
-        if len(wires) >= _ARRAY_ROWS and set(map(len, wires)) == {_PLAIN_CHANGE_ELEMENTS}:
-            # Whole columns at once. Benchmark: `holdfast bench engine`, the rows of one stream.
-            numbers, seqs, values = zip(*wires, strict=True)
-            start = self._last_seq + 1
-            if numbers.count(changes.CHANGE_SET_MESSAGE) == len(wires) and seqs == tuple(
-                range(start, start + len(wires))
-            ):
-                self._append(values)
-                return
+        if len(wires) >= _ARRAY_ROWS:
+            # Limits remove something at the end of a tick.
+            count = len(wires) - (number_of(wires[-1]) == changes.CHANGE_DELETE_MESSAGES)
+            if self._appended(wires[:count]):
+                wires = wires[count:]
         for change in wires:
             self.revision += 1
             number = number_of(change)
@@ -311,6 +278,8 @@ class _Stream:
             elif number in CONSUMER_CHANGES:
                 # Followers do not need it, so the bounded change log does not keep it.
                 self._consumers.apply(change)
+            elif number in CURSOR_CHANGES:
+                self._cursors.apply(change)
             elif number in changes.UPLOAD_CHANGES:
                 keep_upload(self._bodies, change, self._time)
             else:
@@ -320,12 +289,49 @@ class _Stream:
                     schema.INSERT_CHANGE, (self.revision, self._time, frames.pack(change))
                 )
 
+    def _appended(self, wires: Sequence[frames.WireChange]) -> bool:
+        """Append a run of messages, whole columns at once; return False if they are not one.
+
+        Benchmark: `holdfast bench engine`, the rows of one stream.
+        """
+        lengths = set(map(len, wires))
+        if lengths not in _RUNS:
+            return False
+        numbers, seqs, values, *others = zip(*wires, strict=True)
+        start = self._last_seq + 1
+        if numbers.count(changes.CHANGE_SET_MESSAGE) != len(wires) or seqs != tuple(
+            range(start, start + len(wires))
+        ):
+            return False
+        if not others:
+            self._append(values)
+            return True
+        headers, *lacking, subjects = others
+        if (
+            any(each.count(None) != len(wires) for each in lacking)
+            or set(map(type, values)) != _BYTES
+            or not set(map(type, headers)) <= _BLOCKS
+            or b"" in headers
+            or None in subjects
+        ):
+            return False
+        self._append_with_subjects(values, headers, subjects)
+        return True
+
+    @property
+    def last_msg_id(self) -> str | None:
+        """The msg_id of the message with the last seq, if it was set here."""
+        last: tuple[Any, ...] | None = self._msg_ids[-1] if self._msg_ids else None
+        return last[0] if last is not None and last[1] == self._last_seq else None
+
     def finish(self, meta: StoreMeta) -> StoreMeta:
         """Write what waits, and return the new meta row."""
         self._insert_waiting()
         if self._msg_ids:
             self._cursor.executemany(schema.UPSERT_MSG_ID, self._msg_ids)
         self._consumers.flush()
+        self._cursors.flush()
+        self._subject_rows.flush()
         return meta.after(
             revision=self.revision,
             time=self._time,
@@ -343,6 +349,21 @@ class _Stream:
         )
         self._count_appended(values)
 
+    def _append_with_subjects(
+        self,
+        values: tuple[bytes, ...],
+        headers: tuple[bytes | None, ...],
+        subjects: tuple[str, ...],
+    ) -> None:
+        """Append messages that have a value, a subject and perhaps a header block."""
+        self._insert_waiting()
+        if any(headers):
+            self._subjects.mark()
+            self._bytes += sum(map(len, filter(None, headers)))
+        place = (self._last_seq, self.revision, self._time)
+        self._bytes += self._subject_rows.append(place, values, headers, subjects)
+        self._count_appended(values)
+
     def _count_appended(self, values: Sequence[bytes]) -> None:
         self.revision += len(values)
         self._last_seq += len(values)
@@ -350,17 +371,24 @@ class _Stream:
         self._bytes += sum(map(len, values))
 
     def _set(self, change: frames.WireChange) -> None:
-        seq, value, given, msg_id, expires = changes.message_set(change)
+        seq, value, given, msg_id, expires, subject, written = changes.message_set(change)
+        time = self._time if written is None else written
         headers = pack_headers(given) if given else None
+        if headers is not None and headers is given:
+            self._subjects.mark()
         if msg_id is not None:
-            self._msg_ids.append((msg_id, seq, self.revision, self._time))
+            self._msg_ids.append((msg_id, seq, self.revision, time))
         large = None if type(value) is bytes else LargeValue(*value)
         self._bytes += len(value) if large is None else large.size_bytes
         self._bytes += len(headers) if headers else 0
-        row = (seq, self.revision, self._time, value if large is None else b"", headers)
+        if subject is not None:
+            self._bytes += subject_bytes(subject, headers)
+        row = (seq, self.revision, time, value if large is None else b"", headers)
         if seq == self._last_seq + 1:
             if large is not None:
-                self._append_large(row, expires, large)
+                self._append_large(row, expires, large, subject)
+            elif subject is not None:
+                self._rows_with_subject.append((*row, expires, None, subject))
             elif expires is None:
                 self._rows.append(row)
             else:
@@ -371,7 +399,7 @@ class _Stream:
         self._insert_waiting()
         if expires is not None:
             self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
-        old_bytes = self._cursor.execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
+        old_bytes = self._bytes_of(seq)
         if old_bytes is None and self._archived.exists:
             old_bytes = next(iter(self._archived.remove([seq])), None)
         if old_bytes is None:
@@ -384,14 +412,22 @@ class _Stream:
         else:
             self._bodies.put_in_place(large, seq, self.revision, self._time)
             body_bytes = large.size_bytes
-        self._cursor.execute(schema.REPLACE_MESSAGE, (*row, expires, body_bytes))
+        if self._subjects.exists or subject is not None:
+            self._subject_rows.replace((*row, expires, body_bytes, subject))
+        else:
+            self._cursor.execute(schema.REPLACE_MESSAGE, (*row, expires, body_bytes))
 
-    def _append_large(self, row: tuple[Any, ...], expires: int | None, large: LargeValue) -> None:
+    def _append_large(
+        self, row: tuple[Any, ...], expires: int | None, large: LargeValue, subject: str | None
+    ) -> None:
         self._insert_waiting()
         if expires is not None:
             self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
         self._bodies.put_in_place(large, row[0], self.revision, self._time)
-        self._cursor.execute(schema.INSERT_LARGE_MESSAGE, (*row, expires, large.size_bytes))
+        if subject is not None:
+            self._subject_rows.insert([(*row, expires, large.size_bytes, subject)])
+        else:
+            self._cursor.execute(schema.INSERT_LARGE_MESSAGE, (*row, expires, large.size_bytes))
 
     def _remove(self, change: frames.WireChange) -> None:
         number = number_of(change)
@@ -401,31 +437,50 @@ class _Stream:
                 for archived_bytes in self._archived.remove(seqs):
                     self._count -= 1
                     self._bytes -= archived_bytes
-            for seq in seqs:
-                old_bytes = self._cursor.execute(schema.SELECT_MESSAGE_BYTES, (seq,)).get
-                if old_bytes is not None:
-                    self._count -= 1
-                    self._bytes -= old_bytes
-                    self._cursor.execute(schema.DELETE_MESSAGE, (seq,))
-                    self._bodies.drop_at(seq)
+            self._delete(seqs)
             return
         if number == changes.CHANGE_ARCHIVE:
             self._archived.archive(*changes.archived(change))
             return
         if number == changes.CHANGE_CONFIGURE:
-            keep_config(self._cursor, changes.configured(change))
+            config = changes.configured(change)
+            keep_config(self._cursor, config)
+            self._last_seq = last_seq_configured(self._last_seq, config)
             return
         assert number == changes.CHANGE_TRIM, number
         end_seq = changes.trimmed_to(change)
         archived = self._archived.trim(end_seq) if self._archived.exists else (0, 0)
         if end_seq >= self._last_seq:
             self._count = self._bytes = 0
+            self._subject_rows.remember(self._last_seq)
+            self._subject_rows.clear()
         else:
-            gone_count, gone_bytes = self._cursor.execute(schema.SUM_MESSAGES, (1, end_seq)).get
+            sums = self._subjects.variant(schema.SUM_MESSAGES)
+            gone_count, gone_bytes = self._cursor.execute(sums, (1, end_seq)).get
+            self._subject_rows.trim(end_seq)
             self._count -= gone_count + archived[0]
             self._bytes -= gone_bytes + archived[1]
         self._cursor.execute(schema.DELETE_MESSAGES_UP_TO, (end_seq,))
         self._bodies.drop_up_to(end_seq)
+
+    def _delete(self, seqs: Sequence[int]) -> None:
+        """Delete those of the messages that are in the table."""
+        wanted = integers(seqs)
+        statement = self._subjects.variant(schema.SELECT_BYTES_OF_MANY)
+        found: list[Any] = self._cursor.execute(statement, (wanted,)).fetchall()
+        if self._last_seq in seqs:
+            self._subject_rows.remember(self._last_seq)
+        self._subject_rows.remove(seqs)
+        self._cursor.execute(schema.DELETE_MANY_MESSAGES, (wanted,))
+        for seq, old_bytes in found:
+            self._count -= 1
+            self._bytes -= old_bytes
+            self._bodies.drop_at(seq)
+
+    def _bytes_of(self, seq: int) -> int | None:
+        statement = self._subjects.variant(schema.SELECT_MESSAGE_BYTES)
+        found: int | None = self._cursor.execute(statement, (seq,)).get
+        return found
 
     def _insert_waiting(self) -> None:
         if self._rows:
@@ -435,26 +490,8 @@ class _Stream:
             self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
             self._cursor.executemany(schema.INSERT_EXPIRING_MESSAGE, self._expiring_rows)
             self._expiring_rows.clear()
-
-
-def _insert_entries(cursor: apsw.Cursor, rows: list[tuple[Any, ...]]) -> None:
-    """Insert rows; those with an expiry or a large value have more elements."""
-    if not rows:
-        return
-    if set(map(len, rows)) == {_PLAIN_ENTRY_COLUMNS}:
-        cursor.executemany(schema.INSERT_ENTRY, rows)
-        return
-    if any(len(row) > _PLAIN_ENTRY_COLUMNS and row[5] is not None for row in rows):
-        cursor.execute(schema.CREATE_ENTRIES_BY_EXPIRES)
-    nothing = (None, None)
-    cursor.executemany(
-        schema.INSERT_ANY_ENTRY, [(*row, *nothing[: _ENTRY_COLUMNS - len(row)]) for row in rows]
-    )
-
-
-def _delete_entries(cursor: apsw.Cursor, keys: dict[str, bytes]) -> list[int]:
-    """Delete the entries of these keys that exist, and return the bytes of each."""
-    if len(keys) >= _ARRAY_ROWS:
-        array = apsw.carray(tuple(keys.values()))
-        return [row[0] for row in cursor.execute(schema.DELETE_ENTRIES, (array,))]
-    return [row[0] for key in keys for row in cursor.execute(schema.DELETE_ENTRY, (key,))]
+        if self._rows_with_subject:
+            if any(row[5] is not None for row in self._rows_with_subject):
+                self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
+            self._subject_rows.insert(self._rows_with_subject)
+            self._rows_with_subject.clear()

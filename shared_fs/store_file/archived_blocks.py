@@ -136,10 +136,14 @@ class ArchivedBlocks:
         self._kept: dict[int, _Block] = {}
 
     def load(self) -> None:
-        """Read the state from the file again, after it was opened or a
-        transaction was rolled back."""
+        """Read the state from the file, after it was opened."""
         self._kept.clear()
         self.exists = bool(self._execute(schema.HAS_ARCHIVED).get)
+
+    def go_back(self, *, exists: bool) -> None:
+        """Return to the state before a transaction that is rolled back."""
+        self._kept.clear()
+        self.exists = exists
 
     # Reading
     def find(self, seq: int) -> ArchivedMessage | None:

@@ -29,7 +29,7 @@ from holdfast.protocol.limits import UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file import schema
 
-#: A seq, or a key.
+#: A seq; a key; or the revision of a former value of a kv, which is in its history.
 Place = int | str
 
 #: Chunks that one statement removes.
@@ -108,6 +108,20 @@ class Bodies:
         """Drop the body of a place, if it has one."""
         self._drop_placed(schema.BODY_AT, place)
 
+    def drop_past(self) -> None:
+        """Drop the bodies of the history of a kv."""
+        self._drop_placed(schema.PAST_BODIES)
+
+    def move(self, place: Place, revision: int) -> None:
+        """Make the body of a key, if it has one, that of its former value with `revision`."""
+        if self.there:
+            self._execute(schema.MOVE_BODY, (revision, place))
+
+    def move_all(self) -> None:
+        """`move` for every key."""
+        if self.there:
+            self._execute(schema.MOVE_ALL_BODIES)
+
     def drop_up_to(self, seq: int) -> None:
         """Drop the bodies of a stream up to and including `seq`."""
         self._drop_placed(schema.BODIES_UP_TO, seq)
@@ -170,12 +184,12 @@ class Bodies:
         return None if row is None else list(row)
 
     def resolve(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a row `(place, revision, time, value, headers)`, with a
+        """Return a row `(place, revision, time, value, headers, ...)`, with a
         large value in its wire form."""
         if row[3] != b"":
             return row
         value = self.value_at(row[0])
-        return row if value is None else (*row[:3], value, row[4])
+        return row if value is None else (*row[:3], value, *row[4:])
 
     def damage(self) -> str:
         """Return what is wrong with the first damaged value; empty if all are sound.

@@ -18,16 +18,21 @@ from holdfast.protocol.compression import (
 )
 from holdfast.protocol.errors import ValueUnreadableError
 from holdfast.protocol.frames import pack, unpack
+from holdfast.protocol.header_block import FIRST_BYTE
 from holdfast.protocol.messages import Headers
 
 _MARK: Final = ENCODING_HEADER.encode()
 
 
 def is_marked(headers: Any) -> bool:
-    """Tell whether headers (a map, its packed form or None) may be those of a compressed value."""
+    """Tell whether headers (a map, its packed form, a header block as bytes, or None) may be those
+    of a compressed value."""
     if not headers:
         return False
-    return _MARK in headers if isinstance(headers, bytes) else ENCODING_HEADER in headers
+    if isinstance(headers, bytes):
+        # A header block is never that of a compressed value.
+        return headers[0] != FIRST_BYTE and _MARK in headers
+    return ENCODING_HEADER in headers
 
 
 def exported_bytes(value: bytes, headers: Any) -> int:

@@ -12,10 +12,13 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from holdfast.protocol import frames
+from holdfast.protocol.header_block import FIRST_BYTE
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
 
 Row = tuple[Any, ...]
 
+#: The columns of a row without a subject.
+_PLAIN_COLUMNS: Final = 5
 value_of: Final = itemgetter(3)
 _headers_of: Final = itemgetter(4)
 
@@ -43,12 +46,14 @@ def page_of(chunks: Iterator[list[Row]], max_rows: int, max_bytes: int, row_byte
         has_headers = any(map(_headers_of, chunk))
         if has_headers:
             chunk_bytes += sum([len(row[4]) for row in chunk if row[4] is not None])
+        if len(chunk[0]) > _PLAIN_COLUMNS:
+            chunk_bytes += sum(map(_subject_bytes, chunk))
         if size_bytes + chunk_bytes <= max_bytes and len(page) + len(chunk) <= max_rows:
             size_bytes += chunk_bytes
             page.extend(map(_unpacked, chunk) if has_headers else chunk)
             continue
         for row in chunk:
-            wanted_bytes = row_bytes + len(row[3]) + len(row[4] or b"")
+            wanted_bytes = row_bytes + len(row[3]) + len(row[4] or b"") + _subject_bytes(row)
             if len(page) == max_rows or (page and size_bytes + wanted_bytes > max_bytes):
                 return RowPage(page, size_bytes, more=True)
             size_bytes += wanted_bytes
@@ -65,7 +70,7 @@ def mixed_page_of(rows: Iterator[Row], max_rows: int, max_bytes: int, row_bytes:
         if isinstance(value, ArchivedMessage):
             wanted_bytes = row_bytes + value.size_bytes
         else:
-            wanted_bytes = row_bytes + len(value) + len(row[4] or b"")
+            wanted_bytes = row_bytes + len(value) + len(row[4] or b"") + _subject_bytes(row)
         if len(page) == max_rows or (page and size_bytes + wanted_bytes > max_bytes):
             return RowPage(page, size_bytes, more=True)
         size_bytes += wanted_bytes
@@ -73,5 +78,15 @@ def mixed_page_of(rows: Iterator[Row], max_rows: int, max_bytes: int, row_bytes:
     return RowPage(page, size_bytes, more=False)
 
 
+def _subject_bytes(row: Row) -> int:
+    subject = row[5] if len(row) > _PLAIN_COLUMNS else None
+    if subject is None:
+        return 0
+    return len(subject) if subject.isascii() else len(subject.encode())
+
+
 def _unpacked(row: Row) -> Row:
-    return row if row[4] is None else (*row[:4], frames.unpack(row[4]))
+    packed = row[4]
+    if packed is None or packed[0] == FIRST_BYTE:
+        return row
+    return (*row[:4], frames.unpack(packed), *row[5:])

@@ -21,9 +21,20 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.protocol.changes import NEVER_EXPIRES
+
 #: "HFst" in ASCII.
 APPLICATION_ID: Final = 0x48467374
 FORMAT_VERSION: Final = 3
+#: What a file became with the first message that has a subject or a header block. The difference
+#: is in `subject_schema.py`; nothing else needs an upgrade.
+FIRST_SUBJECTS_FORMAT: Final = 4
+#: The same, and each message with a subject counts 30 bytes more.
+SUBJECTS_FORMAT: Final = 5
+#: What the file of a kv becomes when it is configured to keep a history: `history_schema.py`.
+HISTORY_FORMAT: Final = 6
+#: The latest format that this version reads.
+LATEST_FORMAT: Final = HISTORY_FORMAT
 PAGE_BYTES: Final = 1024
 #: Reserved at the end of each page for its checksum; readers that do not know it skip these bytes.
 CHECKSUM_BYTES: Final = 8
@@ -158,7 +169,9 @@ SELECT_LIMITS: Final = (
 UPDATE_OWNER: Final = "UPDATE meta SET epoch = ?, server = ?, incarnation = ? WHERE id = 1"
 
 # Streams: by seq, the primary key, unless stated otherwise
-_MESSAGE_BYTES: Final = "length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
+#: The columns of a row as readers get it.
+ROW: Final = "seq, revision, time, value, headers"
+MESSAGE_BYTES: Final = "length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
 INSERT_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers) VALUES (?, ?, ?, ?, ?)"
 )
@@ -189,23 +202,38 @@ INSERT_LARGE_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers, expires, body_bytes)"
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
-SELECT_MESSAGE: Final = "SELECT seq, revision, time, value, headers FROM messages WHERE seq = ?"
-SELECT_MESSAGE_BYTES: Final = f"SELECT {_MESSAGE_BYTES} FROM messages WHERE seq = ?"
+SELECT_MESSAGE: Final = f"SELECT {ROW} FROM messages WHERE seq = ?"
+SELECT_MESSAGE_BYTES: Final = f"SELECT {MESSAGE_BYTES} FROM messages WHERE seq = ?"
 SELECT_MESSAGES: Final = (
-    "SELECT seq, revision, time, value, headers FROM messages WHERE seq BETWEEN ? AND ?"
+    f"SELECT {ROW} FROM messages WHERE seq BETWEEN ? AND ?"
     " ORDER BY seq LIMIT ?"
 )
+SELECT_TIME: Final = "SELECT time FROM messages WHERE seq = ?"
 SELECT_SEQS: Final = "SELECT seq FROM messages WHERE seq >= ? ORDER BY seq LIMIT ?"
 DELETE_MESSAGE: Final = "DELETE FROM messages WHERE seq = ?"
+#: The sizes of many messages, whose seqs are an array, and their removal.
+SELECT_BYTES_OF_MANY: Final = (
+    f"SELECT seq, {MESSAGE_BYTES} FROM messages WHERE seq IN (SELECT value FROM carray(?))"
+)
+SELECT_HEADERS: Final = "SELECT headers FROM messages WHERE seq = ?"
+SELECT_HEADERS_OF_MANY: Final = (
+    "SELECT seq, headers FROM messages WHERE seq IN (SELECT value FROM carray(?))"
+)
+DELETE_MANY_MESSAGES: Final = "DELETE FROM messages WHERE seq IN (SELECT value FROM carray(?))"
 SUM_MESSAGES: Final = (
-    f"SELECT count(*), coalesce(sum({_MESSAGE_BYTES}), 0) FROM messages WHERE seq BETWEEN ? AND ?"
+    f"SELECT count(*), coalesce(sum({MESSAGE_BYTES}), 0) FROM messages WHERE seq BETWEEN ? AND ?"
 )
 #: The first messages up to a seq, each with its bytes.
-SELECT_FIRST_BYTES: Final = (
-    f"SELECT seq, {_MESSAGE_BYTES} FROM messages WHERE seq <= ? ORDER BY seq LIMIT ?"
+SUM_FIRST: Final = (
+    "SELECT count(*), max(seq), sum(bytes) FROM (SELECT seq,"
+    f" {MESSAGE_BYTES} AS bytes FROM messages WHERE seq <= ? ORDER BY seq LIMIT ?)"
 )
 DELETE_MESSAGES_UP_TO: Final = "DELETE FROM messages WHERE seq <= ?"
+#: Without a condition, SQLite frees the pages without writing them: sqlite.org/lang_delete.html,
+#: "The Truncate Optimization".
+DELETE_ALL_MESSAGES: Final = "DELETE FROM messages"
 SELECT_FIRST_SEQ: Final = "SELECT min(seq) FROM messages"
+SELECT_FIRST: Final = "SELECT seq, time FROM messages ORDER BY seq LIMIT 1"
 #: The seq of the `n`-th message from the end.
 SELECT_SEQ_FROM_END: Final = (
     "SELECT seq FROM messages WHERE seq <= ? ORDER BY seq DESC LIMIT 1 OFFSET ?"
@@ -218,28 +246,43 @@ SELECT_APPENDED_FROM: Final = (
     " ORDER BY seq LIMIT 1"
 )
 SELECT_APPENDED_AFTER: Final = (
-    "SELECT seq, revision, time, value, headers FROM messages"
+    f"SELECT {ROW} FROM messages"
     " WHERE seq > ? AND replaced IS NULL ORDER BY seq LIMIT ?"
 )
 #: By the partial index messages_replaced.
 SELECT_REPLACED_AFTER: Final = (
-    "SELECT seq, revision, time, value, headers FROM messages"
+    f"SELECT {ROW} FROM messages"
     " WHERE replaced = 1 AND revision > ? ORDER BY revision LIMIT ?"
 )
 #: Rows that may have to be removed: `(seq, revision, time, bytes, expires)`. By seq, the order in
 #: which limits remove them; by time, with messages_replaced for replaced messages; by by_expires.
-_GOING_MESSAGE: Final = f"SELECT seq, revision, time, {_MESSAGE_BYTES}, expires FROM messages"
+_GOING_MESSAGE: Final = f"SELECT seq, revision, time, {MESSAGE_BYTES}, expires FROM messages"
 SELECT_MESSAGES_BY_SEQ: Final = f"{_GOING_MESSAGE} WHERE seq > ? ORDER BY seq"
-SELECT_APPENDED_BY_TIME: Final = (
-    f"{_GOING_MESSAGE} WHERE replaced IS NULL AND seq > ? ORDER BY seq"
+#: By time only what a maximum age may end.
+_AGING: Final = f"(expires IS NULL OR expires <> {NEVER_EXPIRES})"
+#: The front of a stream as a whole: what it counts, the latest time in it, and if an age never ends
+#: some of it.
+SELECT_FRONT: Final = (
+    "SELECT count(*), max(seq), sum(bytes), max(time),"
+    f" max(coalesce(expires, 0) = {NEVER_EXPIRES}) FROM (SELECT seq, time, expires,"
+    f" {MESSAGE_BYTES} AS bytes FROM messages WHERE seq > ? ORDER BY seq LIMIT ?)"
 )
-SELECT_REPLACED_BY_TIME: Final = f"{_GOING_MESSAGE} WHERE replaced = 1 ORDER BY revision"
+SELECT_APPENDED_BY_TIME: Final = (
+    f"{_GOING_MESSAGE} WHERE replaced IS NULL AND {_AGING} AND seq > ? ORDER BY seq"
+)
+SELECT_REPLACED_BY_TIME: Final = (
+    f"{_GOING_MESSAGE} WHERE replaced = 1 AND {_AGING} ORDER BY revision"
+)
 SELECT_MESSAGES_BY_EXPIRES: Final = f"{_GOING_MESSAGE} WHERE expires IS NOT NULL ORDER BY expires"
 CREATE_MESSAGES_BY_EXPIRES: Final = (
     "CREATE INDEX IF NOT EXISTS by_expires ON messages(expires) WHERE expires IS NOT NULL"
 )
 UPSERT_MSG_ID: Final = "INSERT OR REPLACE INTO msg_ids VALUES (?, ?, ?, ?)"
 SELECT_MSG_ID: Final = "SELECT seq, revision, time FROM msg_ids WHERE msg_id = ?"
+#: A scan of the ids of one window.
+SELECT_MSG_ID_OF: Final = "SELECT msg_id FROM msg_ids WHERE seq = ?"
+#: A scan of the ids of one window.
+DELETE_MSG_ID_OF: Final = "DELETE FROM msg_ids WHERE seq = ?"
 COUNT_MSG_IDS: Final = "SELECT count(*) FROM msg_ids"
 #: A scan, as the one before; the table has the ids of one window.
 DELETE_OLD_MSG_IDS: Final = "DELETE FROM msg_ids WHERE time < ?"
@@ -261,6 +304,8 @@ CREATE TABLE IF NOT EXISTS archived(
 ) STRICT;
 """
 HAS_ARCHIVED: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'archived')"
+SELECT_ARCHIVES: Final = "SELECT DISTINCT archive FROM archived ORDER BY archive"
+SELECT_BLOCKS: Final = "SELECT * FROM archived"
 INSERT_BLOCK: Final = "INSERT OR REPLACE INTO archived VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 DELETE_BLOCK: Final = "DELETE FROM archived WHERE end_seq = ?"
 SELECT_BLOCK_FROM: Final = "SELECT * FROM archived WHERE end_seq >= ? ORDER BY end_seq LIMIT 1"
@@ -281,15 +326,17 @@ SELECT_BLOCK_AFTER_REVISION: Final = (
 #: A scan of the blocks, one row for every two thousand messages.
 SUM_ARCHIVED: Final = "SELECT coalesce(sum(count), 0), coalesce(sum(bytes), 0) FROM archived"
 SELECT_STORE: Final = "SELECT tenant, name FROM meta WHERE id = 1"
-#: Messages that may be archived: never replaced, without a ttl of their own, and not large.
-_ARCHIVABLE: Final = (
+#: Messages that may be archived: never replaced, without a ttl of their own, not large, and whose
+#: headers are a map.
+ARCHIVABLE: Final = (
     "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL AND body_bytes IS NULL"
+    " AND (headers IS NULL OR substr(headers, 1, 1) <> x'4E')"
 )
 SELECT_ARCHIVABLE: Final = (
-    f"SELECT seq, revision, time, value, headers FROM messages WHERE {_ARCHIVABLE}"
+    f"SELECT {ROW} FROM messages WHERE {ARCHIVABLE}"
     " ORDER BY seq LIMIT ?"
 )
-DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {_ARCHIVABLE}"
+DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {ARCHIVABLE}"
 COUNT_MESSAGES: Final = "SELECT count(*) FROM messages WHERE seq BETWEEN ? AND ?"
 
 # Consumers of a stream: by their primary keys
@@ -334,13 +381,74 @@ SELECT_CONSUMERS: Final = (
     " ORDER BY name"
 )
 UPSERT_DELIVERY: Final = "INSERT OR REPLACE INTO deliveries VALUES (?, ?, ?, ?)"
+#: Counts in the primary key of `deliveries`.
+SELECT_CONSUMER_PLACES: Final = (
+    "SELECT next_seq, (SELECT count(*) FROM deliveries WHERE consumer = consumers.id)"
+    " FROM consumers"
+)
 DELETE_DELIVERY: Final = "DELETE FROM deliveries WHERE consumer = ? AND seq = ?"
 DELETE_DELIVERIES: Final = "DELETE FROM deliveries WHERE consumer = ?"
 #: Reads all of them: at most MAX_ACK_PENDING for each consumer.
 SELECT_DELIVERIES: Final = "SELECT consumer, seq, deadline, count FROM deliveries"
 
+# Cursors of a stream: by their primary keys, and by the unique index on name
+CREATE_CURSORS: Final = (
+    """
+CREATE TABLE IF NOT EXISTS cursors(
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    config BLOB NOT NULL,
+    state BLOB NOT NULL
+) STRICT
+""",
+    """
+CREATE TABLE IF NOT EXISTS cursor_rows(
+    cursor INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (cursor, seq)
+) STRICT, WITHOUT ROWID
+""",
+)
+#: A scan of the schema's dozen rows.
+HAS_CURSORS: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'cursors')"
+INSERT_CURSOR: Final = (
+    "INSERT INTO cursors(name, config, state) VALUES (?, x'', x'') ON CONFLICT (name) DO NOTHING"
+)
+SELECT_CURSOR_ID: Final = "SELECT id FROM cursors WHERE name = ?"
+UPDATE_CURSOR: Final = (
+    "UPDATE cursors SET config = coalesce(?, config), state = coalesce(?, state) WHERE id = ?"
+)
+DELETE_CURSOR: Final = "DELETE FROM cursors WHERE id = ?"
+UPSERT_CURSOR_ROW: Final = "INSERT OR REPLACE INTO cursor_rows VALUES (?, ?, ?)"
+DELETE_CURSOR_ROW: Final = "DELETE FROM cursor_rows WHERE cursor = ? AND seq = ?"
+DELETE_CURSOR_ROWS: Final = "DELETE FROM cursor_rows WHERE cursor = ?"
+SELECT_CURSOR: Final = "SELECT id, name, config, state FROM cursors WHERE name = ?"
+SELECT_CURSOR_FROM: Final = (
+    "SELECT id, name, config, state FROM cursors WHERE name >= ? ORDER BY name LIMIT 1"
+)
+SELECT_CURSOR_ROWS: Final = (
+    "SELECT seq, data FROM cursor_rows WHERE cursor = ? AND seq > ? ORDER BY seq LIMIT ?"
+)
+#: A scan of all rows: at most MAX_CURSORS_BYTES, and no more than CURSOR_ROW_BYTES for each.
+SELECT_CURSOR_TOTALS: Final = (
+    "SELECT name, length(config), length(state), coalesce(row_count, 0), coalesce(data_bytes, 0)"
+    " FROM cursors LEFT JOIN (SELECT cursor, count(*) AS row_count,"
+    " sum(length(data)) AS data_bytes FROM cursor_rows GROUP BY cursor) ON cursor = id"
+    " ORDER BY name"
+)
+#: A scan, to verify a file: a row of no cursor.
+SELECT_ROW_OF_NO_CURSOR: Final = (
+    "SELECT cursor, seq FROM cursor_rows WHERE cursor NOT IN (SELECT id FROM cursors) LIMIT 1"
+)
+#: Reads all rows of one cursor: at most MAX_CURSOR_ROWS.
+SELECT_CURSOR_ROW_SIZES: Final = (
+    "SELECT seq, length(data) FROM cursor_rows"
+    " WHERE cursor = (SELECT id FROM cursors WHERE name = ?)"
+)
+
 # Kv: by revision, the primary key, or by key, the unique index
-_ENTRY_BYTES: Final = (
+ENTRY_BYTES: Final = (
     "octet_length(key) + length(value) + coalesce(length(headers), 0) + coalesce(body_bytes, 0)"
 )
 INSERT_ENTRY: Final = (
@@ -351,15 +459,15 @@ INSERT_ANY_ENTRY: Final = (
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 SELECT_ENTRY: Final = "SELECT key, revision, time, value, headers FROM entries WHERE key = ?"
-SELECT_ENTRY_STATE: Final = f"SELECT revision, {_ENTRY_BYTES} FROM entries WHERE key = ?"
-DELETE_ENTRY: Final = f"DELETE FROM entries WHERE key = ? RETURNING {_ENTRY_BYTES}"
+SELECT_ENTRY_STATE: Final = f"SELECT revision, {ENTRY_BYTES} FROM entries WHERE key = ?"
+DELETE_ENTRY: Final = f"DELETE FROM entries WHERE key = ? RETURNING {ENTRY_BYTES}"
 #: Keys are blobs: an array of text would end each one at its first NUL.
 DELETE_ENTRIES: Final = (
     "DELETE FROM entries WHERE key IN (SELECT CAST(value AS TEXT) FROM carray(?))"
-    f" RETURNING {_ENTRY_BYTES}"
+    f" RETURNING {ENTRY_BYTES}"
 )
 DELETE_ALL_ENTRIES: Final = "DELETE FROM entries"
-SUM_ENTRIES: Final = f"SELECT count(*), coalesce(sum({_ENTRY_BYTES}), 0) FROM entries"
+SUM_ENTRIES: Final = f"SELECT count(*), coalesce(sum({ENTRY_BYTES}), 0) FROM entries"
 #: A half-open range of keys. A blob sorts after every text, and so means "no end".
 SELECT_ENTRIES: Final = (
     "SELECT key, revision, time, value, headers FROM entries WHERE key >= ? AND key < ?"
@@ -375,7 +483,7 @@ SELECT_ENTRIES_AFTER_REVISION: Final = (
 )
 #: Rows that may have to be removed: `(key, revision, time, bytes, expires)`. By revision, which is
 #: also by time and the order in which limits remove them; by by_expires.
-_GOING_ENTRY: Final = f"SELECT key, revision, time, {_ENTRY_BYTES}, expires FROM entries"
+_GOING_ENTRY: Final = f"SELECT key, revision, time, {ENTRY_BYTES}, expires FROM entries"
 SELECT_ENTRIES_BY_REVISION: Final = f"{_GOING_ENTRY} ORDER BY revision"
 SELECT_ENTRIES_BY_EXPIRES: Final = f"{_GOING_ENTRY} WHERE expires IS NOT NULL ORDER BY expires"
 CREATE_ENTRIES_BY_EXPIRES: Final = (
@@ -415,6 +523,10 @@ DROP_UPLOAD: Final = "UPDATE bodies SET upload = NULL WHERE upload = ? AND place
 BODY_AT: Final = "place = ?"
 BODIES_UP_TO: Final = "place <= ?"
 PLACED_BODIES: Final = "place IS NOT NULL"
+#: Of a kv, by a scan: places that are keys are text.
+PAST_BODIES: Final = "typeof(place) = 'integer'"
+MOVE_BODY: Final = "UPDATE bodies SET place = ? WHERE place = ?"
+MOVE_ALL_BODIES: Final = "UPDATE bodies SET place = revision WHERE typeof(place) = 'text'"
 SELECT_HAS_PLACED: Final = "SELECT EXISTS (SELECT 1 FROM bodies WHERE {})"
 DROP_PLACED: Final = "UPDATE bodies SET upload = NULL, place = NULL WHERE {}"
 #: `time` is when the upload became a value.
@@ -437,6 +549,8 @@ INSERT_SPENT_UPLOADS: Final = (
 DELETE_SPENT_UPLOADS: Final = (
     "DELETE FROM spent_uploads WHERE time <= (SELECT max(time) FROM spent_uploads) - ?"
 )
+#: A scan of the uploads of one window.
+DELETE_SPENT_UPLOADS_AT: Final = "DELETE FROM spent_uploads WHERE place = ?"
 SELECT_HAS_SPENT_UPLOADS: Final = (
     "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'spent_uploads')"
 )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable
-from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import apsw
 import apsw.sqlite_extra
@@ -130,6 +131,12 @@ def set_pragmas(connection: apsw.Connection) -> None:
     connection.wal_autocheckpoint(0)
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     set_cache(connection)
+
+
+def integers(values: Iterable[int]) -> Any:
+    """Return numbers as an array that a statement reads with `carray(?)`."""
+    # SQLite refuses the address of an empty array. No seq and no id is negative.
+    return apsw.carray(array("q", values) or array("q", (-1,)))
 
 
 def set_cache(connection: apsw.Connection, kib: int = _CACHE_KIB) -> None:

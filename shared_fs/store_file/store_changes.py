@@ -29,15 +29,17 @@ from holdfast.shared_fs.store_file.applying import (
     AppliedBatch,
     StoreMeta,
     WriterOutcome,
-    apply_to_kv,
     apply_to_stream,
     keep_outcomes,
 )
+from holdfast.shared_fs.store_file.history.history_rows import HistoryRows, HistoryState
+from holdfast.shared_fs.store_file.history.kv_applying import apply_to_kv
 from holdfast.shared_fs.store_file.sqlite_connection import (
     raises_ours,
     set_cache,
 )
 from holdfast.shared_fs.store_file.store_rows import LARGEST_SEQ, StoreRows
+from holdfast.shared_fs.store_file.subject_rows import SubjectRows
 
 #: A kv batch of many keys gets a larger cache while it is applied. Its pages are all over the file,
 #: and a smaller cache would write and read each of them several times.
@@ -86,32 +88,48 @@ class StoreChanges(StoreRows):
     @raises_ours
     def trim_some(self, end_seq: int) -> bool:
         """Remove the first messages of a stream up to `end_seq`, at most MAX_TRIMMED_ROWS and about
-        MAX_TRIMMED_BYTES, in a transaction of its own. Return whether there may be more.
+        MAX_TRIMMED_BYTES, in a transaction of its own; or all of them, if that is all the file has
+        and nothing but messages. Return whether there may be more.
 
         This prepares a trim of any length that is in the durable log and about to be applied. The
         revision stays, so after a crash the replayed trim removes the rest. Nothing may read the
         file until the trim was applied.
         """
         assert self.store.kind == StoreKind.STREAM
-        rows: list[Any] = self._execute(
-            schema.SELECT_FIRST_BYTES, (end_seq, MAX_TRIMMED_ROWS)
-        ).fetchall()
-        size_bytes = count = 0
-        for _, row_bytes in rows:
-            if count and size_bytes + row_bytes > MAX_TRIMMED_BYTES:
-                break
-            count += 1
-            size_bytes += row_bytes
+        if not self.meta.count:
+            return False
+        if end_seq >= self.meta.last_seq and self._has_only_messages():
+            # This writes a page for each 250 that it frees. A part would write all of its pages.
+            meta = replace(self.meta, count=0, bytes=0)
+            with self._transaction():
+                self._execute(schema.DELETE_ALL_MESSAGES)
+                self._write_meta(meta)
+            self.meta = meta
+            return False
+        # By the mean size, and in one statement: a thread waits for the loop after each row.
+        mean_bytes = max(1, self.meta.bytes // self.meta.count)
+        limit = max(1, min(MAX_TRIMMED_ROWS, MAX_TRIMMED_BYTES // mean_bytes))
+        statement = self.subjects.variant(schema.SUM_FIRST)
+        found: Any = self._execute(statement, (end_seq, limit)).get
+        count, last_seq, size_bytes = found
         if not count:
             return False
-        last_seq = rows[count - 1][0]
         meta = replace(self.meta, count=self.meta.count - count, bytes=self.meta.bytes - size_bytes)
         with self._transaction():
+            subjects = SubjectRows(self._cursor, self.subjects)
+            if last_seq >= self.meta.last_seq:
+                subjects.remember(last_seq)
+            subjects.trim(last_seq)
+            subjects.flush()
             self._execute(schema.DELETE_MESSAGES_UP_TO, (last_seq,))
             self._bodies.drop_up_to(last_seq)
             self._write_meta(meta)
         self.meta = meta
-        return count < len(rows) or len(rows) == MAX_TRIMMED_ROWS
+        return bool(count == limit)
+
+    def _has_only_messages(self) -> bool:
+        """Tell if removing all messages changes no other table."""
+        return not (self.subjects.exists or self._archived.exists or self._has_bodies())
 
     @contextlib.contextmanager
     def preview(self, batches: Sequence[AppliedBatch]) -> Iterator[None]:
@@ -150,6 +168,10 @@ class StoreChanges(StoreRows):
         )
         with self._transaction():
             self._execute(schema.DELETE_CHANGES_UP_TO, (revision,))
+            if self.history.exists:
+                history = HistoryRows(self._cursor, self._bodies, self.history)
+                history.begin_anew(revision)
+                history.flush()
             self._write_meta(meta)
         self.meta = meta
 
@@ -186,15 +208,16 @@ class StoreChanges(StoreRows):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
+        made = self._archived.exists, self.subjects.made, self.history.state
         self._execute("BEGIN IMMEDIATE")
         try:
             yield
             self._execute("COMMIT")
         except BaseException:
+            # SQLite may have rolled it back already.
+            self._unmake(*made)
             if self._connection.in_transaction:
                 self._execute("ROLLBACK")
-                self._reload_archived()
-            self._bodies.look_again()
             raise
 
     def _apply(
@@ -202,9 +225,13 @@ class StoreChanges(StoreRows):
     ) -> StoreMeta:
         bodies = self._bodies
         if self.store.kind == StoreKind.STREAM:
-            meta = apply_to_stream(self._cursor, self.meta, batches, bodies, self._archived)
+            meta, msg_id = apply_to_stream(
+                self._cursor, self.meta, batches, bodies, self.subjects, self._archived
+            )
+            if meta.last_seq > self.meta.last_seq:
+                self._last_msg_id = (meta.last_seq, msg_id)
         else:
-            meta = apply_to_kv(self._cursor, self.meta, batches, bodies)
+            meta = apply_to_kv(self._cursor, self.meta, batches, bodies, self.history)
         keep_outcomes(self._cursor, outcomes)
         self._write_meta(meta)
         return meta
@@ -215,6 +242,7 @@ class StoreChanges(StoreRows):
     @raises_ours
     def _begin_preview(self, batches: Sequence[AppliedBatch]) -> None:
         self._connection.pragma("cache_spill", 0)
+        self._made = self._archived.exists, self.subjects.made, self.history.state
         self._execute("BEGIN")
         try:
             self.meta = self._apply(batches, ())
@@ -224,13 +252,16 @@ class StoreChanges(StoreRows):
 
     @raises_ours
     def _end_preview(self) -> None:
+        self._unmake(*self._made)
         if self._connection.in_transaction:
             self._execute("ROLLBACK")
-            self._reload_archived()
-        self._bodies.look_again()
         self._connection.pragma("cache_spill", 1)
 
-    def _reload_archived(self) -> None:
-        """Undo what a transaction that was rolled back has archived."""
-        if self._archived.exists:
-            self._archived.load()
+    def _unmake(
+        self, has_archived: bool, subjects: tuple[bool, bool], history: HistoryState
+    ) -> None:
+        """Forget what a transaction that is rolled back has made."""
+        self._archived.go_back(exists=has_archived)
+        self.subjects.go_back(subjects)
+        self.history.go_back(history)
+        self._bodies.look_again()

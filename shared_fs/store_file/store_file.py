@@ -15,6 +15,10 @@ synced one by one, and `checkpoint` makes everything in the file survive a power
 - A file without a WAL beside it holds all that its last owner accepted. `new` writes such a file,
   whole and durable. It is *sealed*: without a connection, a lock or a WAL, until something needs
   SQLite. Its owner must `hold` it before it accepts more, which creates the WAL.
+- A file that nobody uses may `rest`: without a connection, whose WAL index and pages take most of
+  the memory of an open store, but with its WAL and a lock. When something needs SQLite, the file
+  must be as it was left. The lock is let go of for a moment at either end; whoever comes then is
+  found out.
 
 Reads are in `store_rows.py`, writes in `store_changes.py`; here is the life of the file, from its
 creation to its close, and its copies and its size. When to apply, checkpoint or close is decided
@@ -23,27 +27,28 @@ elsewhere. Every error of SQLite leaves as one of ours.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
+from holdfast.protocol.changes import CHANGE_DELETE_ENTRIES, CHANGE_DELETE_MESSAGES, Removal
 from holdfast.protocol.errors import (
     BusyError,
+    HoldfastError,
     NewerFormatError,
     StorageFailedError,
     StoreDamagedError,
 )
-from holdfast.protocol.limits import (
-    MAX_SWEPT_CHUNKS,
-)
+from holdfast.protocol.limits import MAX_SWEPT_CHUNKS, MIB
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.store_file import schema
-from holdfast.shared_fs.store_file.applying import (
-    StoreMeta,
-)
+from holdfast.shared_fs.store_file.applying import AppliedBatch, StoreMeta
 from holdfast.shared_fs.store_file.sqlite_connection import (
     connect,
     our_error,
@@ -59,10 +64,19 @@ _MIN_FREE_PAGES: Final = 256
 _MAX_REWRITTEN_PAGES: Final = 65536
 #: sqlite.org/fileformat2.html, "The Write-Ahead Log".
 _WAL_FRAME_HEADER_BYTES: Final = 24
+_VACUUMED_IN_MEMORY_BYTES: Final = 16 * MIB
 _DISK: Final = Disk()
-#: Two threads that need a sealed file at once must not both open it: closing a second descriptor
-#: drops the lock.
-_unsealing: Final = threading.Lock()
+#: What is made anew with a connection; see `StoreRows`.
+_NEEDS_CONNECTION: Final = ("_connection", "_cursor", "_execute", "_bodies", "subject_reads")
+
+
+@dataclass(slots=True)
+class _Resting:
+    """What a file keeps of its connection while it rests. `lock` is None if somebody else had the
+    file at that moment."""
+
+    wal_bytes: int
+    lock: LockFile | None = None
 
 
 class StoreFile(StoreChanges):
@@ -86,6 +100,16 @@ class StoreFile(StoreChanges):
         self.was_left_open = False
         #: It was opened from an image, and nothing of it is on the disk.
         self.in_memory = False
+        #: Called when it gets a connection again.
+        self.on_woken: Callable[[], None] | None = None
+        self._resting: _Resting | None = None
+        #: Two threads that need a sealed file at once must not both open it: closing a second
+        #: descriptor drops the lock.
+        self._unsealing = threading.Lock()
+        #: Where it has rested. SQLite syncs the names of file and WAL only with the connection that
+        #: made the WAL, so the first checkpoint of a later one does.
+        self._unsynced_on: Disk | None = None
+        self._names_synced = False
 
     # Opening and closing
     @classmethod
@@ -153,6 +177,8 @@ class StoreFile(StoreChanges):
             raise
         file = cls(None, path, new.store, vfs or disk.vfs)
         file.meta = new.meta
+        file.subjects.exists, file.subjects.is_marked = new.has_subjects, new.is_marked
+        file.history.state = new.history
         return file
 
     @classmethod
@@ -204,7 +230,7 @@ class StoreFile(StoreChanges):
     @classmethod
     def _connect(cls, path: Path, store: StoreId, vfs: str | None) -> StoreFile:
         try:
-            return cls(connect(str(path), apsw.SQLITE_OPEN_READWRITE, vfs), path, store)
+            return cls(connect(str(path), apsw.SQLITE_OPEN_READWRITE, vfs), path, store, vfs)
         except apsw.Error as error:
             raise our_error(error, store) from error
 
@@ -217,10 +243,54 @@ class StoreFile(StoreChanges):
         if self.is_sealed:
             self._unseal()
 
+    @property
+    def is_sealed(self) -> bool:
+        """It has no connection, lock or WAL, and all of it is durable."""
+        return not self.is_awake and self._resting is None
+
+    @property
+    def is_locked(self) -> bool:
+        """No other process can have it, or take it."""
+        return self.is_awake or (self._resting is not None and self._resting.lock is not None)
+
+    @raises_ours
+    def rest(self, disk: Disk) -> bool:
+        """Give back the connection and its memory until something needs it. Return whether it rests
+        now: it does not while something is being read, or chunks are to be swept, or where it
+        could have no lock.
+
+        May run in another thread while nothing else uses the file. Raises StorageFailedError.
+        """
+        if not self.is_awake or self.in_memory or not disk.locks_store_files:
+            return False
+        if self.needs_sweep():
+            return False
+        connection = self._connection
+        if connection.txn_state("main") != apsw.SQLITE_TXN_NONE:
+            return False
+        # First of all, since what has neither it nor a connection counts as sealed, also for those
+        # who look from another thread.
+        self._resting = resting = _Resting(self.wal_bytes())
+        try:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            connection.close()
+        except BaseException:
+            self._resting = None
+            raise
+        for name in _NEEDS_CONNECTION:
+            self.__dict__.pop(name, None)
+        if not self._names_synced:
+            self._unsynced_on = disk
+        # Without the lock, the next use finds out who has come.
+        with contextlib.suppress(HoldfastError, FileNotFoundError):
+            resting.lock = disk.lock_store_file(self.path)
+        return True
+
     def _unseal(self) -> apsw.Connection:
-        with _unsealing:
-            if not self.is_sealed:
+        with self._unsealing:
+            if self.is_awake:
                 return self._connection
+            self._let_go()
             try:
                 file = self._connect(self.path, self.store, self._vfs)
                 try:
@@ -231,14 +301,26 @@ class StoreFile(StoreChanges):
             except BusyError as error:
                 reason = f"another process has opened {self.path.name}"
                 raise StorageFailedError(reason=reason) from error
-            self._connection = file._connection
+            self._connection, self._resting = file._connection, None
+            if self.on_woken is not None:
+                self.on_woken()
             return self._connection
+
+    def _let_go(self) -> None:
+        """Release the lock of a resting file."""
+        if self._resting is not None and self._resting.lock is not None:
+            self._resting.lock.release()
+            self._resting.lock = None
 
     def _check_unwritten(self, file: StoreFile) -> None:
         file._load()
-        if file.meta != self.meta:
-            reason = f"somebody else has written it, up to revision {file.meta.revision}"
-            raise StoreDamagedError(store=str(self.store), reason=reason)
+        if file.meta == self.meta:
+            return
+        reason = f"somebody else has written it, up to revision {file.meta.revision}"
+        if self._resting is not None and file.meta.epoch > self.meta.epoch:
+            # Its next owner: this process is fenced. What it is to find there is no damage.
+            raise StorageFailedError(reason=f"{self.store}: {reason}")
+        raise StoreDamagedError(store=str(self.store), reason=reason)
 
     @raises_ours
     def close(self) -> None:
@@ -257,7 +339,8 @@ class StoreFile(StoreChanges):
     @raises_ours
     def abandon(self) -> None:
         """Close without a checkpoint, as a fenced or failing owner must. The WAL stays."""
-        if self.is_sealed:
+        if not self.is_awake:
+            self._let_go()
             return
         self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._connection.close(True)
@@ -271,6 +354,9 @@ class StoreFile(StoreChanges):
         """
         if self.is_sealed:
             return
+        if self._unsynced_on is not None:
+            self._unsynced_on.sync_directory(self.path.parent)
+            self._unsynced_on, self._names_synced = None, True
         self._connection.pragma("synchronous", "full")
         try:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -280,8 +366,8 @@ class StoreFile(StoreChanges):
     @raises_ours
     def wal_bytes(self) -> int:
         """Return the size of the WAL, which the next checkpoint reads."""
-        if self.is_sealed:
-            return 0
+        if not self.is_awake:
+            return self._resting.wal_bytes if self._resting is not None else 0
         frame_count, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         return max(0, frame_count) * (schema.PAGE_BYTES + _WAL_FRAME_HEADER_BYTES)
 
@@ -313,7 +399,9 @@ class StoreFile(StoreChanges):
 
         Like `image`, but takes no memory for the content.
         """
-        copy = connect(str(path), apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, None)
+        copy = connect(
+            str(path), apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, self._vfs
+        )
         try:
             copy.pragma("journal_mode", "off")
             self._back_up(copy)
@@ -344,7 +432,7 @@ class StoreFile(StoreChanges):
     @raises_ours
     def needs_sweep(self) -> bool:
         """Return whether there may be chunks of large values that were deleted."""
-        return not self.is_sealed and not self.in_memory and self._bodies.has_gone
+        return self.is_awake and not self.in_memory and self._bodies.has_gone
 
     @raises_ours
     def sweep(self) -> None:
@@ -362,9 +450,50 @@ class StoreFile(StoreChanges):
             self.shrink()
 
     @raises_ours
+    def scrub(self, place: int | str) -> bool:
+        """Delete the message of a seq, or the entry of a key with its history, and leave no byte of
+        what was ever deleted: in unused pages, chunks of large values, the log of changes. Return
+        whether any of it was there. Followers of earlier states must begin anew.
+
+        This writes the whole file, and makes it durable. Raises StorageError.
+        """
+        self._connection.pragma("secure_delete", "on")
+        found = self.message(place) if isinstance(place, int) else self.entry(place)
+        # Of a key, its history too.
+        former = [] if isinstance(place, int) else [row[1] for row in self.versions(place)]
+        if found is not None or former:
+            meta = self.meta
+            change: list[Any] = [CHANGE_DELETE_MESSAGES, [place]]
+            if not isinstance(place, int):
+                gone = [place] if found else []
+                change = [CHANGE_DELETE_ENTRIES, gone, None, int(Removal.EXPIRED), former]
+            self.apply([AppliedBatch(meta.revision, meta.time, [change])])
+        while self._bodies.has_gone:
+            with self._transaction():
+                self._bodies.sweep(MAX_SWEPT_CHUNKS)
+        with self._transaction():
+            if isinstance(place, int):
+                self._execute(schema.DELETE_MSG_ID_OF, (place,))
+            if self._execute(schema.SELECT_HAS_SPENT_UPLOADS).get:
+                for each in (place, *former):
+                    self._execute(schema.DELETE_SPENT_UPLOADS_AT, (each,))
+            self._execute(schema.DELETE_CHANGES_UP_TO, (self.meta.revision,))
+            meta = replace(self.meta, changes_from=self.meta.revision)
+            self._write_meta(meta)
+        self.meta = meta
+        # Beyond that, what stays is written to a temporary file on the way.
+        if self.size_bytes() <= _VACUUMED_IN_MEMORY_BYTES:
+            self._connection.pragma("temp_store", "memory")
+        self._execute("VACUUM")
+        self.checkpoint()
+        return found is not None or bool(former)
+
+    @raises_ours
     def quick_check(self) -> None:
         """Raise StoreDamagedError unless the file's structure is sound."""
-        verdict = self._connection.pragma("quick_check", 1)
+        # Without the schema's name, SQLite opens its temporary database too, and keeps 90 kB of
+        # pages for that as long as the connection lives.
+        verdict = self._connection.pragma("quick_check", 1, schema="main")
         if verdict != "ok":
             raise StoreDamagedError(store=str(self.store), reason=f"quick_check: {verdict}")
 
@@ -385,8 +514,8 @@ class StoreFile(StoreChanges):
             )
             raise StoreDamagedError(store=str(self.store), reason=reason)
         version = self._connection.pragma("user_version")
-        if version > schema.FORMAT_VERSION:
-            raise NewerFormatError(what=str(self.path), found=version, known=schema.FORMAT_VERSION)
+        if version > schema.LATEST_FORMAT:
+            raise NewerFormatError(what=str(self.path), found=version, known=schema.LATEST_FORMAT)
         # Only now, so that a foreign file stays as it is.
         if not self.in_memory:
             set_pragmas(self._connection)
@@ -399,6 +528,14 @@ class StoreFile(StoreChanges):
         self.meta = StoreMeta(*row[3:])
         if row[1] == StoreKind.STREAM:
             self._archived.load()
+            if version >= schema.FIRST_SUBJECTS_FORMAT:
+                self.subjects.load()
+            if version == schema.FIRST_SUBJECTS_FORMAT:
+                with self._transaction():
+                    self.subjects.upgrade()
+                self.meta = StoreMeta(*self._execute(schema.SELECT_META).get[3:])
+        elif version >= schema.HISTORY_FORMAT:
+            self.history.load()
         if version < schema.FORMAT_VERSION:
             self._upgrade(version)
 

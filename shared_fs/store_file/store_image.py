@@ -25,12 +25,14 @@ from holdfast.shared_fs.store_file.applying import (
     AppliedBatch,
     StoreMeta,
     WriterOutcome,
-    apply_to_kv,
     apply_to_stream,
     keep_outcomes,
 )
 from holdfast.shared_fs.store_file.bodies import Bodies
+from holdfast.shared_fs.store_file.history.history_rows import HistoryState, StoredHistory
+from holdfast.shared_fs.store_file.history.kv_applying import apply_to_kv
 from holdfast.shared_fs.store_file.sqlite_connection import our_error, page_checksum
+from holdfast.shared_fs.store_file.subject_rows import StoredSubjects
 
 #: The place of the read and write versions in a file's header, and the value for WAL
 #: (sqlite.org/fileformat2.html, "The Database Header").
@@ -45,11 +47,15 @@ _lock: Final = threading.Lock()
 
 
 class NewStore(NamedTuple):
-    """The file of a new store, and its meta row."""
+    """The file of a new store, its meta row, whether messages in it have subjects and header
+    blocks, and its history."""
 
     store: StoreId
     meta: StoreMeta
     image: bytes
+    has_subjects: bool
+    is_marked: bool
+    history: HistoryState
 
 
 @functools.cache
@@ -81,11 +87,15 @@ def new_store_image(
     if any(_is_large(change) for batch in batches for change in batch.changes):
         return None
     try:
-        meta, image = _build(store, kind, time, owner, batches, outcomes)
+        subjects, history, meta, image = _build(store, kind, time, owner, batches, outcomes)
     except apsw.Error as error:
         raise our_error(error, store) from error
     image[_FORMAT_VERSIONS] = _WAL
-    return NewStore(store, meta, bytes(image)) if _finish_pages(image, kind) else None
+    if not _finish_pages(image, kind):
+        return None
+    return NewStore(
+        store, meta, bytes(image), subjects.exists, subjects.is_marked, history.state
+    )
 
 
 def _is_large(change: frames.WireChange) -> bool:
@@ -104,20 +114,23 @@ def _build(
     owner: tuple[int, str, str],
     batches: Sequence[AppliedBatch],
     outcomes: Sequence[WriterOutcome],
-) -> tuple[StoreMeta, bytearray]:
+) -> tuple[StoredSubjects, StoredHistory, StoreMeta, bytearray]:
     with _lock:
         connection = _workshop(kind)
         cursor = connection.cursor()
         cursor.execute("BEGIN")
         try:
             cursor.execute(schema.INSERT_META, (*store, time, *owner))
-            apply = apply_to_stream if kind is StoreKind.STREAM else apply_to_kv
-            first = StoreMeta(*owner, 0, 0, 0, 0, 0, 0)
-            meta = apply(cursor, first, batches, Bodies(cursor.execute))
+            first, bodies = StoreMeta(*owner, 0, 0, 0, 0, 0, 0), Bodies(cursor.execute)
+            subjects, history = StoredSubjects(cursor.execute, store), StoredHistory(cursor.execute)
+            if kind is StoreKind.STREAM:
+                meta, _ = apply_to_stream(cursor, first, batches, bodies, subjects)
+            else:
+                meta = apply_to_kv(cursor, first, batches, bodies, history)
             keep_outcomes(cursor, outcomes)
             cursor.execute(schema.UPDATE_META, meta.counters)
             # The image of an in-memory database includes uncommitted changes.
-            return meta, bytearray(connection.serialize("main"))
+            return subjects, history, meta, bytearray(connection.serialize("main"))
         finally:
             cursor.execute("ROLLBACK")
 

@@ -11,7 +11,7 @@ delivered and acknowledged meanwhile costs a delete of nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -125,3 +125,12 @@ def read_consumers(execute: Callable[..., apsw.Cursor]) -> list[ConsumerRow]:
         ConsumerRow._make((id_, name, json.loads(config), *counts, deliveries.get(id_, {})))
         for id_, name, config, *counts in found
     ]
+
+
+def read_consumer_places(execute: Callable[..., apsw.Cursor]) -> Sequence[tuple[int, int]]:
+    """Return for each consumer of a stream's file the first seq that was never delivered, and the
+    number of its deliveries that are not settled."""
+    if not execute(schema.HAS_CONSUMERS).get:
+        return ()
+    found: list[Any] = execute(schema.SELECT_CONSUMER_PLACES).fetchall()
+    return found

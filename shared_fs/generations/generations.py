@@ -20,7 +20,7 @@ from holdfast.protocol.errors import BusyError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
-from holdfast.shared_fs.store_file.copying import copy_in_use
+from holdfast.shared_fs.generations.copying import copy_in_use
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 

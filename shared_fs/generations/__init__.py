@@ -1,0 +1,1 @@
+"""Which of a store's files is the current one, and copies of files that are in use."""

@@ -1,0 +1,1 @@
+"""The consumers and cursors of a stream as rows of its file."""

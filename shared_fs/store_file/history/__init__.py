@@ -1,0 +1,1 @@
+"""A kv as rows of its file, and the history that moves former values aside."""
