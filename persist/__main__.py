@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,14 +28,19 @@ from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import FencedError, HoldfastError, InvalidArgumentError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
+from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.names import check_server
+from holdfast.protocol.serving.price_file import read_prices
 from holdfast.protocol.serving.process import (
-    OnSignals,
+    ServerProcess,
+    add_prices,
     inboxes_of,
     login_of,
     run_server,
     server_parser,
 )
+from holdfast.protocol.serving.process_numbers import process_statistics
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.access.quotas import quotas_of
 from holdfast.shared_fs.access.token_source import find_tokens
@@ -111,6 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="snapshot closed stores together, this often; default: %(default)s",
     )
     parser.add_argument(
+        "--max-lag",
+        type=float,
+        default=policy.max_lag_seconds,
+        metavar="SECONDS",
+        help="snapshot open stores too, so that exports lack no change that is older; default: "
+        "%(default)s",
+    )
+    parser.add_argument(
         "--keep-snapshots",
         type=int,
         default=policy.keep.count,
@@ -122,16 +136,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=policy.keep.days,
         help="keep snapshots to restore a store this far back; default: %(default)s",
     )
+    parser.add_argument(
+        "--budget-per-day",
+        type=float,
+        metavar="DOLLARS",
+        help="what the bucket may cost a day: puts of the log are stretched to keep to it",
+    )
+    add_prices(parser)
     return run_server(parser, arguments, _serve)
 
 
-async def _serve(
-    options: argparse.Namespace, bus: Bus, on_signals: OnSignals, ready: asyncio.Event
-) -> None:
+async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) -> None:
     if options.bucket is None and options.disk == "local":
         raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
     if options.bucket is None and options.durability == Durability.STORED.word:
         raise InvalidArgumentError(argument="--durability", reason="stored needs --bucket")
+    if options.budget_per_day is not None:
+        if options.bucket is None:
+            raise InvalidArgumentError(argument="--budget-per-day", reason="it needs --bucket")
+        if not 0 < options.budget_per_day < math.inf:
+            raise InvalidArgumentError(argument="--budget-per-day", reason="it must be above 0")
+    if not 0 < options.max_lag < math.inf:
+        raise InvalidArgumentError(argument="--max-lag", reason="it must be above 0")
+    statistics = process_statistics(PartKind.PERSIST, options.name)
+    running_server: PersistServer | None = None
+
+    def why_unready() -> str:
+        if not bus.connected:
+            return "there is no connection to NATS"
+        return "it starts" if running_server is None else running_server.why_unready()
+
+    process.monitor.watch(statistics, why_unready)
     configure_process()
     sys.setswitchinterval(_SWITCH_SECONDS)
     max_open_stores = _fitting(options.max_open_stores)
@@ -144,6 +179,7 @@ async def _serve(
     bucket = await asyncio.to_thread(_open_bucket, options.bucket) if options.bucket else None
     tier_policy = TierPolicy(
         snapshot_seconds=options.snapshot_seconds,
+        max_lag_seconds=options.max_lag,
         cold_after_seconds=options.cold_after_seconds,
         keep=KeepPolicy(options.keep_snapshots, options.keep_snapshot_days),
     )
@@ -162,13 +198,15 @@ async def _serve(
         bucket_only=options.disk == "local",
         tokens=await asyncio.to_thread(find_tokens, layout.root, own_bucket),
         quotas=quotas_of(layout, own_bucket),
+        budget_per_day=options.budget_per_day,
+        prices=read_prices(options.prices),
         audits=True,
     )
-    machine = Machine(loop_watch=loop_watch)
+    machine = Machine(loop_watch=loop_watch, statistics=statistics)
     stopping = asyncio.Event()
     life = 0
     while not stopping.is_set():
-        server = PersistServer(
+        server = running_server = PersistServer(
             bus,
             layout,
             disk,
@@ -177,11 +215,12 @@ async def _serve(
             bucket=bucket,
             machine=machine,
         )
-        running = asyncio.ensure_future(server.run(ready))
-        on_signals(functools.partial(_stop, server, running, stopping))
+        running = asyncio.ensure_future(server.run(process.ready))
+        process.on_signals(functools.partial(_stop, server, running, stopping))
         try:
             await running
         except FencedError as error:
+            statistics.counter(metrics.FENCED).value += 1
             if server.registered:
                 raise
             # A coordinator that has lost its state fences all servers it finds. This incarnation

@@ -14,12 +14,16 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from holdfast.persist.access.gatekeeper import Gatekeeper
+from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
 from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.jobs.closing import StoreCloser
 from holdfast.persist.jobs.deleting import DeletionJobs
+from holdfast.persist.jobs.erasure import ErasureJobs, LogTurnover
+from holdfast.persist.jobs.placing import DraftPlacing
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
+from holdfast.persist.jobs.purging import PurgeJobs
 from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.draining import Drainer
@@ -27,14 +31,17 @@ from holdfast.persist.lifecycle.ending import Ending
 from holdfast.persist.lifecycle.giving_back import GivingBack
 from holdfast.persist.lifecycle.heartbeats import Heartbeats, Load
 from holdfast.persist.lifecycle.leaving import Leaving
+from holdfast.persist.lifecycle.moving import Mover
 from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.lifecycle.openings import Openings
+from holdfast.persist.lifecycle.resting import FileRest
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.parts import Parts
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
+from holdfast.persist.peers.store_loads import StoreLoads
 from holdfast.persist.quotas.open_room import OpenRoom
 from holdfast.persist.quotas.quota_book import QuotaBook
 from holdfast.persist.quotas.quota_keeping import QuotaKeeping
@@ -49,6 +56,8 @@ from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.archiving import Archiver
 from holdfast.persist.tier.cold_stores import ColdStores
 from holdfast.persist.tier.cooling import Cooler
+from holdfast.persist.tier.lag_keeping import LagKeeping
+from holdfast.persist.tier.left_behind import LeftBehind
 from holdfast.persist.tier.snapshotter import Snapshotter
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.tier.tier_pools import TierPools
@@ -66,7 +75,10 @@ from holdfast.persist.write_path.setting_aside import SettingAside
 from holdfast.persist.write_path.turn import Promises, TurnBuilder
 from holdfast.persist.write_path.waiting_places import WaitingPlaces
 from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.control import ServerLoad
 from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, AuditTrail, tell_recorder
 from holdfast.shared_fs.archive.archive_table import Archive
@@ -145,6 +157,7 @@ def compose(
         threads.run_in_thread,
         threads.large,
         trail or NO_AUDIT,
+        machine.statistics or Statistics(PartKind.PERSIST, server, clock()),
     )
     tasks, open_stores = SpawnedTasks(), OpenStores()
     read_cluster = (
@@ -170,9 +183,7 @@ def compose(
     checkpointer = Checkpointer(
         life,
         storage.synced_log.log,
-        DurableFiles(
-            life, open_stores.leases, path.progress, path.materialiser, storage.confirm
-        ),
+        DurableFiles(life, open_stores.leases, path.progress, path.materialiser, storage.confirm),
         open_stores,
         path.progress,
         storage.tell_closed,
@@ -183,16 +194,24 @@ def compose(
     checkpointer.on_unwritten(giving_back.unwritten)
     tier = None
     if bucket is not None:
-        cold_stores = ColdStores(
-            bucket, life, open_stores, path.inbox, threads.tier.cold_stores
-        )
+        cold_stores = ColdStores(bucket, life, open_stores, path.inbox, threads.tier.cold_stores)
         snapshotter = Snapshotter(
             bucket, options.tier_policy, life, threads.tier, open_stores, checkpointer, phase
         )
         cooler = Cooler(snapshotter, life, coordination, threads.tier.snapshots)
         tier = Tier(server, bucket, snapshotter, cooler, cold_stores)
     stored = storage.stored_writer(tier, path.releaser)
-    quotas = QuotaBook()
+    budget = None
+    if bucket is not None and options.budget_per_day is not None:
+        budget = BudgetKeeping(
+            server, options.budget_per_day, options.prices, bucket.usage.total, storage.log_pace
+        )
+    lag = None
+    if tier is not None and stored is not None:
+        publisher, pool = tier.snapshotter.publisher, threads.tier.snapshots
+        left = LeftBehind(life, publisher, coordination, owners, pool)
+        lag = LagKeeping(life, phase, tier.snapshotter, open_stores, left, stored, budget)
+    quotas, loads = QuotaBook(), StoreLoads()
     promises = Promises(
         options.durability, storage.log_level, stored.writes if stored is not None else None
     )
@@ -200,7 +219,7 @@ def compose(
         life,
         storage.synced_log,
         path.inbox,
-        TurnBuilder(server, path.inbox, open_stores, promises, quotas),
+        TurnBuilder(server, path.inbox, open_stores, promises, quotas, loads),
         path.progress,
         path.releaser,
         stored,
@@ -229,6 +248,7 @@ def compose(
         storage.read_dead_logs,
         tier.cold_stores if tier is not None else None,
         tasks,
+        life.statistics,
     )
     open_queue = OpenQueue(
         open_stores,
@@ -248,6 +268,7 @@ def compose(
         path.inbox, open_stores, path.archive_reads, path.progress, stored, path.releaser
     )
     ending = Ending(life, phase, storage, places, checkpointer, coordination)
+    resting = FileRest(life, open_stores, options.max_awake_files)
     closer = StoreCloser(
         life,
         open_stores=open_stores,
@@ -257,9 +278,21 @@ def compose(
         coordination=coordination,
         opens=openings.opens,
     )
-    administrator = _administrator(life, options, storage, tier, coordination, closer)
+    mover = Mover(
+        phase,
+        open_stores,
+        drainer,
+        giving_back,
+        closer.alone,
+        partial(_moved, loads, tier),
+        hands_over=storage.hands_over,
+    )
+    administrator = _administrator(
+        life, options, storage, tier, coordination, closer, open_stores, checkpointer
+    )
     request = tier.request if tier is not None else partial(_without_bucket, server)
-    commands = Commands(life, coordination, phase, request)
+    tell_load = partial(_load, life, open_stores, loads)
+    commands = Commands(life, coordination, phase, request, tell_load, mover.move)
     reception = Reception(
         life, path.inbox, open_stores, heartbeats, commands, administrator, tasks, gatekeeper
     )
@@ -287,6 +320,8 @@ def compose(
         open_queue,
         heartbeats,
         leaving,
+        mover,
+        resting,
         ending,
         administrator,
         reception,
@@ -296,6 +331,8 @@ def compose(
         archiver,
         quota_keeping,
         trail,
+        budget,
+        lag,
     )
 
 
@@ -353,11 +390,23 @@ def _administrator(
     tier: Tier | None,
     coordination: Coordination,
     closer: StoreCloser,
+    open_stores: OpenStores,
+    checkpointer: Checkpointer,
 ) -> Administrator:
     manifests = tier.snapshotter.manifests if tier is not None else None
     deletions = DeletionJobs(life, closer, coordination, manifests, storage.tombstones(tier))
+    erasure = ErasureJobs(
+        life,
+        open_stores,
+        storage.tombstones(tier),
+        LogTurnover(checkpointer.turn_over, storage.turn_over),
+        manifests,
+        shares_files=storage.shares_files,
+    )
     if tier is None:
-        return Administrator(life.server, deletions, None, life.audit)
+        placing = DraftPlacing(life, storage.placement(None))
+        purges = PurgeJobs(life, closer, coordination, deletions, placing, None)
+        return Administrator(life.server, deletions, None, purges, erasure, life.audit)
     past = PointInTimeRestore(
         tier.snapshotter.manifests,
         disk=life.disk,
@@ -366,10 +415,34 @@ def _administrator(
         clock_ms=life.clock_ms,
         keep=options.tier_policy.keep,
     )
+    placing = DraftPlacing(life, storage.placement(past.publish))
+    purges = PurgeJobs(life, closer, coordination, deletions, placing, manifests)
     versions = VersionJobs(
-        life, closer, coordination, past, storage.placement(past.publish), tier.snapshotter.snapshot
+        life, closer, coordination, past, placing, tier.snapshotter.snapshot
     )
-    return Administrator(life.server, deletions, versions, life.audit)
+    return Administrator(life.server, deletions, versions, purges, erasure, life.audit)
+
+
+def _load(
+    life: Incarnation, open_stores: OpenStores, loads: StoreLoads, limit: int
+) -> ServerLoad:
+    """Return what this incarnation was asked for lately, with its busiest open stores."""
+    now = asyncio.get_running_loop().time()
+    hot = tuple(
+        each._replace(epoch=opened.epoch)
+        for each in loads.hottest(limit, now)
+        if (opened := open_stores.find(each.store)) is not None
+    )
+    return ServerLoad(life.server, life.id, *loads.rates(now), open_stores.open_count, hot)
+
+
+def _moved(loads: StoreLoads, tier: Tier | None, store: StoreId) -> None:
+    """Note that a store has another owner."""
+    loads.gone(store)
+    if tier is not None:
+        # If its next owner does not use it, nobody else snapshots its last changes. If it does, its
+        # file is not free, and that owner has compared it with the bucket.
+        tier.snapshotter.add(store)
 
 
 def _without_bucket(server: str, stores: Sequence[StoreId] | None) -> int:
@@ -379,5 +452,3 @@ def _without_bucket(server: str, stores: Sequence[StoreId] | None) -> int:
 
 def _nothing(time_ms: int) -> None:
     return None
-
-

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.disk.disk import Disk
@@ -35,3 +37,5 @@ class Incarnation:
     run_large: RunInThread
     #: What this life tells the audit log.
     audit: Audit = NO_AUDIT
+    #: What this life, and the process, counts.
+    statistics: Statistics = field(default_factory=lambda: Statistics(PartKind.PERSIST, "", 0))

@@ -9,8 +9,10 @@ from holdfast.persist.shared_disk.fence_watch import Watch, watch_folder
 from holdfast.persist.threads.loop_watch import LoopWatch
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.tier_policy import TierPolicy
-from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
+from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_AWAKE_FILES, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.prices import S3_PRICES, Prices
 from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.access.quotas import ReadsQuotas
@@ -24,6 +26,8 @@ class ServerOptions:
     durability: Durability = Durability.SYNCED
     idle_close_seconds: float = IDLE_CLOSE_SECONDS
     max_open_stores: int = MAX_OPEN_STORES
+    #: How many files of open stores keep a connection of SQLite though nobody uses them.
+    max_awake_files: int = MAX_AWAKE_FILES
     tier_policy: TierPolicy = field(default_factory=TierPolicy)
     #: The disk is this server's own and only a cache: log, fence and data are in the bucket.
     bucket_only: bool = False
@@ -31,6 +35,10 @@ class ServerOptions:
     tokens: TokenSource | None = None
     #: Where the limits of tenants are read. None: no tenant has a quota.
     quotas: ReadsQuotas | None = None
+    #: What its bucket costs.
+    prices: Prices = S3_PRICES
+    #: What it may cost a day, at these prices. None: there is no budget.
+    budget_per_day: float | None = None
     #: Whether it tells the audit log what operators and tokens do.
     audits: bool = False
 
@@ -45,3 +53,5 @@ class Machine:
     run_in_thread: RunInThread | None = None
     watch: Watch = watch_folder
     loop_watch: LoopWatch | None = None
+    #: What the process counts, over all of its lives. None: each life by itself.
+    statistics: Statistics | None = None

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.persist.access.gatekeeper import Gatekeeper
+from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.lifecycle.ending import Ending
 from holdfast.persist.lifecycle.heartbeats import Heartbeats
 from holdfast.persist.lifecycle.leaving import Leaving
+from holdfast.persist.lifecycle.moving import Mover
 from holdfast.persist.lifecycle.open_queue import OpenQueue
+from holdfast.persist.lifecycle.resting import FileRest
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.quotas.quota_keeping import QuotaKeeping
 from holdfast.persist.reception import Reception
@@ -20,6 +23,7 @@ from holdfast.persist.storage_mode import StorageMode
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.tier.archiving import Archiver
+from holdfast.persist.tier.lag_keeping import LagKeeping
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.checkpointing import Checkpointer
@@ -43,6 +47,8 @@ class Parts:
     open_queue: OpenQueue
     heartbeats: Heartbeats
     leaving: Leaving
+    mover: Mover
+    resting: FileRest
     ending: Ending
     administrator: Administrator
     reception: Reception
@@ -53,6 +59,10 @@ class Parts:
     quota_keeping: QuotaKeeping | None
     #: None: this server tells the audit log nothing.
     audit_trail: AuditTrail | None
+    #: None: nothing limits what its bucket costs.
+    budget: BudgetKeeping | None
+    #: None: there is no bucket, or its log has what its snapshots lack.
+    lag: LagKeeping | None
 
     def work(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""
@@ -67,7 +77,12 @@ class Parts:
         yield self.open_queue.run()
         yield self.gatekeeper.run()
         yield self.leaving.drain()
+        yield self.mover.run()
         if self.quota_keeping is not None:
             yield self.quota_keeping.run()
         if self.audit_trail is not None:
             yield self.audit_trail.run()
+        if self.budget is not None:
+            yield self.budget.run()
+        if self.lag is not None:
+            yield self.lag.run()

@@ -22,6 +22,7 @@ from typing import Final
 
 from holdfast.persist.composition import Origins, compose
 from holdfast.persist.life_phase import LifePhase
+from holdfast.persist.measuring import measure
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.parts import Parts
 from holdfast.persist.store.states import OpenState
@@ -81,6 +82,15 @@ class PersistServer:
         """True if the next life is to begin after a clean end; see `leaving.py`."""
         return self._phase.lives_again
 
+    def why_unready(self) -> str:
+        """Return why this incarnation does not serve, or nothing if it does."""
+        parts = self.parts
+        if parts is None or not parts.coordination.registered:
+            return "the coordinator has not accepted it yet"
+        if self._phase.opens_nothing:
+            return "it hands its stores over"
+        return "nothing can be made durable" if parts.heartbeats.stalled else ""
+
     def stop(self) -> None:
         """Ask for a clean end. `run` returns when everything is durable and released."""
         self._phase.stop()
@@ -98,6 +108,7 @@ class PersistServer:
             parts = self.parts = compose(
                 self._origins, self.server, self.incarnation, self._phase, resources
             )
+            measure(parts, self._origins.options.prices)
             try:
                 await self._live(parts, ready)
             except BaseException:
@@ -144,9 +155,7 @@ class PersistServer:
         with contextlib.ExitStack() as watching:
             async with asyncio.TaskGroup() as tasks:
                 if loop_watch is not None:
-                    watching.enter_context(
-                        loop_watch.speaking(self._turns, parts.heartbeats.words)
-                    )
+                    watching.enter_context(loop_watch.speaking(self._turns, parts.heartbeats.words))
                 running = [
                     *(tasks.create_task(work) for work in parts.work()),
                     tasks.create_task(self._turns.run()),
@@ -158,6 +167,8 @@ class PersistServer:
                 await parts.reception.take_no_more_requests()
                 await parts.administrator.stop()
                 left = await parts.ending.settle()
+                if parts.lag is not None:
+                    await parts.lag.finish()
                 for task in running:
                     task.cancel()
         return left
@@ -172,6 +183,7 @@ class PersistServer:
                 async with asyncio.timeout(_MAINTENANCE_SECONDS):
                     await stopping.wait()
             await parts.checkpointer.run_pass(loop.time())
+            await parts.resting.run_pass(loop.time())
 
 
 def _abandon(parts: Parts) -> None:

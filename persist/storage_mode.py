@@ -22,6 +22,7 @@ from holdfast.protocol.control import Grant
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk.log_pace import LogPace
 from holdfast.shared_fs.disk.tombstone import Grave
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
@@ -63,12 +64,20 @@ class StorageMode(Protocol):
     def synced_log(self) -> SyncedLog: ...
 
     @property
+    def log_pace(self) -> LogPace:
+        """When objects of the log are put into the bucket, if there is one."""
+
+    @property
     def log_level(self) -> Durability:
         """The level of durability that a sync of the log achieves."""
 
     @property
     def stall_seconds(self) -> float:
         """A sync that takes longer than this means that the disk or the bucket hangs."""
+
+    @property
+    def shares_files(self) -> bool:
+        """True if the store files that this server sees are those of all servers."""
 
     @property
     def hands_over(self) -> bool:
@@ -111,7 +120,7 @@ class StorageMode(Protocol):
     def tombstones(self, tier: Tier | None) -> Tombstones:
         """Return the tombstones that deletions put."""
 
-    def placement(self, publish: Publish) -> Placement:
+    def placement(self, publish: Publish | None) -> Placement:
         """Return what puts restored states in place."""
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
@@ -120,6 +129,10 @@ class StorageMode(Protocol):
     async def end(self, left: int) -> bool:
         """End after the last write. `left` stores could not be made durable. Return whether that is
         a clean end. Raises BucketError."""
+
+    async def turn_over(self) -> None:
+        """Have the logs in the bucket hold nothing that is durable elsewhere. What this makes
+        needless goes with later passes. Raises BucketError, FencedError, UnavailableError."""
 
     def leave(self) -> None:
         """Close the log after a clean end, and leave nothing unnecessary behind."""

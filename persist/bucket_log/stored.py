@@ -141,6 +141,11 @@ class StoredWrites:
         while self._unsynced and self._unsynced[0][0] <= tick:
             self._make_ready(self._unsynced.popleft()[1])
 
+    def has_in_log(self, store: StoreId) -> bool:
+        """Tell if the bucket's log gets all changes of a store that its snapshots lack."""
+        followed = self._followed.get(store)
+        return followed is not None and followed.based
+
     # Called by the writer of slots
     @property
     def ready_bytes(self) -> int:

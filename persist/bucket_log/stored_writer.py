@@ -38,6 +38,8 @@ logger = logging.getLogger("holdfast.persist")
 _BASES: Final = 4096
 #: The same, for the stores that hold the oldest slots.
 _PRESSING: Final = 256
+#: The same, for the stores that hold any slot.
+_TURNED_OVER: Final = 100_000
 _BASE_RETRY_SECONDS: Final = 1.0
 #: How long the first store that needs a snapshot waits for others. After a failover these are
 #: hundreds, which would otherwise wait until the first snapshot is published.
@@ -119,6 +121,14 @@ class SlotKeeper:
         else:
             self._failing.over()
 
+    async def turn_over(self) -> None:
+        """Snapshot all stores that need a slot. The slots go with the passes that follow.
+        Raises BucketError, FencedError."""
+        stores = self.index.oldest(_TURNED_OVER)
+        for start in range(0, len(stores), _BASES):
+            await self._snapshots.snapshot(stores[start : start + _BASES])
+        await self._look_up(self.index.oldest(_TURNED_OVER))
+
     def _settled_below(self) -> int:
         """Return the slot below which no put is still on its way."""
         now = asyncio.get_running_loop().time()
@@ -145,7 +155,12 @@ class StoredWriter:
     """The log in the bucket of one incarnation that has a commit log as well."""
 
     def __init__(
-        self, life: Incarnation, log: BucketLog, snapshots: Snapshots, answers: AnswerSender
+        self,
+        life: Incarnation,
+        log: BucketLog,
+        snapshots: Snapshots,
+        answers: AnswerSender,
+        pace: LogPace | None = None,
     ) -> None:
         self._gate = life.gate
         self._snapshots = snapshots
@@ -153,11 +168,15 @@ class StoredWriter:
         self._uploader = LogUploader(log, life.server)
         self._threads = BucketThread(), BucketThread()
         self._keeper = SlotKeeper(log, snapshots, self._threads[1])
-        self._pace = LogPace()
+        self._pace = pace or LogPace()
         self._changed = asyncio.Event()
         self._bases_wanted = asyncio.Event()
         self._bases_failing = Trouble(logger, "slot.base_failed")
         self.writes = StoredWrites()
+
+    def has_in_log(self, store: StoreId) -> bool:
+        """Tell if the bucket's log gets all changes of a store that its snapshots lack."""
+        return self.writes.has_in_log(store)
 
     @property
     def idle(self) -> bool:
@@ -212,6 +231,13 @@ class StoredWriter:
             self._uploader.stop()
             for thread in self._threads:
                 thread.stop()
+
+    async def turn_over(self) -> None:
+        """Make all slots that there are needless, and put one that has nothing behind them. They go
+        with later passes. Raises BucketError, FencedError."""
+        await self._keeper.turn_over()
+        slot, size_bytes = await self._threads[0](lambda: self._uploader.put(()))
+        self._keeper.index.added(slot, (), size_bytes)
 
     def _look(self) -> None:
         """Send the answers that may leave, and wake the loops that have work."""

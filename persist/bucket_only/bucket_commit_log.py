@@ -31,10 +31,12 @@ from holdfast.shared_fs.disk.log_pace import LogPace
 class BucketCommitLog:
     """The log of one incarnation, with the interface that the pipeline uses."""
 
-    def __init__(self, putter: LogUploader, index: SlotIndex) -> None:
+    def __init__(
+        self, putter: LogUploader, index: SlotIndex, pace: LogPace | None = None
+    ) -> None:
         self._uploader = putter
         self._index = index
-        self._pace = LogPace()
+        self._pace = pace or LogPace()
         self._changed = asyncio.Event()
         self._records: list[LogRecord] = []
         self._unsettled_bytes = 0
@@ -94,13 +96,25 @@ class BucketCommitLog:
 
         return put
 
+    def begin_segment(self) -> int:
+        """Return the present segment, which only counts: see the module's invariants."""
+        return self.segment
+
+    def put_empty(self) -> None:
+        """Put a slot without records, so that the one before it may go. Call it in the uploader's
+        thread. Raises FencedError, BucketError."""
+        slot, size_bytes = self._uploader.put(())
+        self._done.append((slot, [], 0, size_bytes))
+
     def settle(self) -> None:
         """Note the slots that were put."""
         while self._done:
             slot, records, raw_bytes, size_bytes = self._done.pop(0)
             self._index.added(slot, records, size_bytes)
             self._unsettled_bytes -= raw_bytes
-            self._pace.ended()
+            # An empty one was not paced.
+            if records:
+                self._pace.ended()
 
     def retire(self, segment: int) -> None:
         """Do nothing; see the module's invariants."""

@@ -47,6 +47,7 @@ from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog, fence_log
 from holdfast.shared_fs.bucket_log.fences import BucketGate
+from holdfast.shared_fs.disk.log_pace import LogPace
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
@@ -64,6 +65,7 @@ class BucketMode:
     log_level = Durability.STORED
     stall_seconds = PUT_STALL_SECONDS
     hands_over = False
+    shares_files = False
 
     def __init__(
         self,
@@ -86,9 +88,13 @@ class BucketMode:
         #: One for puts, one for reads of the fence, one for slow work.
         self._put_thread, self._look_thread, self._slow_thread = (BucketThread() for _ in range(3))
         self._own_slots = SlotIndex()
-        self._log = BucketCommitLog(self._uploader, self._own_slots)
+        self.log_pace = LogPace()
+        self._log = BucketCommitLog(self._uploader, self._own_slots, self.log_pace)
         self.synced_log = SyncedLog(self._log, self._put_thread, self._log.paced)
         self.dead_logs = BucketDeadLogs(bucket, life.id)
+        #: Set by `work`.
+        self._keeper: SlotKeeper
+        self._bucket_reaper: BucketReaper
         #: Set by `begin`.
         self._manifests: Manifests
         self._published: list[tuple[StoreId, SnapshotVersion]] = []
@@ -150,8 +156,9 @@ class BucketMode:
         assert tier is not None
         return ManifestTombstones(tier.snapshotter.manifests)
 
-    def placement(self, publish: Publish) -> VersionPlacement:
+    def placement(self, publish: Publish | None) -> VersionPlacement:
         """Return what publishes restored states."""
+        assert publish is not None
         return VersionPlacement(publish)
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
@@ -160,7 +167,7 @@ class BucketMode:
         tier.snapshotter.on_published(self._note_published)
         yield self._look_loop()
         yield self._tell_loop()
-        yield BucketReaper(
+        self._bucket_reaper = BucketReaper(
             self._bucket,
             self._life,
             self._owners,
@@ -168,8 +175,10 @@ class BucketMode:
             tier.request,
             self._was_never_registered,
             self.dead_logs,
-        ).run()
-        yield SlotKeeper(self._own_log, tier, self._slow_thread, self._own_slots).run()
+        )
+        yield self._bucket_reaper.run()
+        self._keeper = SlotKeeper(self._own_log, tier, self._slow_thread, self._own_slots)
+        yield self._keeper.run()
 
     async def end(self, left: int) -> bool:
         """Fence this incarnation, which writes nothing more, before another may own its stores.
@@ -178,6 +187,13 @@ class BucketMode:
         fence = partial(fence_log, self._bucket, self._life.server, self._life.id)
         await self._slow_thread(fence)
         return True
+
+    async def turn_over(self) -> None:
+        """Make the slots of this server's log needless, and remove those of dead servers."""
+        await self._keeper.turn_over()
+        await self._put_thread(self._log.put_empty)
+        self._log.settle()
+        await self._bucket_reaper.run_pass()
 
     def leave(self) -> None:
         """Make the log's thread give up."""

@@ -17,6 +17,7 @@ file here lacks it, for example because somebody removed the file.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -32,12 +33,13 @@ from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
+from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_store_records
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.manifest import Manifests
-from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.snapshots.repacking import fetch_moved
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -79,12 +81,15 @@ class StoreRestorer:
         self._own_slots = own_slots
         self._raise_epoch = coordination.raise_epoch
         self._not_snapshotted = not_snapshotted
+        self._takeovers = life.statistics.counter(metrics.TAKEOVERS)
+        self._takeover_pauses = life.statistics.histogram(metrics.TAKEOVER_PAUSES)
 
     async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:
         """Return the store, up to date, even if it is only to be read.
 
         Raises StoreDamagedError, NewerFormatError, StorageError, BucketUnavailableError.
         """
+        began_at = asyncio.get_running_loop().time()
         epoch, state = grant.epoch, grant.state
         truth: _Truth = await self._run_in_thread(lambda: self._truth(store))
         file, found = await self._run_in_thread(lambda: self._file(store, truth, grant))
@@ -108,6 +113,10 @@ class StoreRestorer:
                 if found.batches or found.outcomes:
                     file.apply(found.batches, found.outcomes)
                     self._not_snapshotted(store)
+                    if not mine:
+                        pause_seconds = asyncio.get_running_loop().time() - began_at
+                        self._takeovers.value += 1
+                        self._takeover_pauses.observe(pause_seconds)
                 if not mine:
                     file.take(epoch, self._server, self._incarnation)
                     logger.info(
@@ -237,7 +246,7 @@ class StoreRestorer:
         self._disk.make_directory(path.parent)
         draft = path.with_name(f"{path.name}.{self._incarnation}.draft")
         try:
-            fetched = fetch(self._manifests().bucket, store, version, draft)
+            fetched = fetch_moved(self._manifests(), store, version, draft)
         except (ObjectMissingError, ObjectDamagedError) as error:
             raise StoreDamagedError(store=str(store), reason=f"its snapshot: {error}") from error
         fetched.place(self._disk, path)

@@ -15,7 +15,9 @@ from typing import Any, Final
 
 from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.jobs.deleting import DeletionJobs
+from holdfast.persist.jobs.erasure import ErasureJobs
 from holdfast.persist.jobs.job_table import JobTable, Report
+from holdfast.persist.jobs.purging import PurgeJobs
 from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.recovery.point_in_time import RestoreTarget
 from holdfast.protocol import frames
@@ -35,9 +37,16 @@ from holdfast.protocol.errors import (
     internal_error,
 )
 from holdfast.protocol.limits import MAX_ARRAY_LENGTH, MAX_INTEGER
-from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+from holdfast.protocol.names import (
+    StoreId,
+    StoreKind,
+    check_key,
+    check_store,
+    check_tenant,
+)
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit, note_refusal
 from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.shared_fs.erasure.sought import Sought
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -48,7 +57,10 @@ _ACTIONS: Final = {
     "backup": AuditAction.STORE_BACKED_UP,
     "restore": AuditAction.STORE_RESTORED,
     "delete": AuditAction.STORE_DELETED,
+    "purge": AuditAction.STORE_PURGED,
 }
+#: The verbs that may name a tenant in place of a store. What they do, another one has decided.
+_OF_TENANTS: Final = frozenset(["sweep", "remains"])
 
 
 class Administrator:
@@ -59,12 +71,16 @@ class Administrator:
         server: str,
         deletions: DeletionJobs,
         versions: VersionJobs | None,
+        purges: PurgeJobs,
+        erasure: ErasureJobs,
         audit: Audit = NO_AUDIT,
     ) -> None:
         """`versions` is None if there is no bucket."""
         self._server = server
         self._deletions = deletions
         self._versions = versions
+        self._purges = purges
+        self._erasure = erasure
         self._audit = audit
         self._jobs = JobTable(server)
         self._mishaps = Mishaps(logger)
@@ -135,6 +151,8 @@ class Administrator:
         """Return the job that is asked for; the audit log gets how it ends, if it changes
         anything."""
         work = self._work(fields)
+        if fields.get("verb") in _OF_TENANTS:
+            return work
         action = _ACTIONS.get(str(fields.get("verb")))
         store = _store(fields.get("store"))
         is_backup = action is AuditAction.STORE_BACKED_UP
@@ -157,6 +175,10 @@ class Administrator:
         return partial(_told, work, tell, details)
 
     def _work(self, fields: Mapping[str, Any]) -> Work:
+        if fields.get("verb") == "remains":
+            return partial(self._erasure.remains, _sought(fields))
+        if fields.get("verb") == "sweep":
+            return partial(self._erasure.sweep, _sought(fields))
         store = _store(fields.get("store"))
         match fields.get("verb"):
             case "versions":
@@ -177,6 +199,11 @@ class Administrator:
                 )
             case "delete":
                 return partial(self._deletions.delete, store)
+            case "purge":
+                place = _place(store, fields)
+                if place is None:
+                    return partial(self._purges.store, store)
+                return partial(self._purges.value, store, place)
             case unknown:
                 raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is unknown")
 
@@ -217,6 +244,26 @@ def _store(value: Any) -> StoreId:
     if type(kind) is not int or kind not in tuple(StoreKind):
         raise InvalidArgumentError(argument="kind", reason="it must be 1 (stream) or 2 (kv)")
     return StoreId(check_tenant(tenant), int(kind), check_store(name))
+
+
+def _place(store: StoreId, fields: Mapping[str, Any]) -> int | str | None:
+    """Return the seq or the key that a request names; None if it is about the whole store."""
+    seq, key = _integer(fields, "seq"), fields.get("key")
+    if seq is not None and key is None and store.kind == StoreKind.STREAM:
+        return seq
+    if key is not None and seq is None and store.kind == StoreKind.KV:
+        return check_key(str(key))
+    if key is None and seq is None:
+        return None
+    raise InvalidArgumentError(argument="key", reason="a stream has seqs, and a kv has keys")
+
+
+def _sought(fields: Mapping[str, Any]) -> Sought:
+    """Return what a request looks for: a store up to an epoch, or all of a tenant."""
+    if fields.get("store") is None:
+        return Sought(check_tenant(str(fields.get("tenant"))))
+    store = _store(fields.get("store"))
+    return Sought(check_tenant(store.tenant), store, _integer(fields, "epoch") or 0)
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int | None:

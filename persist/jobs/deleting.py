@@ -72,7 +72,7 @@ class DeletionJobs:
                 epoch = max([closed.epoch, *generations])
                 if epoch > closed.epoch:
                     epoch = await self._coordination.raise_epoch(store, epoch)
-                dropped: dict[str, int] = await life.run_in_thread(
+                dropped: Report = await life.run_in_thread(
                     lambda: self._entomb(store, epoch, closed.revision)
                 )
                 if not await self._coordination.deleted(store, epoch):
@@ -82,21 +82,28 @@ class DeletionJobs:
         await self._closer.tell_followers(store, epoch, closed.revision + 1)
         return {"epoch": epoch, **dropped, "files": removed}
 
-    def _entomb(self, store: StoreId, epoch: int, revision: int) -> dict[str, int]:
-        """Put the tombstones, remove the snapshots, and return how many there were. Blocking."""
+    async def buried(self, store: StoreId) -> int:
+        """Return the epoch of a store's tombstone; 0 without one. Raises StorageError."""
+        epoch: int = await self._life.run_in_thread(lambda: self._tombstones.epoch(store))
+        return epoch
+
+    def _entomb(self, store: StoreId, epoch: int, revision: int) -> Report:
+        """Put the tombstones, remove the snapshots, and return how many there were, and which table
+        has the store's messages, if not the bucket's own. Blocking."""
         life = self._life
         now = life.clock_ms()
         life.gate.check()
         if self._manifests is None:
             self._tombstones.put(store, Grave(epoch, revision, now))
-            return {"snapshots": 0}
+            return {"snapshots": 0, "table": ""}
         manifests = self._manifests()
-        kept = (manifests.find(store) or StoreEntry()).versions
-        revision = max([revision, *(version.revision for version in kept)])
+        entry = manifests.find(store) or StoreEntry()
+        revision = max([revision, *(version.revision for version in entry.versions)])
         dropped = bury(manifests, store, Tombstone(epoch, now, revision))
         self._tombstones.put(store, Grave(epoch, revision, now))
         remove_snapshots(manifests, store, dropped, epoch, now)
-        return {"snapshots": len(dropped)}
+        table = entry.archive.table if entry.archive is not None else ""
+        return {"snapshots": len(dropped), "table": table}
 
     def _remove(self, store: StoreId, epoch: int) -> int:
         life = self._life

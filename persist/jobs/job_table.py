@@ -19,7 +19,7 @@ from holdfast.protocol.limits import MAX_DESTROYING, MAX_DESTROYING_OF_TENANT
 logger = logging.getLogger("holdfast.persist")
 
 #: Beyond this many jobs, finished ones are forgotten. No more than this of operators run.
-_MAX_JOBS: Final = 64
+_MAX_JOBS: Final = 256
 _MAX_NAME_LENGTH: Final = 64
 
 Report = dict[str, Any]

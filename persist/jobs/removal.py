@@ -1,4 +1,4 @@
-"""Removing a store for good: its tombstones first, then every copy of it.
+"""Removing a store for good: its tombstones first, then its files and snapshots.
 
     manifest's tombstone ──▶ the file system's ──▶ the coordinator forgets it ──▶ files, snapshots
 

@@ -15,41 +15,32 @@ The owner restores a store in place like this (invariants 2 and 4 of the design)
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.closing import RetiredStore, StoreCloser
 from holdfast.persist.jobs.job_table import Report
+from holdfast.persist.jobs.placing import Continuation, DraftPlacing
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.recovery.point_in_time import Course, Point, RestoreTarget
-from holdfast.persist.storage_mode import Placement
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import BusyError, InvalidArgumentError, StorageError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.tombstone import read_tombstone
+from holdfast.shared_fs.generations.generations import current_generation
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
-from holdfast.shared_fs.store_file.generations import current_generation
-from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
 
 #: The revisions that a restore skips if the present file is damaged: nobody knows how many it had.
 _LOST_REVISIONS: Final = 1 << 20
-
-
-class _Continuation(NamedTuple):
-    """The numbers from which a restored state continues: nobody has seen any at or above them."""
-
-    epoch: int
-    revision: int
-    last_seq: int
-    outcomes: list[WriterOutcome]
 
 
 class VersionJobs:
@@ -61,15 +52,18 @@ class VersionJobs:
         closer: StoreCloser,
         coordination: Coordination,
         past: PointInTimeRestore,
-        placement: Placement,
+        placing: DraftPlacing,
         snapshot: Callable[[list[StoreId]], Awaitable[None]],
     ) -> None:
         self._life = life
         self._closer = closer
         self._coordination = coordination
         self._past = past
-        self._placement = placement
+        self._placing = placing
         self._snapshot = snapshot
+        #: Stores to back up with the next snapshots, which share objects and requests.
+        self._to_back_up: dict[StoreId, None] = {}
+        self._backing_up = asyncio.Lock()
 
     async def versions(self, store: StoreId) -> Report:
         """List the snapshots of a store that are kept."""
@@ -79,7 +73,12 @@ class VersionJobs:
     async def backup(self, store: StoreId) -> Report:
         """Snapshot a store as it is, and list all of its snapshots."""
         revision = (await self._closer.opened(store)).revision
-        await self._snapshot([store])
+        self._to_back_up[store] = None
+        async with self._backing_up:
+            # Whoever comes first takes all that wait. If it fails, the others see that below.
+            if store in self._to_back_up:
+                together, self._to_back_up = list(self._to_back_up), {}
+                await self._snapshot(together)
         versions = await self._versions(store)
         if not versions or versions[0].revision < revision:
             raise BusyError(what=f"the file of {store}")
@@ -137,10 +136,7 @@ class VersionJobs:
                 )
             onward = await self._continuation(store, closed, in_place=in_place)
             epoch = onward.epoch
-            revision: int = await self._life.run_in_thread(
-                lambda: self._finish(store, draft, onward)
-            )
-            await self._placement.announce(store, epoch, revision)
+            revision = await self._placing.put(store, draft, onward)
             logger.info(
                 "store.restored_by_operator store=%s epoch=%d revision=%d", store, epoch, revision
             )
@@ -149,7 +145,7 @@ class VersionJobs:
 
     async def _continuation(
         self, store: StoreId, closed: RetiredStore, *, in_place: bool
-    ) -> _Continuation:
+    ) -> Continuation:
         """Return the numbers from which the restored state of a closed store continues."""
         life = self._life
         before: StoreMeta | None = None
@@ -181,26 +177,7 @@ class VersionJobs:
         last_seq = max(
             [before.last_seq if before else 0, *(version.last_seq for version in versions)]
         )
-        return _Continuation(epoch, revision, last_seq, outcomes)
-
-    def _finish(self, store: StoreId, draft: Path, onward: _Continuation) -> int:
-        """Replace the file by a draft, and return its new revision. Blocking."""
-        life = self._life
-        file = StoreFile.open(draft, store, disk=life.disk)
-        try:
-            file.apply([], onward.outcomes)
-            file.go_on_from(
-                max(onward.revision, file.meta.revision + 1),
-                time=life.clock_ms(),
-                last_seq=onward.last_seq,
-            )
-            file.take(onward.epoch, life.server, life.id)
-            revision = file.meta.revision
-        finally:
-            file.close()
-        life.gate.check()
-        self._placement.place(store, draft, onward.epoch)
-        return revision
+        return Continuation(epoch, revision, last_seq, outcomes)
 
     async def _versions(self, store: StoreId) -> list[SnapshotVersion]:
         versions: list[SnapshotVersion] = await self._life.run_in_thread(

@@ -76,10 +76,26 @@ class Drainer:
         """Hand over a few open stores. If none can be handed over now, wait a moment."""
         async with self._one_at_a_time:
             stores = self._open_stores.least_recently_used(HAND_OVER_STORES)
-            released = await self._hand_over(stores) if stores else 0
-            self.released_count += released
-        if released == 0:
+            released = await self._hand_over(stores) if stores else []
+            self.released_count += len(released)
+        if not released:
             await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def hand_over(self, stores: list[Store], to: str) -> list[Store]:
+        """Hand over up to HAND_OVER_STORES open stores to the server `to`. Return those that have
+        left; the others may be in use. Long WALs are checkpointed before operations are held
+        back, so that the pause is for what came since."""
+        async with self._one_at_a_time:
+            await self._checkpointer.prepare_to_close(
+                [store for store in stores if self._open_stores.find(store.id) is store]
+            )
+            # Others may have been handed over meanwhile, with some of these.
+            still = [
+                store
+                for store in stores
+                if self._open_stores.find(store.id) is store and self._open_stores.may_leave(store)
+            ]
+            return await self._hand_over(still, to) if still else []
 
     async def vacate(self) -> bool:
         """Release everything that is assigned to this incarnation. No store is open
@@ -99,7 +115,7 @@ class Drainer:
         self._phase.vacating = False
         return True
 
-    async def _hand_over(self, stores: list[Store]) -> int:
+    async def _hand_over(self, stores: list[Store], to: str = "") -> list[Store]:
         with contextlib.ExitStack() as stack:
             leases = [
                 stack.enter_context(self._open_stores.leases.hold(store)) for store in stores
@@ -107,12 +123,12 @@ class Drainer:
             await self._releaser.settled(max(store.last_tick for store in stores))
             closed = await self._checkpointer.close_held(stores)
         if not closed:
-            return 0
+            return []
         ends = {store.id: (store.revision, store.bytes) for store in closed if store.revision}
         released = [(store.id, store.epoch) for store in closed]
-        heard = await self._giving_back.release(released, ends)
+        heard = await self._giving_back.release(released, ends, to)
         error = NotOwnerError(server=self._server)
         for lease in leases:
             if lease.store in closed:
                 lease.leave(error)
-        return len(closed) if heard else 0
+        return closed if heard else []

@@ -98,14 +98,16 @@ class GivingBack:
         self,
         stores: list[tuple[StoreId, int]],
         ends: Mapping[StoreId, tuple[int, int]] = NOTHING_KNOWN,
+        to: str = "",
     ) -> bool:
         """Tell the coordinator until it answers, or until this server gives up. Return whether it
-        answered. `ends` are the revisions and bytes of closed files."""
+        answered. `ends` are the revisions and bytes of closed files, `to` the server that is to own
+        the stores, if that is known."""
         if not self._one_by_one:
             return True
         while True:
             try:
-                await self._coordination.release(stores, ends=ends)
+                await self._coordination.release(stores, ends=ends, to=to)
             except UnavailableError as error:
                 self._waiting.note("stores=%d reason=%s", len(stores), error)
             else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.life_phase import LifePhase
@@ -22,10 +23,14 @@ from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageError
 from holdfast.protocol.limits import HEARTBEAT_SECONDS
+from holdfast.protocol.monitoring.telling import encode_report
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.commit_log import Log
 
 logger = logging.getLogger("holdfast.persist")
+
+#: Every second heartbeat has a report, also the first one.
+_BEATS_PER_REPORT: Final = 2
 
 
 class Load:
@@ -79,6 +84,8 @@ class Heartbeats:
         stall_seconds: float,
     ) -> None:
         self._server = life.server
+        self._statistics = life.statistics
+        self._beats = 0
         self._gate = life.gate
         self._pipeline = pipeline
         self._coordination = coordination
@@ -138,7 +145,9 @@ class Heartbeats:
         """Send a heartbeat now, unless nothing can be acknowledged."""
         if not self.stalled:
             self._last = self._load.heartbeat(self._operations_per_second)
-            await self._coordination.beat(self._last)
+            self._beats += 1
+            report = encode_report(self._statistics) if self._beats % _BEATS_PER_REPORT else None
+            await self._coordination.beat(self._last, report)
 
     def look_at_fence(self, now: float) -> None:
         """Raise FencedError if this incarnation is fenced."""

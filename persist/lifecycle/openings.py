@@ -22,6 +22,8 @@ from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.protocol.control import Grant
 from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError
+from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
@@ -123,6 +125,7 @@ class Openings:
         read_dead_logs: Callable[[], Awaitable[None]],
         cold_stores: ColdStores | None,
         tasks: SpawnedTasks,
+        statistics: Statistics,
     ) -> None:
         """`cold_stores` is None if the server has no bucket."""
         self._open_stores = open_stores
@@ -137,6 +140,8 @@ class Openings:
         self._places = _Places(_PARALLEL_OPENS)
         self.has_opened = False
         self._failing = Trouble(logger, "store.open_failed", logging.ERROR)
+        self._opened = statistics.counter(metrics.OPENED)
+        self._durations = statistics.histogram(metrics.OPENINGS)
 
     def begin(self, wanted: WantedStore, grant: Grant, tasks: asyncio.TaskGroup) -> None:
         """Open a granted store, in a task."""
@@ -158,6 +163,7 @@ class Openings:
         self.opens.ended()
 
     async def _open_store(self, wanted: WantedStore, grant: Grant) -> None:
+        began_at = asyncio.get_running_loop().time()
         try:
             async with self._places.taken():
                 # Opening a new store waits for nothing, and hundreds of them in one turn of the
@@ -179,6 +185,8 @@ class Openings:
             return
         self._failing.over(wanted.store)
         store.used_at = asyncio.get_running_loop().time()
+        self._opened.value += 1
+        self._durations.observe(store.used_at - began_at)
         self.has_opened = True
         earlier = self._open_stores.find(wanted.store)
         if earlier is not None and earlier.file is not None:

@@ -27,7 +27,7 @@ def admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) -> 
             kept[changes.set_key(change)] = set_bytes
             count += 1
             size_bytes += set_bytes
-        else:
+        elif changes.number_of(change) in changes.DELETES:
             for key in changes.deleted(change):
                 kept.pop(key, None)
     retention.check_batch(len(kept), sum(kept.values()))
@@ -36,17 +36,25 @@ def admit_batch(store: Store, retention: Retention, begun: tuple[Mark, int]) -> 
 
 
 def admit(
-    store: Store, size_bytes: int, old_bytes: int | None, value: Any, headers: Any
+    store: Store,
+    size_bytes: int,
+    old_bytes: int | None,
+    value: Any,
+    headers: Any,
+    *,
+    uncounted_bytes: int = 0,
+    is_new: bool | None = None,
 ) -> None:
-    """Raise LimitExceededError, RateLimitedError unless the limits allow a row of
-    `size_bytes` in place of one of `old_bytes` (None: no row). A batch is also checked as a
-    whole, by `admit_batch`."""
+    """Raise LimitExceededError, RateLimitedError unless the limits allow a row of `size_bytes` in
+    place of one of `old_bytes` (None: no row). `is_new`: it is one row more, whatever is freed.
+    `uncounted_bytes` of it are not what the application gave. A batch is also checked as a whole,
+    by `admit_batch`."""
     retention = store.retention
     if retention is None:
         return
-    retention.check_size(size_bytes, _given_bytes(size_bytes, value, headers))
+    retention.check_size(size_bytes, _given_bytes(size_bytes, value, headers) - uncounted_bytes)
     if not store.in_batch:
-        count = store.count + (old_bytes is None)
+        count = store.count + (old_bytes is None if is_new is None else is_new)
         total_bytes = store.bytes + size_bytes - (old_bytes or 0)
         retention.check_total((store.count, store.bytes), (count, total_bytes))
         retention.take(store.time, 1, size_bytes)
@@ -54,7 +62,7 @@ def admit(
 
 def _given_bytes(size_bytes: int, value: Any, headers: Any) -> int:
     """Return the size that the application gave, for a row that takes `size_bytes`."""
-    if not headers or (applications := given(headers)) is headers:
+    if not headers or type(headers) is bytes or (applications := given(headers)) is headers:
         return size_bytes
     size_bytes -= len(pack_headers(headers) or b"") - len(pack_headers(applications) or b"")
     if type(value) is bytes:

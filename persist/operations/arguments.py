@@ -9,7 +9,13 @@ from typing import Any
 
 from holdfast.persist.operations import uploads
 from holdfast.persist.store.store import Store
-from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
+from holdfast.protocol.errors import (
+    DeniedError,
+    DeposedWriterError,
+    InvalidArgumentError,
+    TooLargeError,
+)
+from holdfast.protocol.header_block import check_block
 from holdfast.protocol.limits import (
     MAX_DELETE_COUNT,
     MAX_HEADERS_BYTES,
@@ -36,6 +42,23 @@ def integer(argument: str, value: Any) -> int:
     return value
 
 
+def check_serving_epoch(store: Store, serving_epoch: Any) -> None:
+    """Raise DeposedWriterError if another gateway has begun to serve the stream. None is that of
+    a client which is no gateway."""
+    if serving_epoch is not None:
+        actual = store.config.serving_epoch
+        if integer("serving_epoch", serving_epoch) != actual:
+            raise DeposedWriterError(serving_epoch=serving_epoch, actual=actual)
+
+
+def check_allowed(store: Store, action: str, *settings: str) -> None:
+    """Raise DeniedError if one of these settings of the stream is true."""
+    config = store.config
+    for setting in settings:
+        if getattr(config, setting):
+            raise DeniedError(setting=setting, action=action)
+
+
 def expires_at(store: Store, ttl_seconds: Any) -> int | None:
     """Return when a row set now expires by its ttl, or None without a ttl."""
     return None if ttl_seconds is None else store.time + ttl_ms(ttl_seconds)
@@ -56,6 +79,9 @@ def check_headers(headers: Any) -> int:
     """Return the size of headers. Raises InvalidArgumentError, TooLargeError."""
     if headers is None:
         return 0
+    if type(headers) is bytes:
+        check_block(headers)
+        return len(headers)
     if type(headers) is not dict or not all(
         type(name) is str and type(text) is str for name, text in headers.items()
     ):

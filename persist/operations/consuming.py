@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.persist.store.consumers import ConsumerState
+from holdfast.persist.consumers.consumers import ConsumerState
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.changes import (

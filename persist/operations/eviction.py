@@ -3,11 +3,12 @@
 Pure but for look-ups in the store's file. All removals are changes that the owner makes, so the log
 has them, followers see them, and nobody else decides by its own clock. Invariants:
 
-- A stream loses its lowest seqs first, a kv the keys that were set longest ago, and neither loses
-  more than the limit requires. The front of a stream is removed by one trim, however long it is.
+- A stream loses its lowest seqs first, a kv the keys that were set longest ago, after the former
+  values of its history, and neither loses more than the limit requires. The front of a stream is
+  removed by one trim, however long it is.
 - Expired rows are removed before the owner gives an answer that could show them.
-- One turn of the loop removes at most MAX_EVICTED_ROWS. If there is more, `due_at` is 0, and the
-  next turn continues.
+- One turn of the loop removes at most MAX_EVICTED_ROWS of what exceeds limits, and MAX_EXPIRED_ROWS
+  of what has expired. If there is more, `due_at` is 0, and the next turn continues.
 
 The file and the pending changes are examined together. Scanning the pending changes costs at most
 as much as a transaction, and is done once for all that a turn removes from a store. The front of a
@@ -22,15 +23,27 @@ from heapq import merge
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
+from holdfast.persist.operations import subject_limits
+from holdfast.persist.operations.history import former_values
+from holdfast.persist.operations.purging import remove_messages
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.persist.store.retention import NEVER
 from holdfast.persist.store.store import Store
 from holdfast.protocol import changes, frames
-from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS, PAGE_BYTES
+from holdfast.protocol.changes import REASON_LIMIT, REASON_TTL
+from holdfast.protocol.limits import (
+    MAX_DELETE_COUNT,
+    MAX_EVICTED_ROWS,
+    MAX_EXPIRED_ROWS,
+    MAX_INTEGER,
+    PAGE_BYTES,
+)
 from holdfast.protocol.store_config import Discard
 from holdfast.shared_fs.store_file.store_rows import GoingOrder, GoingRow
 
 _ROUNDS: Final = MAX_EVICTED_ROWS // MAX_DELETE_COUNT
+#: The rows of a turn that are looked at one by one, since some of a front may not be due.
+_LOOKED_AT_ROWS: Final = MAX_EXPIRED_ROWS // 4
 
 _Rows = Generator[GoingRow, None, None]
 _TimedRows = Generator[tuple[int, GoingRow], None, None]
@@ -44,6 +57,11 @@ class Eviction(NamedTuple):
     message_count: int
     size_bytes: int
     keys: list[Any]
+    #: The seqs of a stream's messages that have expired.
+    expired: list[int] = []  # noqa: RUF012 (never changed)
+    #: Of a kv: why its keys are removed, and the revisions of former values, of `size_bytes`.
+    how: changes.Removal = changes.Removal.EVICTED
+    versions: list[int] = []  # noqa: RUF012 (never changed)
 
 
 def expire(store: Store, now: int) -> bool:
@@ -53,21 +71,30 @@ def expire(store: Store, now: int) -> bool:
     """
     retention = store.retention
     assert retention is not None
-    unwritten: Unwritten | None = None
-    for _ in range(_ROUNDS):
-        if not retention.is_due(now) and not _exceeds(store):
-            return True
-        unwritten = unwritten or Unwritten(store)
-        removal = due(store, now, unwritten) if retention.is_due(now) else None
-        removal = removal or over(store, unwritten)
+    removal, reason = None, REASON_TTL
+    if retention.is_due(now) or _exceeds(store):
+        unwritten = Unwritten(store)
+        if retention.is_due(now):
+            removal = aged_front(store, now, unwritten) or due(store, now, unwritten)
         if removal is None:
-            return True
-        store.begin()
-        store.time = max(store.time, now)
-        _remove(store, removal)
-        unwritten.remove(removal)
-    retention.due_at = 0
-    return False
+            removal, reason = over(store, unwritten), REASON_LIMIT
+    if removal is not None:
+        _begin(store, now)
+        unmarked = subject_limits.bereft(store, removal.expired) if removal.expired else []
+        _remove(store, removal, reason)
+        subject_limits.mark(store, unmarked)
+        if retention.is_due(now) or _exceeds(store):
+            retention.due_at = 0
+            return False
+    if excess := subject_limits.excess(store, retention):
+        _begin(store, now)
+        remove_messages(store, list(excess), excess, REASON_LIMIT)
+    return retention.due_at > 0
+
+
+def _begin(store: Store, now: int) -> None:
+    store.begin()
+    store.time = max(store.time, now)
 
 
 def evict(store: Store) -> None:
@@ -76,6 +103,8 @@ def evict(store: Store) -> None:
     If that is more than one turn may remove, the store becomes due. Raises StorageError.
     """
     assert store.retention is not None
+    excess = subject_limits.excess(store, store.retention)
+    remove_messages(store, list(excess), excess, REASON_LIMIT)
     if not _exceeds(store):
         return
     unwritten = Unwritten(store)
@@ -83,7 +112,7 @@ def evict(store: Store) -> None:
         removal = over(store, unwritten)
         if removal is None:
             return
-        _remove(store, removal)
+        _remove(store, removal, REASON_LIMIT)
         unwritten.remove(removal)
     store.retention.due_at = 0
 
@@ -109,6 +138,10 @@ def over(store: Store, unwritten: Unwritten) -> Eviction | None:
     if not _exceeds(store):
         return None
     excess, excess_bytes = _excess(store)
+    if excess_bytes > 0 and store.keeps_history:
+        found = former_values.over(store, excess_bytes)
+        if found is not None:
+            return _of_history(found)
     going: list[GoingRow] = []
     with closing(_by_limits(store, unwritten)) as rows:
         for row in rows:
@@ -120,19 +153,44 @@ def over(store: Store, unwritten: Unwritten) -> Eviction | None:
     return _up_to(going) if store.is_stream else _one_by_one(going)
 
 
+def aged_front(store: Store, now: int, unwritten: Unwritten) -> Eviction | None:
+    """Return the removal of the front of a stream if all of it, as much as a turn removes, has
+    reached the maximum age, at the price of one statement. Looking at each message would keep the
+    loop for ten times as long. None: look at them."""
+    retention = store.retention
+    assert retention is not None
+    age_ms, file = retention.max_age_ms, store.file
+    if age_ms is None or file is None or not store.is_stream:
+        return None
+    if store.config.subject_marker_seconds is not None:
+        return None
+    front = file.front(unwritten.trimmed_to, MAX_EXPIRED_ROWS)
+    if front is None or front.lasts or front.time + age_ms > now:
+        return None
+    if unwritten.touches(front.last_seq):
+        return None
+    retention.due_at = 0
+    return Eviction(front.last_seq, front.message_count, front.size_bytes, [])
+
+
 def due(store: Store, now: int, unwritten: Unwritten) -> Eviction | None:
     """Return what has expired, or the first part of it, and note when the next row expires."""
     retention = store.retention
     assert retention is not None
     going: dict[Any, GoingRow] = {}
     next_at = NEVER
+    if store.keeps_history:
+        found, next_at = former_values.due(store, now)
+        if found is not None:
+            retention.due_at = 0
+            return _of_history(found)
     for source in _by_time(store, unwritten):
         with closing(source) as rows:
             for at, row in rows:
                 if at > now:
                     next_at = min(next_at, at)
                     break
-                if len(going) == MAX_DELETE_COUNT:
+                if len(going) == _LOOKED_AT_ROWS:
                     next_at = 0
                     break
                 going[row.key] = row
@@ -140,19 +198,26 @@ def due(store: Store, now: int, unwritten: Unwritten) -> Eviction | None:
     if not going:
         return None
     if not store.is_stream:
-        return _fitting(store, list(going.values()))
+        return _fitting(store, list(going.values()), now)
     with closing(_by_limits(store, unwritten)) as rows:
         front = list(takewhile(lambda row: row.key in going, rows))
     if not front:
-        return _one_by_one(sorted(going.values()))
+        removal = _one_by_one(sorted(going.values()))
+        return removal._replace(expired=removal.keys)
     if len(front) < len(going):
         retention.due_at = 0
-    return _up_to(front)
+    return _up_to(front)._replace(expired=[row.key for row in front])
 
 
-def _fitting(store: Store, going: list[GoingRow]) -> Eviction:
-    """Return the removal of as many keys as one broadcast can name."""
-    removal = _one_by_one(going)
+def _fitting(store: Store, going: list[GoingRow], now: int) -> Eviction:
+    """Return the removal of as many keys as one broadcast can name. With a history, of those whose
+    ttl has ended, or else of those that are too old."""
+    expired: list[GoingRow] = []
+    if store.keeps_history:
+        expired = [row for row in going if row.expires is not None and row.expires <= now]
+    removal = _one_by_one(expired or going)
+    if expired:
+        removal = removal._replace(how=changes.Removal.EXPIRED)
     if len(removal.keys) < len(going):
         assert store.retention is not None
         store.retention.due_at = 0
@@ -175,13 +240,19 @@ def _one_by_one(going: list[GoingRow]) -> Eviction:
     return Eviction(0, len(keys), 0, keys)
 
 
-def _remove(store: Store, removal: Eviction) -> None:
+def _of_history(found: former_values.FormerValues) -> Eviction:
+    versions, size_bytes, how = found
+    return Eviction(0, 0, size_bytes, [], how=how, versions=versions)
+
+
+def _remove(store: Store, removal: Eviction, reason: int) -> None:
     if not store.is_stream:
-        store.delete_entries(removal.keys)
+        _, _, size_bytes, keys, _, how, versions = removal
+        store.delete_entries(keys, reason, how, versions, size_bytes)
     elif removal.end_seq:
-        store.trim(removal.end_seq, removal.message_count, removal.size_bytes)
+        store.trim(removal.end_seq, removal.message_count, removal.size_bytes, reason)
     else:
-        store.delete_messages(removal.keys)
+        store.delete_messages(removal.keys, reason=reason)
 
 
 # Rows of the file, and of the changes it lacks
@@ -192,6 +263,8 @@ class Unwritten:
     def __init__(self, store: Store) -> None:
         self.rows: dict[Any, GoingRow] = {}
         self._touched: set[Any] = set()
+        #: No row of a stream is below this seq.
+        self._lowest_seq = MAX_INTEGER
         self._trimmed_to = 0
         self._cleared = False
         for batch in store.unwritten():
@@ -205,6 +278,11 @@ class Unwritten:
     def trimmed_to(self) -> int:
         """The end of the front that is gone, of a stream."""
         return self._trimmed_to
+
+    def touches(self, end_seq: int) -> bool:
+        """Tell if rows of the file up to `end_seq`, besides the front that is gone, have changed,
+        or there are more of them."""
+        return any(self._trimmed_to < key <= end_seq for key in self._touched)
 
     def remove(self, removal: Eviction) -> None:
         """Take note of a removal that has just become a pending change."""
@@ -224,7 +302,8 @@ class Unwritten:
         number, rows = changes.number_of(change), self.rows
         if number == changes.CHANGE_SET_MESSAGE:
             said = changes.message_set(change)
-            self._set(said.seq, revision, time, message_bytes_of(change), said.expires)
+            written = time if said.time is None else said.time
+            self._set(said.seq, revision, written, message_bytes_of(change), said.expires)
         elif number == changes.CHANGE_SET_ENTRY:
             entry = changes.entry_set(change)
             self._set(entry.key, revision, time, entry_bytes_of(change), entry.expires)
@@ -240,12 +319,17 @@ class Unwritten:
 
     def _trim(self, end_seq: int) -> None:
         self._trimmed_to = max(self._trimmed_to, end_seq)
+        if end_seq < self._lowest_seq:
+            # A front that expires is trimmed in very many parts.
+            return
         for seq in [seq for seq in self.rows if seq <= end_seq]:
             del self.rows[seq]
 
     def _set(
         self, key: Any, revision: int, time: int, size_bytes: int, expires: int | None
     ) -> None:
+        if type(key) is int:
+            self._lowest_seq = min(self._lowest_seq, key)
         # Move it to the end: rows are in the order of their last set.
         self.rows.pop(key, None)
         self.rows[key] = GoingRow(key, revision, time, size_bytes, expires)
@@ -289,7 +373,8 @@ def _by_time(store: Store, unwritten: Unwritten) -> Iterator[_TimedRows]:
 
 def _aging(rows: Iterable[GoingRow], age_ms: int) -> _TimedRows:
     for row in rows:
-        yield row.time + age_ms, row
+        if row.expires != changes.NEVER_EXPIRES:
+            yield row.time + age_ms, row
 
 
 def _expiring(rows: Iterable[GoingRow]) -> _TimedRows:

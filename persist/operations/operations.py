@@ -9,29 +9,29 @@ operations' numbers in `protocol/frames.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Final
 
-from holdfast.persist.operations import consuming, uploads
+from holdfast.persist.operations import appending, consuming, cursors, purging, uploads
 from holdfast.persist.operations.admission import admit, admit_batch
+from holdfast.persist.operations.append_runs import plain_values, run_within_limits
 from holdfast.persist.operations.arguments import (
     check_headers,
     check_list,
-    check_msg_id,
+    check_serving_epoch,
     check_value,
     expires_at,
     integer,
     padded,
 )
-from holdfast.persist.store.retention import Retention
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
-from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
+from holdfast.protocol.changes import CHANGE_SET_ENTRY
 from holdfast.protocol.errors import (
+    DeposedWriterError,
     HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
-    InvalidSeqError,
-    LimitExceededError,
     MalformedFrameError,
     ProtocolError,
     RateLimitedError,
@@ -44,14 +44,16 @@ from holdfast.protocol.errors import (
     internal_error,
 )
 from holdfast.protocol.limits import (
-    MAX_MSG_IDS,
     MAX_VALUE_BYTES,
     PAGE_BYTES,
 )
 from holdfast.protocol.names import StoreKind, check_key
-from holdfast.protocol.store_config import OF_STREAMS
+from holdfast.protocol.store_config import DEFAULT_CONFIG, OF_KVS, OF_STREAMS, Discard
 
-_BYTES: Final = {bytes}
+_APPENDS: Final = {frames.APPEND}
+#: The lengths of the results of appends that say nothing but a seq and a revision.
+_PLAIN_RESULT: Final = {2}
+_first: Final = itemgetter(0)
 
 Result = list[Any]
 
@@ -66,7 +68,7 @@ def execute(
     store's whole tick.
     """
     if store.retention is not None:
-        run = _run_within_limits(store, store.retention, operations)
+        run = run_within_limits(store, store.retention, operations)
         if run is not None:
             return run
     elif store.is_stream:
@@ -79,13 +81,14 @@ def execute(
                 and len(operation[1]) <= MAX_VALUE_BYTES
             ):
                 return store.append_message(operation[1])
-        values = _plain_values(operations)
+        values = plain_values(operations)
         if values is not None:
             return store.append_messages(values)
     elif _are_plain_sets(operations):
         return store.set_entries(operations)
     results: list[Result] = []
     error_bytes = 0
+    last_seq, revision = store.last_seq, store.revision
     for operation in operations:
         result = _execute_one(store, operation, mishaps)
         if result and type(result[0]) is str:
@@ -94,6 +97,15 @@ def execute(
             if error_bytes > PAGE_BYTES:
                 result = [result[0], {}]
         results.append(result)
+    count = len(results)
+    if (
+        count > 1
+        and store.last_seq - last_seq == count == store.revision - revision
+        and set(map(_first, operations)) == _APPENDS
+        and set(map(len, results)) == _PLAIN_RESULT
+    ):
+        # Each appended one message, and none did anything else.
+        return frames.Run(last_seq + 1, revision + 1, count)
     return results
 
 
@@ -113,28 +125,12 @@ def execute_but(
     ]
 
 
-def _run_within_limits(
-    store: Store, retention: Retention, operations: list[list[Any]]
-) -> frames.Run | None:
-    """Accept plain appends if no limit must check each of them. Return None if one must, or if they
-    are other operations."""
-    values = _plain_values(operations) if store.is_stream else None
-    if values is None or not retention.takes_any(list(map(len, values))):
-        return None
-    run = store.append_messages(values)
-    retention.wrote(store.time)
-    return run
-
-
-def _plain_values(operations: list[list[Any]]) -> list[bytes] | None:
-    """Return the values if every operation is an append of a value and nothing else, or None."""
-    try:
-        values = [value for number, value in operations if number == frames.APPEND]
-    except ValueError:
-        return None
-    if len(values) != len(operations) or set(map(type, values)) != _BYTES:
-        return None
-    return values if max(map(len, values)) <= MAX_VALUE_BYTES else None
+def sees_expired(store: Store, operations: list[list[Any]]) -> bool:
+    """Tell if what these operations do to a stream depends on messages that may have expired."""
+    return store.contents.subjects.exists and any(
+        operation[0] in _ABOUT_SUBJECTS or len(operation) > _PLAIN_APPEND_ELEMENTS
+        for operation in operations
+    )
 
 
 def _are_plain_sets(operations: list[list[Any]]) -> bool:
@@ -195,17 +191,18 @@ def _batch(store: Store, operation: list[Any]) -> Result:
     members = operation[1]
     if type(members) is not list or not members:
         raise InvalidArgumentError(argument="batch", reason="must be a list, and not empty")
+    for member in members:
+        if type(member) is not list or not member or type(member[0]) is not int:
+            raise MalformedFrameError(reason="an operation must be [number, ...]")
+        if member[0] not in _IN_BATCHES:
+            raise InvalidArgumentError(
+                argument="batch", reason=f"operation {member[0]} cannot be part of a batch"
+            )
+    if store.is_stream:
+        appending.check_batch(store, members)
     begun = store.begin_batch()
     try:
-        results = []
-        for member in members:
-            if type(member) is not list or not member or type(member[0]) is not int:
-                raise MalformedFrameError(reason="an operation must be [number, ...]")
-            if member[0] not in _IN_BATCHES:
-                raise InvalidArgumentError(
-                    argument="batch", reason=f"operation {member[0]} cannot be part of a batch"
-                )
-            results.append(_handler(store, member[0])(store, member))
+        results = [_handler(store, member[0])(store, member) for member in members]
         if store.retention is not None:
             admit_batch(store, store.retention, begun)
     except BaseException:
@@ -216,91 +213,54 @@ def _batch(store: Store, operation: list[Any]) -> Result:
 
 
 def _configure(store: Store, operation: list[Any]) -> Result:
-    wanted = operation[1]
+    _, wanted, serving_epoch, only_unused = padded(operation, 4)
     if type(wanted) is not dict:
         raise InvalidArgumentError(argument="config", reason="must be a map of settings")
+    check_serving_epoch(store, serving_epoch)
+    if only_unused:
+        _check_unused(store, is_served=serving_epoch is not None)
     config = store.config.changed(wanted)
     if not store.is_stream and (foreign := OF_STREAMS & wanted.keys()):
         raise InvalidArgumentError(argument=min(foreign), reason="only streams have this setting")
+    if store.is_stream and (foreign := OF_KVS & wanted.keys()):
+        raise InvalidArgumentError(argument=min(foreign), reason="only kvs have this setting")
+    if "serving_epoch" in wanted:
+        _check_raised(store.config.serving_epoch, config.serving_epoch)
+    if config.first_seq != store.config.first_seq:
+        _check_first_seq(store, config.first_seq)
     if config != store.config:
         store.configure(config)
     return [store.revision, config.to_wire()]
 
 
-# Streams
-def _append(store: Store, operation: list[Any]) -> Result:
-    _, value, headers, msg_id, expected_last_seq, ttl_seconds = padded(operation, 6)
-    if msg_id is not None:
-        check_msg_id(msg_id)
-        known = store.contents.msg_id(msg_id)
-        window_ms = store.config.dedupe_ms
-        if known is not None and known[2] > store.time - window_ms:
-            return [known[0], known[1], known[2], True]
-        if known is None and store.msg_id_count >= MAX_MSG_IDS:
-            raise LimitExceededError(
-                what="msg_ids", limit=MAX_MSG_IDS, value=store.msg_id_count + 1
-            )
-    if expected_last_seq is not None and integer("expected_last_seq", expected_last_seq) != (
-        store.last_seq
+def _check_unused(store: Store, *, is_served: bool) -> None:
+    """Raise WrongRevisionError if anybody has used a stream. With `is_served`, its configuration
+    does not count: it is that of the gateway that serves it."""
+    if not store.is_stream:
+        raise InvalidArgumentError(argument="only_unused", reason="only streams can be asked that")
+    config = store.config
+    if (
+        store.last_seq >= config.first_seq
+        or (config != DEFAULT_CONFIG and not is_served)
+        or len(store.cursors)
+        or store.consumers.by_id
     ):
-        raise WrongLastSeqError(expected=expected_last_seq, actual=store.last_seq)
-    return _set_message(store, store.last_seq + 1, value, headers, msg_id, ttl_seconds)
+        raise WrongRevisionError(key=store.id.name, expected=0, actual=store.revision)
 
 
-def _set(store: Store, operation: list[Any]) -> Result:
-    _, seq, value, headers, ttl_seconds = padded(operation, 5)
-    if not 1 <= integer("seq", seq) <= store.last_seq + 1:
-        raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
-    return _set_message(store, seq, value, headers, None, ttl_seconds)
+def _check_raised(before: int | None, after: int | None) -> None:
+    """Raise DeposedWriterError unless a serving epoch grows."""
+    if before is not None and (after is None or after <= before):
+        raise DeposedWriterError(serving_epoch=after, actual=before)
 
 
-def _set_message(
-    store: Store, seq: int, value: Any, headers: Any, msg_id: str | None, ttl_seconds: Any
-) -> Result:
-    size_bytes = check_value(store, value) + check_headers(headers)
-    expires = expires_at(store, ttl_seconds)
-    if store.retention is not None:
-        admit(store, size_bytes, store.contents.message_bytes(seq), value, headers)
-    change = [CHANGE_SET_MESSAGE, seq, value]
-    if expires is not None:
-        change += [headers or None, msg_id, expires]
-    elif msg_id is not None:
-        change += [headers or None, msg_id]
-    elif headers:
-        change.append(headers)
-    store.set_message(seq, size_bytes, change)
-    store.expect_expiry(expires)
-    if msg_id is not None:
-        store.remember_msg_id(msg_id, seq, store.revision, store.time)
-    return [seq, store.revision]
+def _check_first_seq(store: Store, first_seq: int) -> None:
+    if store.last_seq != store.config.first_seq - 1 or first_seq < store.config.first_seq:
+        reason = f"this stream has had seqs up to {store.last_seq}"
+        raise InvalidArgumentError(argument="first_seq", reason=reason)
 
 
-def _delete_messages(store: Store, operation: list[Any]) -> Result:
-    seqs = check_list("seqs", operation[1])
-    present = []
-    for seq in dict.fromkeys(seqs):
-        if integer("seq", seq) < 1:
-            raise InvalidSeqError(seq=seq, last_seq=store.last_seq)
-        if store.contents.message_bytes(seq) is not None:
-            present.append(seq)
-    if present:
-        store.delete_messages(present)
-    return [len(present), store.revision]
-
-
-def _trim(store: Store, operation: list[Any]) -> Result:
-    end_seq = padded(operation, 2)[1]
-    if end_seq is None:
-        end_seq = store.last_seq
-    elif integer("end_seq", end_seq) < 0:
-        raise InvalidSeqError(seq=end_seq, last_seq=store.last_seq)
-    end_seq = min(end_seq, store.last_seq)
-    count, size_bytes = store.sum_up_to(end_seq)
-    if count:
-        store.trim(end_seq, count, size_bytes)
-    return [count, store.revision]
-
-
+# Streams
 def _expect_message(store: Store, operation: list[Any]) -> Result:
     _, seq, expected = padded(operation, 3)
     integer("expected", expected)
@@ -318,12 +278,17 @@ def _expect_message(store: Store, operation: list[Any]) -> Result:
 def _set_entry(store: Store, operation: list[Any]) -> Result:
     _, key, value, headers, expected_revision, ttl_seconds = padded(operation, 6)
     check_key(key)
+    if type(headers) is bytes:
+        raise InvalidArgumentError(argument="headers", reason="of an entry, must map text to text")
     size_bytes = len(key.encode()) + check_value(store, value) + check_headers(headers)
     _check_revision(store, key, expected_revision)
     expires = expires_at(store, ttl_seconds)
     if store.retention is not None:
         old = store.contents.entry_state(key)
-        admit(store, size_bytes, None if old is None else old[1], value, headers)
+        freed_bytes = None if old is None else old[1]
+        if store.keeps_history and store.config.discard is Discard.NEW:
+            freed_bytes = store.freed_by_set(key, old)
+        admit(store, size_bytes, freed_bytes, value, headers, is_new=old is None)
     change = [CHANGE_SET_ENTRY, key, value]
     if expires is not None:
         change += [headers or None, expires]
@@ -376,14 +341,17 @@ def _check_revision(store: Store, key: str, expected: Any) -> None:
 _REFUSALS: Final = (RequestError, ProtocolError, RateLimitedError)
 _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]]] = {
     StoreKind.STREAM: {
-        frames.APPEND: _append,
-        frames.SET_MESSAGE: _set,
-        frames.DELETE_MESSAGES: _delete_messages,
-        frames.TRIM: _trim,
+        frames.APPEND: appending.append,
+        frames.SET_MESSAGE: appending.set_message,
+        frames.DELETE_MESSAGES: purging.delete_messages,
+        frames.TRIM: purging.trim,
+        frames.PURGE: purging.purge,
         frames.CONFIGURE: _configure,
         frames.PUT_CHUNK: uploads.put_chunk,
         frames.DROP_UPLOADS: uploads.drop,
         frames.EXPECT: _expect_message,
+        frames.SET_CURSOR: cursors.set_cursor,
+        frames.DELETE_CURSOR: cursors.delete_cursor,
         frames.CONSUMER_CONFIGURE: consuming.configure,
         frames.CONSUMER_FETCH: consuming.fetch,
         frames.CONSUMER_ACK: consuming.ack,
@@ -399,6 +367,9 @@ _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]
         frames.EXPECT: _expect_entry,
     },
 }
+#: An append without options looks at no other message.
+_PLAIN_APPEND_ELEMENTS: Final = 8
+_ABOUT_SUBJECTS: Final = frozenset((frames.BATCH, frames.PURGE, frames.SET_MESSAGE))
 _IN_BATCHES: Final = frozenset(
     {
         frames.APPEND,
@@ -406,6 +377,8 @@ _IN_BATCHES: Final = frozenset(
         frames.DELETE_MESSAGES,
         frames.SET_ENTRY,
         frames.DELETE_ENTRIES,
+        frames.SET_CURSOR,
+        frames.DELETE_CURSOR,
         frames.EXPECT,
     }
 )

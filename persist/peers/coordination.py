@@ -113,9 +113,9 @@ class Coordination:
         self._register_again.set()
 
     # What the server says
-    async def beat(self, heartbeat: Heartbeat) -> None:
-        """Publish a heartbeat."""
-        await self._bus.publish(self._subjects.heartbeat(), encode_heartbeat(heartbeat))
+    async def beat(self, heartbeat: Heartbeat, report: bytes | None = None) -> None:
+        """Publish a heartbeat, perhaps with what the server counts."""
+        await self._bus.publish(self._subjects.heartbeat(), encode_heartbeat(heartbeat, report))
 
     async def register(self, give_up: Callable[[], bool]) -> None:
         """Return once this incarnation is registered, or `give_up` returns True. Raises
@@ -273,17 +273,18 @@ class Coordination:
         *,
         nothing: bool = False,
         ends: Mapping[StoreId, tuple[int, int]] = NOTHING_KNOWN,
+        to: str = "",
     ) -> None:
         """Give up `(store, epoch)` pairs, none of them open. With `nothing`, none of them
         exists. `ends` tells at which revision their files were closed, durable, and their bytes.
-        Raises NoCoordinatorError."""
+        `to` is the server that is to own them. Raises NoCoordinatorError."""
         released = [
             [*store, epoch, nothing, *end]
             if (end := ends.get(store)) is not None
             else [*store, epoch, *([True] if nothing else [])]
             for store, epoch in stores
         ]
-        await self._ask("release", stores=released)
+        await self._ask("release", stores=released, **({"to": to} if to else {}))
 
     async def deleted(self, store: StoreId, epoch: int) -> bool:
         """Report that a store is deleted. Return whether that is recorded. Raises
@@ -319,5 +320,7 @@ class Coordination:
         return decoded
 
 
-def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    return frames.encode_control(**heartbeat._asdict())
+def encode_heartbeat(heartbeat: Heartbeat, report: bytes | None = None) -> bytes:
+    """Return a heartbeat as it is sent."""
+    more = {} if report is None else {"report": report}
+    return frames.encode_control(**heartbeat._asdict(), **more)

@@ -36,7 +36,10 @@ class FileTombstones:
 class FilePlacement:
     """Puts restored files in place: see `Placement`."""
 
-    def __init__(self, life: Incarnation, coordination: Coordination, publish: Publish) -> None:
+    def __init__(
+        self, life: Incarnation, coordination: Coordination, publish: Publish | None
+    ) -> None:
+        """`publish` is None if there is no bucket."""
         self._life = life
         self._coordination = coordination
         self._publish = publish
@@ -48,8 +51,10 @@ class FilePlacement:
     async def announce(self, store: StoreId, epoch: int, revision: int) -> None:
         """Tell the coordinator, and publish a snapshot. The restore is valid without it."""
         await self._coordination.created([(store, revision, None)])
-        placed = self._life.layout.store(store, epoch)
+        placed, publish = self._life.layout.store(store, epoch), self._publish
+        if publish is None:
+            return
         try:
-            await self._life.run_in_thread(lambda: self._publish(placed, store))
+            await self._life.run_in_thread(lambda: publish(placed, store))
         except BucketError as error:
             logger.warning("operator.snapshot_failed store=%s reason=%s", store, error)

@@ -21,8 +21,8 @@ from holdfast.persist.shared_disk.new_files import wal_of
 from holdfast.protocol.control import Grant
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.store_file.copying import copy_in_use
-from holdfast.shared_fs.store_file.generations import current_generation
+from holdfast.shared_fs.generations.copying import copy_in_use
+from holdfast.shared_fs.generations.generations import current_generation
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")

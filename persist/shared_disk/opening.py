@@ -41,6 +41,7 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cold_stores import ColdStores
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import BusyError, HoldfastError, StoreDamagedError
+from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -73,6 +74,8 @@ class StoreOpener:
         self._locked = LockedFiles(life, self._evidence, raise_epoch)
         self._damaged = DamagedFiles(life, self._evidence)
         self._cold_images = ColdImages(life, self._evidence, raise_epoch, cold_stores)
+        self._takeovers = life.statistics.counter(metrics.TAKEOVERS)
+        self._takeover_pauses = life.statistics.histogram(metrics.TAKEOVER_PAUSES)
 
     async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:
         """Return the store, up to date and durable. With `to_read` it may be one that
@@ -97,6 +100,7 @@ class StoreOpener:
                 return opened
 
     async def _open(self, store: StoreId, grant: Grant, to_read: bool) -> Store:
+        began_at = asyncio.get_running_loop().time()
         file, closed = await self._open_newest(store, grant, to_read)
         try:
             found = self._evidence.missing(store, found_file(file, closed=closed), grant)
@@ -121,6 +125,8 @@ class StoreOpener:
                 return self._store(store, epoch, file, Standing.UNWRITTEN, grant.revision)
             standing, known_revision = _standing(file, grant), grant.revision
             if file is not None and await self._bring_up_to_date(file, found, epoch, closed=closed):
+                self._takeovers.value += 1
+                self._takeover_pauses.observe(asyncio.get_running_loop().time() - began_at)
                 if standing is not Standing.DURABLE or accepted:
                     known_revision = file.meta.revision
                     await self._confirm([(store, known_revision, file.meta.bytes)])

@@ -52,7 +52,9 @@ class SealedLogs:
         StaleFileSystemError, StorageError, UnavailableError."""
         life = self._life
         if not life.disk.remote:
-            await life.run_in_thread(self._dead_logs.refresh)
+            # A thread costs a lone opening more than this look.
+            if not self._dead_logs.is_current():
+                await life.run_in_thread(self._dead_logs.refresh)
             return
         ended = self._coordination.ended
         if ended == self._sealed_after and await self._read(()) is None:

@@ -53,6 +53,7 @@ from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.dead_incarnation import let_go
 from holdfast.shared_fs.disk.fence import is_open
+from holdfast.shared_fs.disk.log_pace import LogPace
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -66,6 +67,7 @@ class SharedDiskMode:
     log_level = Durability.SYNCED
     stall_seconds = SYNC_STALL_SECONDS
     hands_over = True
+    shares_files = True
     #: Reading the fence file is enough.
     confirm_open = None
 
@@ -86,11 +88,13 @@ class SharedDiskMode:
         self._owners = owners
         self._log = CommitLog(life.disk, life.layout.log(life.server, life.id))
         self.synced_log = SyncedLog(self._log, sync_in_thread)
+        self.log_pace = LogPace()
         self.dead_logs = DeadLogs(life.disk, life.layout, life.id)
         self._sealed_logs = SealedLogs(life, coordination, self.dead_logs)
         self._freshness = Freshness(life, coordination, open_stores)
         self._withdrawal = Withdrawal(life)
         self._stored: StoredWriter | None = None
+        self._bucket_reaper: BucketReaper | None = None
         self._mishaps = Mishaps(logger)
         self._unreadable = Trouble(logger, "fence.unreadable", logging.ERROR)
         self._reap_failing = Trouble(logger, "log.reap_failed")
@@ -144,7 +148,7 @@ class SharedDiskMode:
             return None
         life = self._life
         log = BucketLog(tier.bucket, life.server, life.id)
-        self._stored = StoredWriter(life, log, tier, releaser)
+        self._stored = StoredWriter(life, log, tier, releaser, self.log_pace)
         tier.snapshotter.on_published(self._stored.published)
         return self._stored
 
@@ -152,7 +156,7 @@ class SharedDiskMode:
         """Return the tombstones beside the files."""
         return FileTombstones(self._life)
 
-    def placement(self, publish: Publish) -> FilePlacement:
+    def placement(self, publish: Publish | None) -> FilePlacement:
         """Return what renames restored files to their places."""
         return FilePlacement(self._life, self._coordination, publish)
 
@@ -164,18 +168,26 @@ class SharedDiskMode:
         if tier is None or self._stored is None:
             return
         yield self._stored.run()
-        yield BucketReaper(
+        self._bucket_reaper = BucketReaper(
             tier.bucket,
             self._life,
             self._owners,
             self._open_stores,
             tier.request,
             self._is_dead,
-        ).run()
+        )
+        yield self._bucket_reaper.run()
 
     async def end(self, left: int) -> bool:
         """Return whether everything is in durable files."""
         return not left
+
+    async def turn_over(self) -> None:
+        """Make the slots of the log in the bucket needless, and remove those of dead servers."""
+        if self._stored is not None:
+            await self._stored.turn_over()
+        if self._bucket_reaper is not None:
+            await self._bucket_reaper.run_pass()
 
     def leave(self) -> None:
         """Close the log and remove the folder of this incarnation."""

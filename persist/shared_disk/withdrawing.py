@@ -41,7 +41,8 @@ class Withdrawal:
         # stopped right here it moves only its own file.
         life.gate.check()
         path = life.layout.store(store.id) if store.file is None else store.file.path
-        if store.file is None:
+        has_file = store.file is not None and store.file.is_locked
+        if not has_file:
             # The file that lies there is not ours.
             path = path.with_name(f"{path.name}.{life.id}")
         folder = quarantine(
@@ -53,7 +54,7 @@ class Withdrawal:
             time=life.clock_ms(),
             server=life.server,
             records=records,
-            others=[each for each in others if store.file is not None and each != path],
+            others=[each for each in others if has_file and each != path],
         )
         if store.file is not None:
             _let_go(store.file)

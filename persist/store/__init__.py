@@ -1,2 +1,2 @@
-"""An open store in memory: its states and leases, counters, pending changes, retention,
-consumers and writers."""
+"""An open store in memory: its states and leases, counters, pending changes, retention
+and writers."""

@@ -13,24 +13,34 @@ the file is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
+from holdfast.persist.consumers.consumers import Consumers
+from holdfast.persist.consumers.cursors import Cursors
 from holdfast.persist.store.change_sizes import CHANGE_BYTES, bytes_of, variable_bytes
-from holdfast.persist.store.consumers import Consumers
 from holdfast.persist.store.contents import Contents
 from holdfast.persist.store.memtable import Upload
 from holdfast.persist.store.pending import Pending, PendingTrim
 from holdfast.persist.store.retention import NEVER, Retention
 from holdfast.persist.store.store_writers import StoreWriters
+from holdfast.persist.store.subjects import MessageSubjects
 from holdfast.protocol import changes as rows
 from holdfast.protocol import frames
+from holdfast.protocol.header_block import msg_id_in
 from holdfast.protocol.limits import UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
-from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.applying import (
+    AppliedBatch,
+    WriterOutcome,
+    last_seq_configured,
+)
+from holdfast.shared_fs.store_file.consumers.cursor_rows import CURSOR_CHANGES
+from holdfast.shared_fs.store_file.history.history_rows import kept_of
 
+_MAX_TOTALS = 4096
 _UPLOAD_RETENTION_MS = int(UPLOAD_RETENTION_SECONDS * 1000)
 
 
@@ -48,6 +58,36 @@ class Mark(NamedTuple):
 class Accepted:
     """The counters of one store, and the changes it accepts."""
 
+    # A tick of a thousand stores looks at some thirty of these for each, in cold memory. Python
+    # keeps more than 30 attributes in a dictionary of each object's own.
+    __slots__ = (
+        "_consumer_places",
+        "_consumers",
+        "_cursors",
+        "_memtable",
+        "bytes",
+        "changes",
+        "changes_bytes",
+        "contents",
+        "count",
+        "has_chunks",
+        "id",
+        "is_stream",
+        "kind",
+        "last_seq",
+        "lead",
+        "mark",
+        "msg_id_count",
+        "outcomes",
+        "pending",
+        "retention",
+        "revision",
+        "time",
+        "totals",
+        "uploads_due_at",
+        "writers",
+    )
+
     def __init__(self, store: StoreId, contents: Contents) -> None:
         self.id = store
         self.kind = StoreKind(store.kind)
@@ -64,6 +104,8 @@ class Accepted:
         self.lead = 0
         #: None without limits and ttls: then no write pays for retention.
         self.retention = Retention.kept(*file.limits()) if file is not None else None
+        if self.retention is not None:
+            self.retention.look_through()
         self.writers = StoreWriters()
         #: An upper bound of the remembered msg_ids. It includes those in the file once the file
         #: was checkpointed.
@@ -77,7 +119,14 @@ class Accepted:
         self.has_chunks = False
         #: When to look for abandoned uploads.
         self.uploads_due_at = _first_due(file.staged_bodies()) if file is not None else NEVER
+        #: The last total of counters that were used: `(seq, total)` by subject.
+        self.totals: dict[str, tuple[int, int]] = {}
         self._consumers: Consumers | None = None
+        #: While the consumers are not loaded: the `(next_seq, pending_count)` of each.
+        self._consumer_places: Sequence[tuple[int, int]] = ()
+        if self.is_stream and file is not None:
+            self._consumer_places = file.consumer_places()
+        self._cursors: Cursors | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -133,8 +182,41 @@ class Accepted:
         self.revision += count
         return frames.Run(seq, revision, count)
 
-    def set_message(self, seq: int, size_bytes: int, change: frames.WireChange) -> None:
-        """Accept a set of message `seq`, at or below last_seq + 1."""
+    def append_with_subjects(
+        self,
+        values: Sequence[bytes],
+        headers: Sequence[bytes | None],
+        subjects: Sequence[str],
+        sizes: list[int],
+    ) -> frames.Run:
+        """Accept messages that have a value, a subject and perhaps a header block, at the next
+        seqs, and return their results."""
+        count = len(values)
+        seq, revision = self.last_seq + 1, self.revision + 1
+        size_bytes = sum(sizes)
+        seqs = range(seq, seq + count)
+        self._memtable.messages.update(zip(seqs, sizes, strict=True))
+        number, nothing = repeat(rows.CHANGE_SET_MESSAGE), repeat(None)
+        self.changes.extend(
+            zip(number, seqs, values, headers, nothing, nothing, subjects, strict=False)
+        )
+        self.changes_bytes += size_bytes + CHANGE_BYTES * count
+        self.last_seq += count
+        self.count += count
+        self.bytes += size_bytes
+        self.revision += count
+        self.contents.subjects.append(seqs, subjects)
+        if self.totals:
+            for subject in subjects:
+                self.totals.pop(subject, None)
+        return frames.Run(seq, revision, count)
+
+    def set_message(
+        self, seq: int, size_bytes: int, change: frames.WireChange, subject: str | None = None
+    ) -> None:
+        """Accept a set of message `seq`, at or below last_seq + 1. One that is replaced keeps the
+        subject that it had, which `subject` is then."""
+        old = None
         if seq == self.last_seq + 1:
             self.last_seq = seq
             self.count += 1
@@ -144,6 +226,10 @@ class Accepted:
                 self.count += 1
             else:
                 self.bytes -= old
+        if subject is not None:
+            self.contents.subjects.set(seq, subject, is_new=old is None)
+            # A message that is set again may be the one that has the total.
+            self.totals.pop(subject, None)
         self.bytes += size_bytes
         self._memtable.put(self._memtable.messages, seq, size_bytes)
         plain = rows.is_plain_set(change)
@@ -156,23 +242,38 @@ class Accepted:
         self.msg_id_count += 1
         self._memtable.put(self._memtable.msg_ids, msg_id, (seq, revision, time))
 
-    def delete_messages(self, seqs: list[int]) -> None:
-        """Accept the deletion of messages that all exist."""
+    def delete_messages(
+        self,
+        seqs: list[int],
+        subject_of: Mapping[int, str] | None = None,
+        reason: int | None = None,
+    ) -> None:
+        """Accept the deletion of messages that all exist. `subject_of` has the subject of each,
+        where they are known. `reason` is that of the change; None if a writer asked for it."""
+        sizes = self.contents.sizes_of(seqs)
+        assert len(sizes) == len(seqs), "messages that are deleted exist"
+        self.count -= len(seqs)
+        self.bytes -= sum(sizes.values())
+        subjects = self.contents.subjects
+        if subjects.exists:
+            for seq in seqs:
+                subject = subjects.subject_of(seq) if subject_of is None else subject_of[seq]
+                subjects.remove(seq, subject, self.revision + 1)
         for seq in seqs:
-            size_bytes = self.contents.message_bytes(seq)
-            assert size_bytes is not None
-            self.count -= 1
-            self.bytes -= size_bytes
             self._memtable.put(self._memtable.messages, seq, None)
-        self._accept([rows.CHANGE_DELETE_MESSAGES, seqs], 9 * len(seqs))
+        change = rows.with_reason([rows.CHANGE_DELETE_MESSAGES, seqs], reason)
+        self._accept(change, 9 * len(seqs))
 
-    def trim(self, end_seq: int, count: int, size_bytes: int) -> None:
+    def trim(
+        self, end_seq: int, count: int, size_bytes: int, reason: int | None = None
+    ) -> None:
         """Accept a trim up to `end_seq`, which removes `count` messages of `size_bytes`."""
         assert not self.in_batch, "a trim is not part of a batch"
         self.count -= count
         self.bytes -= size_bytes
         self._memtable.trim(end_seq)
-        self._accept([rows.CHANGE_TRIM, end_seq], 0)
+        self.contents.subjects.trimmed()
+        self._accept(rows.with_reason([rows.CHANGE_TRIM, end_seq], reason), 0)
         self.pending.trims(PendingTrim(self.revision, end_seq, count, size_bytes))
 
     def set_entry(self, key: str, size_bytes: int, change: frames.WireChange) -> None:
@@ -180,7 +281,9 @@ class Accepted:
         old = self.contents.entry_state(key)
         if old is None:
             self.count += 1
-        else:
+        if self._memtable.versions is not None:
+            self.bytes -= self._memtable.end_value(key, is_set=True)
+        elif old is not None:
             self.bytes -= old[1]
         self.bytes += size_bytes
         value = rows.set_value(change)
@@ -209,23 +312,54 @@ class Accepted:
         self.revision = revision - 1
         return frames.Run(0, first, len(operations))
 
-    def delete_entries(self, keys: list[str]) -> None:
-        """Accept the deletion of keys that all exist."""
+    def delete_entries(
+        self,
+        keys: list[str],
+        reason: int | None = None,
+        how: rows.Removal = rows.Removal.DELETED,
+        versions: Sequence[int] = (),
+        versions_bytes: int = 0,
+    ) -> None:
+        """Accept the removal of keys that all exist, and of former values by their revisions, which
+        have `versions_bytes`. `reason` is that of the change; None if a writer asked for it."""
+        memtable = self._memtable
         for key in keys:
             old = self.contents.entry_state(key)
             assert old is not None
             self.count -= 1
-            self.bytes -= old[1]
-            self._memtable.put(self._memtable.entries, key, None)
-        change: frames.WireChange = [rows.CHANGE_DELETE_ENTRIES, keys]
+            if memtable.versions is None:
+                self.bytes -= old[1]
+            else:
+                self.bytes -= memtable.end_value(key, is_set=False, how=how)
+            memtable.put(memtable.entries, key, None)
+        change = rows.with_reason([rows.CHANGE_DELETE_ENTRIES, keys], reason)
+        if memtable.versions is not None and how is not rows.Removal.DELETED:
+            change = [rows.CHANGE_DELETE_ENTRIES, keys, reason, int(how), list(versions)]
+            memtable.versions.drop(versions)
+            self.bytes -= versions_bytes
         self._accept(change, variable_bytes(change))
 
     def clear(self) -> None:
         """Accept the deletion of every key."""
         assert not self.in_batch, "a clear is not part of a batch"
-        self.count = self.bytes = 0
+        self.count = 0
+        if not self.keeps_history:
+            self.bytes = 0
         self._memtable.clear()
         self._accept([rows.CHANGE_CLEAR], 0)
+
+    @property
+    def keeps_history(self) -> bool:
+        """It is a kv that keeps former values."""
+        versions = self._memtable.versions
+        return versions is not None and versions.kept > 0
+
+    def freed_by_set(self, key: str, present: tuple[int, int] | None) -> int:
+        """Return how many bytes a set of `key` would free, whose value is `present` now, in a kv
+        with a history."""
+        versions = self._memtable.versions
+        assert versions is not None, "it keeps a history"
+        return versions.ended(key, present, is_set=True)[1]
 
     @property
     def config(self) -> StoreConfig:
@@ -235,10 +369,41 @@ class Accepted:
     def configure(self, config: StoreConfig) -> None:
         """Accept a new configuration."""
         change = [rows.CHANGE_CONFIGURE, config.to_wire()]
+        kept = kept_of(config.to_wire())
+        loses = self.keeps_history and kept < kept_of(self.config.to_wire())
         self._accept(change, variable_bytes(change))
+        self._memtable.keep_versions(kept)
+        if loses:
+            # Of keys that nobody has touched, only the file knows what they lose.
+            with self.contents.previewed(list(self.unwritten())):
+                self.bytes = self.contents.bytes_in_file
+        if self.is_stream:
+            self.last_seq = last_seq_configured(self.last_seq, config.to_wire())
         has_ttl = self.retention is not None and self.retention.has_ttl
-        self.retention = Retention.needed(config, has_ttl=has_ttl)
+        before, self.retention = self.retention, Retention.needed(config, has_ttl=has_ttl)
+        if self.retention is not None:
+            self.retention.sweep(before)
         self._tell_of_expiry()
+
+    def last_msg_id(self) -> str | None:
+        """Return the msg_id of the last message that was ever appended, as long as it is remembered
+        or is in its headers."""
+        file = self.contents.file
+        if file is not None and self.last_seq <= file.meta.last_seq:
+            return file.last_msg_id()
+        for batch in reversed(list(self.unwritten())):
+            for change in reversed(batch.changes):
+                is_set = rows.number_of(change) == rows.CHANGE_SET_MESSAGE
+                if is_set and rows.set_key(change) == self.last_seq:
+                    said = rows.message_set(change)
+                    return said.msg_id or msg_id_in(said.headers)
+        return None
+
+    def keep_total(self, subject: str, seq: int, total: int) -> None:
+        """Remember the total of a counter, which message `seq` has."""
+        if len(self.totals) >= _MAX_TOTALS:
+            self.totals.clear()
+        self.totals[subject] = (seq, total)
 
     def archive(self, end_seq: int, table: str) -> None:
         """Accept that `table` holds the values up to `end_seq`, which then leave the file."""
@@ -296,6 +461,18 @@ class Accepted:
             self._consumers = loaded
         return self._consumers
 
+    def consumer_lags(self) -> list[int]:
+        """Return how many messages each consumer has not acknowledged. Reads nothing of the file:
+        until the consumers are used, they are where they were when the store was opened."""
+        behind = self.last_seq + 1
+        if self._consumers is not None:
+            loaded = self._consumers.by_id.values()
+            self._consumer_places = [(each.next_seq, len(each.pending)) for each in loaded]
+        return [
+            max(0, behind - next_seq) + pending_count
+            for next_seq, pending_count in self._consumer_places
+        ]
+
     def change_consumer(self, change: frames.WireChange) -> None:
         """Accept a change of a consumer."""
         size_bytes = variable_bytes(change)
@@ -307,6 +484,40 @@ class Accepted:
             raise
         self._accept(change, size_bytes)
 
+    @property
+    def cursors(self) -> Cursors:
+        """The stream's cursors after the last accepted change. They are loaded on first use."""
+        if self._cursors is None:
+            file = self.contents.file
+            loaded = Cursors(
+                file.cursor_totals() if file is not None else (), self._cursor_sizes
+            )
+            for batch in self.unwritten():
+                for change in batch.changes:
+                    loaded.apply(change)
+            self._cursors = loaded
+        return self._cursors
+
+    def change_cursor(self, change: frames.WireChange) -> None:
+        """Accept a change of a cursor."""
+        size_bytes = variable_bytes(change)
+        try:
+            self.cursors.apply(change)
+        except Exception:
+            # The change may be half applied: load the cursors again on next use.
+            self._cursors = None
+            raise
+        self._accept(change, size_bytes)
+
+    def _cursor_sizes(self, name: str) -> dict[int, int]:
+        file = self.contents.file
+        return {} if file is None else file.cursor_sizes(name)
+
+    @property
+    def subjects(self) -> MessageSubjects:
+        """The subjects of messages after the last accepted change."""
+        return self.contents.subjects.in_tick(self.mark)
+
     def savepoint(self) -> tuple[Mark, int]:
         """Return the present position, for `go_back`."""
         return self._here(), len(self.changes)
@@ -316,11 +527,13 @@ class Accepted:
         mark, change_count = savepoint
         if self._memtable.in_batch:
             self._memtable.undo_batch()
+            self.contents.subjects.went_back()
         if len(self.changes) == change_count and self._here() == mark:
             # Most refused operations have changed nothing.
             return
         self._cut(mark, change_count)
         self._memtable.rebuild(self.unwritten())
+        self.contents.subjects.went_back()
         self._consumers = None
 
     @property
@@ -340,6 +553,7 @@ class Accepted:
         """Take back everything since `begin_batch`."""
         mark, change_count = begun
         self._memtable.undo_batch()
+        self.contents.subjects.went_back()
         self._cut(mark, change_count)
 
     def unwritten(self) -> Iterator[AppliedBatch]:
@@ -368,7 +582,8 @@ class Accepted:
         self._restore(self.mark)
         self._end_tick()
         self._memtable.rebuild(self.unwritten())
-        self._consumers = None
+        self.contents.subjects.went_back()
+        self._consumers = self._cursors = None
 
     def _accept(self, change: frames.WireChange, size_bytes: int) -> None:
         self.revision += 1
@@ -376,6 +591,9 @@ class Accepted:
         self.changes_bytes += size_bytes + CHANGE_BYTES
 
     def _cut(self, mark: Mark, change_count: int) -> None:
+        cut = self.changes[change_count:]
+        if not CURSOR_CHANGES.isdisjoint(map(rows.number_of, cut)):
+            self._cursors = None
         del self.changes[change_count:]
         self.changes_bytes = bytes_of(self.changes)
         self._restore(mark)
@@ -394,6 +612,7 @@ class Accepted:
         self.count, self.bytes, self.time = mark.message_count, mark.size_bytes, mark.time
         self.retention = mark.retention
         self.pending.go_back(mark.revision)
+        self.totals.clear()
         if self.retention is not None:
             # Removed rows are back, so something may be due at once.
             self.retention.due_at = 0

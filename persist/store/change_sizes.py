@@ -13,15 +13,17 @@ from holdfast.protocol import changes as rows
 from holdfast.protocol import frames
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file.applying import pack_headers
+from holdfast.shared_fs.store_file.subject_rows import subject_bytes
 
 #: What a change takes besides its content: no less than its overhead in a broadcast.
 CHANGE_BYTES: Final = 64
 
 
 def message_bytes_of(change: frames.WireChange) -> int:
-    """Return the size with which a set message counts: its value and its packed headers."""
-    _, value, headers, _, _ = rows.message_set(change)
-    return value_bytes_of(value) + _headers_bytes(headers)
+    """Return the size with which a set message counts: its value, its headers, and its subject."""
+    said = rows.message_set(change)
+    size_bytes = value_bytes_of(said.value) + _headers_bytes(said.headers)
+    return size_bytes + subject_bytes(said.subject, said.headers)
 
 
 def entry_bytes_of(change: frames.WireChange) -> int:
@@ -45,16 +47,18 @@ def variable_bytes(change: frames.WireChange) -> int:
     """Return the size of a change's content, for any kind of change."""
     number = rows.number_of(change)
     if number == rows.CHANGE_SET_MESSAGE:
-        _, value, headers, msg_id, _ = rows.message_set(change)
-        size_bytes = _wire_bytes_of(value) + _headers_bytes(headers)
-        return size_bytes if msg_id is None else size_bytes + len(msg_id.encode())
+        said = rows.message_set(change)
+        size_bytes = _wire_bytes_of(said.value) + _headers_bytes(said.headers)
+        size_bytes += subject_bytes(said.subject, said.headers)
+        return size_bytes if said.msg_id is None else size_bytes + len(said.msg_id.encode())
     if number == rows.CHANGE_SET_ENTRY:
         key, value, headers, _ = rows.entry_set(change)
         return len(key.encode()) + _wire_bytes_of(value) + _headers_bytes(headers)
     if number == rows.CHANGE_DELETE_MESSAGES:
         return 9 * len(rows.deleted(change))
     if number == rows.CHANGE_DELETE_ENTRIES:
-        return sum(len(key.encode()) + 5 for key in rows.deleted(change))
+        removed = rows.entries_removed(change)
+        return sum(len(key.encode()) + 5 for key in removed.keys) + 9 * len(removed.versions)
     if number == rows.CHANGE_PUT_CHUNK:
         return len(rows.chunk(change).data or b"")
     if number == rows.CHANGE_ARCHIVE:

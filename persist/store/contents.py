@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+from holdfast.persist.history.pending_versions import PendingVersions
 from holdfast.persist.store.memtable import Memtable, Upload
 from holdfast.persist.store.pending import PendingTick, contents_of
-from holdfast.protocol import changes
+from holdfast.persist.store.subjects import MessageSubjects
+from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import KIB
 from holdfast.protocol.names import StoreId
@@ -36,7 +39,7 @@ class Contents:
     """One store's file, and the memtable on top of it. `file` is None until the first change of a
     new store reaches the disk."""
 
-    __slots__ = ("_create_file", "_is_exact", "_prepare_file", "file", "memtable")
+    __slots__ = ("_create_file", "_is_exact", "_prepare_file", "file", "memtable", "subjects")
 
     def __init__(
         self,
@@ -45,7 +48,8 @@ class Contents:
         prepare_file: PrepareFile | None,
     ) -> None:
         self.file = file
-        self.memtable = Memtable()
+        self.memtable = Memtable(self._subject_in_file, self._versions_in_file)
+        self.subjects = MessageSubjects(self.memtable, lambda: self.file)
         self._create_file = create_file
         self._prepare_file = prepare_file
         #: True if the memtable repeats nothing that the file already holds.
@@ -58,6 +62,17 @@ class Contents:
         if self.file is None or seq <= self.memtable.trimmed_to or seq > self.file.meta.last_seq:
             return None
         return self.file.message_bytes(seq)
+
+    def sizes_of(self, seqs: Sequence[int]) -> dict[int, int]:
+        """Return the size of each of these messages that exists."""
+        memtable = self.memtable.messages
+        found = {seq: size for seq in seqs if (size := memtable.get(seq)) is not None}
+        if self.file is not None:
+            trimmed_to = self.memtable.trimmed_to
+            stored = [seq for seq in seqs if seq not in memtable and seq > trimmed_to]
+            if stored:
+                found.update(self.file.bytes_of(stored))
+        return found
 
     def message_revision(self, seq: int, unwritten: Iterable[AppliedBatch]) -> int:
         """Return the revision of message `seq`, or 0 if there is no such message.
@@ -77,6 +92,31 @@ class Contents:
         row = self.file.message(seq)
         assert row is not None
         return int(row[1])
+
+    def message_value(self, seq: int, unwritten: Iterable[AppliedBatch]) -> Any:
+        """Return the value of a message as a change has it; None if it does not exist."""
+        if self.message_bytes(seq) is None:
+            return None
+        found = None
+        for change in _sets_of({seq}, unwritten):
+            found = changes.set_value(change)
+        if found is None and self.file is not None:
+            row = self.file.message(seq)
+            found = None if row is None else row[3]
+        return found
+
+    def headers_of(
+        self, seqs: Iterable[int], unwritten: Iterable[AppliedBatch]
+    ) -> dict[int, Any]:
+        """Return the headers of messages that exist, as changes have them."""
+        wanted = set(seqs)
+        if not wanted:
+            return {}
+        found = {} if self.file is None else self.file.headers_of(wanted)
+        for change in _sets_of(wanted, unwritten):
+            said = changes.message_set(change)
+            found[said.seq] = said.headers
+        return found
 
     def seqs_from(self, start_seq: int, last_seq: int, limit: int) -> list[int]:
         """Return the seqs of up to `limit` messages from `start_seq` on, in a stream whose last
@@ -167,6 +207,19 @@ class Contents:
                 size_bytes += new
         return count, size_bytes
 
+    def _versions_in_file(self, is_needed: bool) -> PendingVersions | None:
+        if not is_needed and (self.file is None or not self.file.history.exists):
+            return None
+        return PendingVersions(self.file, self.entry_state)
+
+    def _subject_in_file(self, seq: int) -> str | None:
+        return None if self.file is None else self.file.subjects.subject_of(seq)
+
+    @property
+    def bytes_in_file(self) -> int:
+        """The bytes that the file counts."""
+        return 0 if self.file is None else self.file.meta.bytes
+
     def prepare(self, store: StoreId, ready: list[PendingTick]) -> Callable[[], StoreFile] | None:
         """Return a function that writes a new store's file, whole, with all that is
         `ready` and without a WAL. Return None if there is a file already, or it must be
@@ -207,6 +260,19 @@ class Contents:
             self.file = self._create_file()
         with self.file.preview([batch for batch in batches if batch.changes]):
             yield
+
+
+def _sets_of(
+    seqs: set[int], unwritten: Iterable[AppliedBatch]
+) -> Iterator[frames.WireChange]:
+    """Yield the changes that set one of these messages, in order."""
+    for batch in unwritten:
+        for change in batch.changes:
+            if (
+                changes.number_of(change) == changes.CHANGE_SET_MESSAGE
+                and changes.set_key(change) in seqs
+            ):
+                yield change
 
 
 def _sum_in_file(file: StoreFile, start_seq: int, end_seq: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@
 
 A lease is a context manager. When it ends, the file goes back to the loop, and the operations that
 waited for it resume. If the holder has closed the store, the holder decides what happens to those
-operations (`Lease.leave`). A store has at most one lease at a time.
+operations (`FileLease.leave`). A store has at most one lease at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Waiters(Protocol):
     def turn_away(self, store: StoreId, error: HoldfastError) -> None: ...
 
 
-class Lease:
+class FileLease:
     """Sole use of the file of one open store."""
 
     __slots__ = ("_has_ended", "_is_exclusive", "_leases", "store")
@@ -88,19 +88,19 @@ class Leases:
         """Tell `waiters` from now on which files are free again."""
         self._waiters = waiters
 
-    def lend(self, store: Store) -> Lease:
+    def lend(self, store: Store) -> FileLease:
         """Lease the file of an open store. Appends go on. Raises IllegalTransitionError
         if it is leased."""
         store.enter(OpenState.LENT)
-        return Lease(self, store, is_exclusive=False)
+        return FileLease(self, store, is_exclusive=False)
 
-    def hold(self, store: Store) -> Lease:
+    def hold(self, store: Store) -> FileLease:
         """Lease an open store. Everything that arrives for it waits. Raises IllegalTransitionError
         if its file is leased."""
         if store.state is not OpenState.SERVING:
             raise IllegalTransitionError(store.state, OpenState.HELD)
         store.enter(OpenState.HELD)
-        return Lease(self, store, is_exclusive=True)
+        return FileLease(self, store, is_exclusive=True)
 
     @contextmanager
     def of_closed(self, store: StoreId) -> Iterator[bool]:

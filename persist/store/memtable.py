@@ -8,13 +8,16 @@ an atomic batch can be taken back; trims and clears never belong to a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+from holdfast.persist.history.pending_versions import PendingVersions, size_of
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.protocol import changes, frames
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.history.history_rows import kept_of
 
 #: How many messages and keys may stay beyond the pending ones. They spare a look in the file for
 #: keys that are set again and again.
@@ -31,10 +34,146 @@ class Upload(NamedTuple):
     is_placed: bool = False
 
 
+class PendingSubjects:
+    """The subjects of messages that pending changes set, and of those that they remove."""
+
+    __slots__ = ("_journal", "_stored", "by_subject", "removed", "removed_of", "subject_of")
+
+    def __init__(self, stored: Callable[[int], str | None]) -> None:
+        """`stored` returns the subject of a message of the file."""
+        self._stored = stored
+        self.subject_of: dict[int, str] = {}
+        #: Ascending seqs.
+        self.by_subject: dict[str, list[int]] = {}
+        #: The subjects of the file's messages that changes remove one by one.
+        self.removed: dict[int, str] = {}
+        #: The same by subject, with the revision of the removal, the last removal last.
+        self.removed_of: dict[str, dict[int, int]] = {}
+        #: Of the running batch: `(was set, seq, subject)`, or a removal without the first.
+        self._journal: list[tuple[bool | None, int, str]] | None = None
+
+    def set(self, seq: int, subject: str | None) -> None:
+        """Note that message `seq` was set, and has this subject."""
+        if subject is None or self.subject_of.get(seq) == subject:
+            return
+        self._put(seq, subject)
+        if self._journal is not None:
+            self._journal.append((True, seq, subject))
+
+    def append(self, seqs: Sequence[int], subjects: Sequence[str]) -> None:
+        """`set` for messages at new seqs, outside a batch."""
+        assert self._journal is None
+        self.subject_of.update(zip(seqs, subjects, strict=True))
+        by_subject = self.by_subject
+        for seq, subject in zip(seqs, subjects, strict=True):
+            mine = by_subject.get(subject)
+            if mine is None:
+                by_subject[subject] = [seq]
+            else:
+                mine.append(seq)
+
+    def remove(self, seq: int, subject: str, revision: int) -> None:
+        """Note that the change with `revision` removed a message that had this subject."""
+        if seq in self.subject_of:
+            self._take(seq, subject)
+            if self._journal is not None:
+                self._journal.append((False, seq, subject))
+        # It may be in the file too.
+        self.removed[seq] = subject
+        removed = self.removed_of.setdefault(subject, {})
+        removed.pop(seq, None)
+        removed[seq] = revision
+        if self._journal is not None:
+            self._journal.append((None, seq, subject))
+
+    def removed_again(self, seq: int, revision: int) -> None:
+        """`remove` while the memtable is rebuilt from changes: they name no subject."""
+        subject = self.subject_of.get(seq)
+        if subject is None and seq not in self.removed:
+            subject = self._stored(seq)
+        if subject is not None:
+            self.remove(seq, subject, revision)
+
+    def trim(self, end_seq: int) -> None:
+        """Note that the messages up to a seq were removed."""
+        for seq in [seq for seq in self.subject_of if seq <= end_seq]:
+            self._take(seq, self.subject_of[seq])
+        for seq in [seq for seq in self.removed if seq <= end_seq]:
+            self._forget(seq, self.removed[seq])
+
+    def begin_batch(self) -> None:
+        """Record from now on what changes."""
+        self._journal = []
+
+    def end_batch(self) -> None:
+        """Keep what changed."""
+        self._journal = None
+
+    def undo_batch(self) -> None:
+        """Take back what changed since `begin_batch`."""
+        journal, self._journal = self._journal, None
+        for was_set, seq, subject in reversed(journal or ()):
+            if was_set is None:
+                self._forget(seq, subject)
+            elif was_set:
+                self._take(seq, subject)
+            else:
+                self._put(seq, subject)
+
+    def reset(self) -> None:
+        """Forget everything: the file holds it all."""
+        self.subject_of.clear()
+        self.by_subject.clear()
+        self.removed.clear()
+        self.removed_of.clear()
+
+    def _put(self, seq: int, subject: str) -> None:
+        self.subject_of[seq] = subject
+        seqs = self.by_subject.setdefault(subject, [])
+        if not seqs or seqs[-1] < seq:
+            seqs.append(seq)
+        else:
+            insort(seqs, seq)
+
+    def _take(self, seq: int, subject: str) -> None:
+        del self.subject_of[seq]
+        seqs = self.by_subject[subject]
+        del seqs[bisect_left(seqs, seq)]
+        if not seqs:
+            del self.by_subject[subject]
+
+    def _forget(self, seq: int, subject: str) -> None:
+        del self.removed[seq]
+        seqs = self.removed_of[subject]
+        del seqs[seq]
+        if not seqs:
+            del self.removed_of[subject]
+
+
 class Memtable:
     """What is known without the file. None marks what was removed."""
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_limit",
+        "_undo",
+        "_versions_in_file",
+        "cleared",
+        "entries",
+        "messages",
+        "msg_ids",
+        "subjects",
+        "trimmed_to",
+        "uploads",
+        "versions",
+    )
+
+    def __init__(
+        self,
+        subject_in_file: Callable[[int], str | None],
+        versions_in_file: Callable[[bool], PendingVersions | None],
+    ) -> None:
+        """`subject_in_file` returns the subject of a message of the file. `versions_in_file`
+        returns the history as the file has it; None if it has none, unless it is needed."""
         #: Sizes by seq.
         self.messages: dict[int, int | None] = {}
         #: `(revision, bytes)` by key.
@@ -42,9 +181,13 @@ class Memtable:
         #: `(seq, revision, time)` by msg_id.
         self.msg_ids: dict[str, tuple[int, int, int]] = {}
         self.uploads: dict[bytes, Upload | None] = {}
+        self.subjects = PendingSubjects(subject_in_file)
         #: The file's messages up to `trimmed_to` no longer count; with `cleared`, nor do its keys.
         self.trimmed_to = 0
         self.cleared = False
+        self._versions_in_file = versions_in_file
+        #: The history of a kv; None if it has none.
+        self.versions = versions_in_file(False)
         self._limit = _MIN_KEPT
         self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
 
@@ -61,14 +204,41 @@ class Memtable:
             placed = Upload(large.size_bytes, large.crc32, time, is_placed=True)
             self.put(self.uploads, large.upload_id, placed)
 
+    def end_value(
+        self, key: str, *, is_set: bool, how: changes.Removal = changes.Removal.DELETED
+    ) -> int:
+        """Note that the value of a key of a kv with a history is replaced, or removed unless
+        `is_set`. Call it before the key is put. Return the bytes that this frees."""
+        versions = self.versions
+        assert versions is not None, "it keeps a history"
+        present = versions.present(key)
+        if versions.kept and how is changes.Removal.DELETED:
+            after, freed_bytes = versions.ended(key, present, is_set=is_set)
+        else:
+            after, freed_bytes = versions.of(key), 0 if present is None else present[1]
+            if how is changes.Removal.EVICTED:
+                after, freed_bytes = (), freed_bytes + size_of(after)
+        self.put(versions.by_key, key, after)
+        return freed_bytes
+
+    def keep_versions(self, kept: int) -> None:
+        """Note that `kept` values of each key are kept from now on; 0: no history."""
+        if self.versions is None and kept:
+            self.versions = self._versions_in_file(True)
+        if self.versions is not None:
+            self.versions.configure(kept)
+
     def trim(self, end_seq: int) -> None:
         """Remove the messages up to `end_seq`."""
         for seq in [seq for seq in self.messages if seq <= end_seq]:
             del self.messages[seq]
+        self.subjects.trim(end_seq)
         self.trimmed_to = max(self.trimmed_to, end_seq)
 
     def clear(self) -> None:
         """Remove all keys."""
+        if self.versions is not None:
+            self.versions.clear(self.entries.items())
         self.entries.clear()
         self.cleared = True
 
@@ -79,10 +249,12 @@ class Memtable:
     def begin_batch(self) -> None:
         """Record from now on what `put` replaces."""
         self._undo = []
+        self.subjects.begin_batch()
 
     def end_batch(self) -> None:
         """Keep what the batch did."""
         self._undo = None
+        self.subjects.end_batch()
 
     def undo_batch(self) -> None:
         """Take back every `put` since `begin_batch`."""
@@ -93,6 +265,7 @@ class Memtable:
             else:
                 part[key] = old
         self._undo = None
+        self.subjects.undo_batch()
 
     def reset(self) -> None:
         """Forget everything: the file holds it all."""
@@ -100,8 +273,10 @@ class Memtable:
         self.entries.clear()
         self.msg_ids.clear()
         self.uploads.clear()
+        self.subjects.reset()
         self.trimmed_to = 0
         self.cleared = False
+        self.versions = self._versions_in_file(False)
 
     def rebuild(self, unwritten: Iterable[AppliedBatch]) -> None:
         """Derive the memtable again from the changes that the file lacks."""
@@ -122,7 +297,8 @@ class Memtable:
             for batch in unwritten():
                 for change in batch.changes:
                     self._take_upload(change, batch.time)
-        if len(self.messages) + len(self.entries) > self._limit:
+        is_stale = self.versions is not None and self.versions.is_stale
+        if is_stale or len(self.messages) + len(self.entries) > self._limit:
             self.rebuild(unwritten())
             self._limit = 2 * (len(self.messages) + len(self.entries)) + _MIN_KEPT
 
@@ -130,20 +306,33 @@ class Memtable:
         number = changes.number_of(change)
         self._take_upload(change, time)
         if number == changes.CHANGE_SET_MESSAGE:
-            seq, _, _, msg_id, _ = changes.message_set(change)
-            self.messages[seq] = message_bytes_of(change)
-            if msg_id is not None:
-                self.msg_ids[msg_id] = (seq, revision, time)
+            said = changes.message_set(change)
+            self.messages[said.seq] = message_bytes_of(change)
+            self.subjects.set(said.seq, said.subject)
+            if said.msg_id is not None:
+                written = time if said.time is None else said.time
+                self.msg_ids[said.msg_id] = (said.seq, revision, written)
         elif number == changes.CHANGE_DELETE_MESSAGES:
             for seq in changes.deleted(change):
                 self.messages[seq] = None
+                self.subjects.removed_again(seq, revision)
         elif number == changes.CHANGE_TRIM:
             self.trim(changes.trimmed_to(change))
         elif number == changes.CHANGE_SET_ENTRY:
-            self.entries[changes.set_key(change)] = (revision, entry_bytes_of(change))
+            key = changes.set_key(change)
+            if self.versions is not None:
+                self.end_value(key, is_set=True)
+            self.entries[key] = (revision, entry_bytes_of(change))
         elif number == changes.CHANGE_DELETE_ENTRIES:
-            for key in changes.deleted(change):
+            removed = changes.entries_removed(change)
+            for key in removed.keys:
+                if self.versions is not None:
+                    self.end_value(key, is_set=False, how=removed.how)
                 self.entries[key] = None
+            if self.versions is not None:
+                self.versions.drop(removed.versions)
+        elif number == changes.CHANGE_CONFIGURE:
+            self.keep_versions(kept_of(changes.configured(change)))
         elif number == changes.CHANGE_CLEAR:
             self.clear()
 

@@ -72,6 +72,7 @@ class OpenStores:
         self._open: dict[StoreId, Store] = {}
         self._hear_opened: Callable[[Store], None] = _nobody
         self._hear_gone: Callable[[StoreId], None] = _nobody
+        self._hear_closed: Callable[[Store], None] = _nobody
         self._waiting: dict[StoreId, _Waiting] = {}
         #: Per tenant, the stores to ask for. The tenant that has waited longest for
         #: its turn is first.
@@ -94,6 +95,10 @@ class OpenStores:
         """Call `hear` from now on for each store that is opened, and `hear_gone` for each that is
         closed or will not be opened."""
         self._hear_opened, self._hear_gone = hear, hear_gone
+
+    def on_closed(self, hear: Callable[[Store], None]) -> None:
+        """Call `hear` from now on for each store that is closed, or handed over."""
+        self._hear_closed = hear
 
     def find(self, store: StoreId) -> Store | None:
         """Return the open store, or None."""
@@ -171,6 +176,7 @@ class OpenStores:
         if self._open.get(store.id) is store:
             del self._open[store.id]
             self._hear_gone(store.id)
+            self._hear_closed(store)
 
     def _end(self, store: Store) -> None:
         self.upkeep.closed(store)
@@ -179,9 +185,12 @@ class OpenStores:
     def least_recently_used(self, limit: int) -> list[Store]:
         """Return up to `limit` open stores to hand over, longest unused first. Leased stores and
         stores that are about to be reopened are left out."""
-        return self.upkeep.longest_unused(
-            limit, lambda store: store.state is OpenState.SERVING and store.id not in self._waiting
-        )
+        return self.upkeep.longest_unused(limit, self.may_leave)
+
+    def may_leave(self, store: Store) -> bool:
+        """Tell if an open store may be handed over: no job has its file, and it is not about to be
+        reopened."""
+        return store.state is OpenState.SERVING and store.id not in self._waiting
 
 
 def _nobody(store: object) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from holdfast.protocol import changes
 from holdfast.protocol.limits import MAX_TRIMMED_BYTES, MAX_TRIMMED_ROWS
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -69,6 +70,19 @@ class Pending:
             return list(self.ticks)
         return [pending for pending in self.ticks if pending.tick <= synced_tick]
 
+    def first_ready(
+        self, synced_tick: int, max_changes: int, max_bytes: int
+    ) -> list[PendingTick]:
+        """Return the first of the `ready` ticks, at least one if there is any, within bounds."""
+        found: list[PendingTick] = []
+        for pending in self.ticks:
+            max_changes -= len(pending.batch.changes)
+            max_bytes -= pending.size_bytes
+            if pending.tick > synced_tick or (found and (max_changes < 0 or max_bytes < 0)):
+                break
+            found.append(pending)
+        return found
+
     def trims(self, trim: PendingTrim) -> None:
         """Note a trim of the running tick."""
         self._trims.append(trim)
@@ -112,6 +126,7 @@ class Pending:
                 at += 1
             if at == len(ready):
                 break
+            end_seq = _end_of_trims(ready[at:], end_seq)
             if at > start:
                 file.apply(*contents_of(ready[start:at]))
                 done += ready[start:at]
@@ -140,6 +155,17 @@ def contents_of(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[Writ
         [pending.batch for pending in ready if pending.batch.changes],
         [outcome for pending in ready for outcome in pending.outcomes],
     )
+
+
+def _end_of_trims(ready: Sequence[PendingTick], end_seq: int) -> int:
+    """Return the end of the last of the trims that `ready` begins with. Removing what has expired
+    makes one after the other, and what all of them remove goes in the same parts."""
+    for pending in ready:
+        made = pending.batch.changes
+        if any(changes.number_of(change) != changes.CHANGE_TRIM for change in made):
+            break
+        end_seq = max([end_seq, *map(changes.trimmed_to, made)])
+    return end_seq
 
 
 def _end_of(pending: PendingTick) -> int:

@@ -64,7 +64,17 @@ class TokenBucket:
 class Retention:
     """The limits of one open store. A change of the limits replaces the whole object."""
 
-    __slots__ = ("_byte_rate", "_message_rate", "config", "due_at", "has_ttl", "max_age_ms")
+    __slots__ = (
+        "_byte_rate",
+        "_message_rate",
+        "config",
+        "due_at",
+        "has_ttl",
+        "hurries",
+        "max_age_ms",
+        "swept_to",
+        "touched",
+    )
 
     def __init__(self, config: StoreConfig, *, has_ttl: bool) -> None:
         self.config = config
@@ -75,6 +85,12 @@ class Retention:
         )
         #: When to look for expired rows. 0 means that it is not known.
         self.due_at = 0
+        #: Subjects that may have more messages than `max_messages_per_subject`.
+        self.touched: dict[str, None] = {}
+        #: All subjects of the file beyond this id may; None: no others do. They are looked through
+        #: at once after a new limit, and else when there is something to do anyway.
+        self.swept_to: int | None = None
+        self.hurries = False
         message_rate, byte_rate = config.max_messages_per_second, config.max_bytes_per_second
         self._message_rate = None if message_rate is None else TokenBucket(message_rate)
         self._byte_rate = None if byte_rate is None else TokenBucket(byte_rate)
@@ -106,11 +122,33 @@ class Retention:
         self.has_ttl = True
         self.due_at = min(self.due_at, expires)
 
+    def wrote_subject(self, subject: str) -> None:
+        """Note that a subject got a message."""
+        if self.config.max_messages_per_subject is not None:
+            self.touched[subject] = None
+
+    def sweep(self, before: Retention | None = None) -> None:
+        """Look through all subjects at once, unless they are within the limits `before` these."""
+        limit = self.config.max_messages_per_subject
+        if limit is None:
+            return
+        old_limit = None if before is None else before.config.max_messages_per_subject
+        if before is None or old_limit is None or limit < old_limit:
+            self.swept_to, self.hurries = 0, True
+        else:
+            self.swept_to, self.hurries = before.swept_to, before.hurries
+            self.touched.update(before.touched)
+
+    def look_through(self) -> None:
+        """Look through all subjects in time: the last owner may have died before it was done."""
+        if self.config.max_messages_per_subject is not None:
+            self.swept_to = 0
+
     # What a write may do
     def takes_any(self, sizes: Sequence[int]) -> bool:
         """Tell if new messages of these sizes can be accepted without checking each of them."""
         config = self.config
-        if self._message_rate is not None or self._byte_rate is not None:
+        if self._message_rate is not None or self._byte_rate is not None or config.sealed:
             return False
         if config.discard is Discard.NEW and (config.max_messages or config.max_bytes):
             return False

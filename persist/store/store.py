@@ -41,6 +41,23 @@ class Watcher(Protocol):
 class Store(Accepted):
     """One open store. `file` is None until the first change of a new store reaches the disk."""
 
+    __slots__ = (
+        "_msg_ids_counted",
+        "_msg_ids_horizon",
+        "_oldest_segment",
+        "_outcomes_horizon",
+        "apply_failed",
+        "changes_subject",
+        "epoch",
+        "known_revision",
+        "last_tick",
+        "needs_sweep",
+        "standing",
+        "state",
+        "used_at",
+        "watcher",
+    )
+
     def __init__(
         self,
         store: StoreId,
@@ -153,6 +170,15 @@ class Store(Accepted):
         if ready:
             self.apply(ready)
             self.applied(ready)
+
+    def materialise_some(self, synced_tick: int, max_changes: int, max_bytes: int) -> bool:
+        """Apply the first pending changes of synced ticks, as many whole ticks as the bounds allow
+        and at least one. Return whether there was any. Raises what `materialise` raises."""
+        ready = self.pending.first_ready(synced_tick, max_changes, max_bytes)
+        if ready:
+            self.apply(ready)
+            self.applied(ready)
+        return bool(ready)
 
     def removes_much(self, synced_tick: int) -> bool:
         """Tell if `materialise` would remove more messages than the loop should remove at once."""

@@ -9,6 +9,8 @@ updated as the stores change:
     use        a heap of when each store was last seen to be used. A use costs nothing: it only
                makes the entry too early. Such an entry is put back with its true time when it
                comes to the top, so the top that stays is the store unused for longest.
+    awake      the stores whose file has a connection of SQLite, which takes most of the memory of
+               an open store, looked at in turns
     damaged    the stores that turned out to be damaged, each with what was found
     expiring   the stores in which something may expire; they are looked at in turns
 
@@ -18,6 +20,7 @@ Pure. A store is in these indexes from `opened` to `closed`. Its `used_at` never
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
 from math import inf, sqrt
@@ -47,6 +50,7 @@ class Upkeep:
         self._by_segment: dict[int, dict[Store, None]] = {}
         self._written: dict[Store, None] = {}
         self._expiring: dict[Store, None] = {}
+        self._awake: dict[Store, None] = {}
         self._damaged: dict[Store, StoreDamagedError] = {}
         #: The expiring stores that had no turn yet in this round.
         self._round: list[Store] = []
@@ -68,6 +72,7 @@ class Upkeep:
         if store.may_expire:
             self._expiring[store] = None
         store.watcher = self
+        self._look_at_file(store)
 
     def closed(self, store: Store) -> None:
         """Forget the store, if it was watched."""
@@ -76,6 +81,7 @@ class Upkeep:
             self.needs_segment(store, store.oldest_segment, None)
             self._written.pop(store, None)
             self._expiring.pop(store, None)
+            self._awake.pop(store, None)
             self._damaged.pop(store, None)
 
     def needs_segment(self, store: Store, before: int | None, after: int | None) -> None:
@@ -92,6 +98,12 @@ class Upkeep:
     def wrote_file(self, store: Store) -> None:
         """Note that changes went to the store's file and are not synced yet."""
         self._written[store] = None
+        if store not in self._awake:
+            self._look_at_file(store)
+
+    def rests(self, store: Store) -> None:
+        """Note that the store's file has given back its connection."""
+        self._awake.pop(store, None)
 
     def may_expire(self, store: Store) -> None:
         """Note that something in the store may expire from now on."""
@@ -174,6 +186,28 @@ class Upkeep:
                     break
         return list(found)
 
+    @property
+    def awake_count(self) -> int:
+        """How many files have a connection, as far as is known."""
+        return len(self._awake)
+
+    def unused_awake(self, limit: int, *, last_use: float) -> list[Store]:
+        """Return up to `limit` stores whose file has a connection, that were not used after
+        `last_use`, and whose file nobody has leased. They are looked at in turns, a few for each
+        one wanted."""
+        found: list[Store] = []
+        for store in list(islice(self._awake, _TRIES * limit)):
+            # Move it behind those that still wait for a look.
+            del self._awake[store]
+            if store.file is None or not store.file.is_awake:
+                continue
+            self._awake[store] = None
+            if store.state is OpenState.SERVING and store.used_at <= last_use:
+                found.append(store)
+                if len(found) == limit:
+                    break
+        return found
+
     def expiring(self, turns: int) -> list[Store]:
         """Return the expiring stores whose turn it is. After about `turns` calls
         each had its turn."""
@@ -185,3 +219,16 @@ class Upkeep:
         turn = self._round[-size:]
         del self._round[-size:]
         return [store for store in turn if store in self._expiring]
+
+    def _look_at_file(self, store: Store) -> None:
+        """Hear from now on when the store's file gets a connection."""
+        file = store.file
+        if file is not None and not file.in_memory:
+            if file.on_woken is None:
+                file.on_woken = partial(self._woken, store)
+            if file.is_awake:
+                self._awake[store] = None
+
+    def _woken(self, store: Store) -> None:
+        if store in self._entries:
+            self._awake[store] = None

@@ -71,6 +71,8 @@ class Archiver:
         self._clock_ms = clock_ms
         self._look_seconds = look_seconds
         self._passed_over: dict[StoreId, int] = {}
+        #: Messages that this incarnation has archived.
+        self.archived_count = 0
         self._mishaps = Mishaps(logger)
 
     async def run(self) -> None:
@@ -151,6 +153,7 @@ class Archiver:
             if not await self._pipeline.archive(store, draft.end_seq, mark.table):
                 break
             count += len(draft.messages)
+            self.archived_count += len(draft.messages)
         return count
 
     async def _is_archived(self, draft: ArchiveDraft) -> bool:

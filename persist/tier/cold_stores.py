@@ -34,7 +34,8 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     PlaceUnavailableError,
 )
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
-from holdfast.shared_fs.snapshots.snapshot import Fetched, fetch
+from holdfast.shared_fs.snapshots.repacking import fetch_moved
+from holdfast.shared_fs.snapshots.snapshot import Fetched
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -185,7 +186,7 @@ class ColdStores:
         problem: Exception | None = None
         for version in good:
             try:
-                return Brought(fetch(self._bucket, store, version, draft))
+                return Brought(fetch_moved(self._manifests, store, version, draft))
             except (ObjectDamagedError, ObjectMissingError, StoreDamagedError) as error:
                 logger.error("store.snapshot_damaged key=%s reason=%s", version.key, error)
                 problem = problem or error

@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -52,7 +52,6 @@ from holdfast.shared_fs.disk.fence import is_open
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.inspection.inspection import walk_stores
 from holdfast.shared_fs.snapshots.places import place_prefix
-from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.shared_fs.snapshots.snapshot import verify
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -72,11 +71,12 @@ _GROUP_STORES: Final = 64
 
 
 class Resting(NamedTuple):
-    """A file that nobody has open. `changed` is the file system's time of its last change, in
-    milliseconds since the epoch."""
+    """A file that nobody has open, or that its last owner has not closed. `changed` is the file
+    system's time of its last change, in milliseconds since the epoch."""
 
     store: StoreId
     changed: int
+    is_closed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Cooler:
         while True:
             now_ms = self._clock_ms()
             found: list[Resting] = await self._run_in_thread(
-                partial(_slice, files, now_ms - youngest_ms)
+                partial(take_slice, files, now_ms - youngest_ms)
             )
             if not found:
                 return
@@ -167,51 +167,23 @@ class Cooler:
             logger.info("store.draft_removed path=%s", path.name)
 
     async def _look(self, found: list[Resting], cold_before: int) -> None:
-        newest: dict[StoreId, SnapshotVersion] = await self._run_in_thread(
-            lambda: self._newest(found)
-        )
+        newest = await self._snapshotter.publisher.newest([each.store for each in found])
         wanted = []
         for resting in found:
             version = newest.get(resting.store)
-            if (
-                version is None
-                or version.taken < resting.changed
-                or resting.changed <= cold_before
-            ):
+            if is_behind(version, resting.changed) or resting.changed <= cold_before:
                 wanted.append(resting)
         for start in range(0, len(wanted), _GROUP_STORES):
-            changed = dict(wanted[start : start + _GROUP_STORES])
+            group = wanted[start : start + _GROUP_STORES]
+            changed = {resting.store: resting.changed for resting in group}
             candidates = []
-            for store, epoch in await self._adopted(list(changed)):
+            for store, epoch in await adopted(self._coordination, list(changed)):
                 version = newest.get(store)
                 if version is None or changed[store] > cold_before:
                     self._snapshotter.add(store)
                 else:
                     candidates.append(ColdCandidate(store, epoch, version))
             await self.cool(candidates)
-
-    async def _adopted(self, stores: Sequence[StoreId]) -> list[tuple[StoreId, int]]:
-        """Return the stores that this server owns, or that had no owner until now,
-        with their epochs."""
-        grants: list[list[Any]] = await self._coordination.adopt(stores)
-        return [
-            (store, grant[0])
-            for store, grant in zip(stores, grants, strict=True)
-            if grant[0] is not None
-        ]
-
-    def _newest(self, found: Iterable[Resting]) -> dict[StoreId, SnapshotVersion]:
-        by_shard: dict[int, list[StoreId]] = {}
-        for store, _ in found:
-            by_shard.setdefault(shard_of(store), []).append(store)
-        newest = {}
-        for number, stores in by_shard.items():
-            shard = self._snapshotter.manifests().read(number)
-            for store in stores:
-                entry = shard.get(store)
-                if entry is not None and entry.newest is not None:
-                    newest[store] = entry.newest
-        return newest
 
     # Going cold
     async def cool(self, candidates: Sequence[ColdCandidate]) -> int:
@@ -223,9 +195,7 @@ class Cooler:
                     partial(verify, self._snapshotter.bucket, candidate.newest)
                 )
             except (ObjectDamagedError, ObjectMissingError) as error:
-                logger.error(
-                    "store.snapshot_damaged key=%s reason=%s", candidate.newest.key, error
-                )
+                logger.error("store.snapshot_damaged key=%s reason=%s", candidate.newest.key, error)
                 # While there is a file, a new snapshot can be made.
                 await self._run_in_thread(partial(self._disown, candidate))
                 self._snapshotter.add(candidate.store)
@@ -334,8 +304,10 @@ def resting_files(
     layout: Layout,
     on_draft: Callable[[Path, str], None] = lambda path, incarnation: None,
     on_temporary: Callable[[Path, int], None] = lambda path, changed: None,
+    *,
+    with_open: bool = False,
 ) -> Iterator[Resting]:
-    """Yield the store files that nobody has open, folder by folder.
+    """Yield the store files that nobody has open, or all of them, folder by folder.
 
     `on_draft` is called for each unfinished copy, with the incarnation that made it. `on_temporary`
     is called for each file that is to be renamed, with the time of its last change in milliseconds.
@@ -357,14 +329,38 @@ def resting_files(
             try:
                 changed = found.path.stat().st_mtime_ns // 1_000_000
                 # An open file has a WAL, even if it is empty.
-                if found.path.with_name(found.path.name + "-wal").exists():
-                    continue
+                wal = found.path.with_name(found.path.name + "-wal")
+                is_closed = not wal.exists()
+                if not is_closed:
+                    if not with_open:
+                        continue
+                    changed = max(changed, wal.stat().st_mtime_ns // 1_000_000)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise StorageFailedError(reason=f"{found.path}: {error.strerror}") from error
-            yield Resting(found.store, changed)
+            yield Resting(found.store, changed, is_closed)
 
 
-def _slice(files: Iterator[Resting], changed_before: int) -> list[Resting]:
+async def adopted(
+    coordination: Coordination, stores: Sequence[StoreId]
+) -> list[tuple[StoreId, int]]:
+    """Return the stores that this server owns, or that had no owner until now, with their
+    epochs. Raises UnavailableError."""
+    grants: list[list[Any]] = await coordination.adopt(stores)
+    return [
+        (store, grant[0])
+        for store, grant in zip(stores, grants, strict=True)
+        if grant[0] is not None
+    ]
+
+
+def is_behind(newest: SnapshotVersion | None, changed: int) -> bool:
+    """Tell if the newest snapshot may lack the last change of a file."""
+    return newest is None or newest.taken < changed
+
+
+def take_slice(files: Iterator[Resting], changed_before: int) -> list[Resting]:
+    """Return the next files that have not changed since: so many that each shard of the manifests
+    is read once for many of them."""
     return list(islice((each for each in files if each.changed <= changed_before), _SLICE_FILES))

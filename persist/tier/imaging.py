@@ -12,8 +12,8 @@ from pathlib import Path
 from holdfast.persist.incarnation import Incarnation
 from holdfast.protocol.errors import BusyError
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.generations.generations import current_generation
 from holdfast.shared_fs.snapshots.snapshot import Image, take_image
-from holdfast.shared_fs.store_file.generations import current_generation
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 

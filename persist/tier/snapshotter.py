@@ -105,6 +105,7 @@ class Snapshotter:
         self._checkpointer = checkpointer
         self._phase = phase
         self._hear_published: list[Callable[[StoreId, SnapshotVersion], None]] = []
+        self._hear_nothing: list[Callable[[StoreId], None]] = []
         self._manifests: Manifests | None = None
         self.publisher = Publisher(
             self.manifests,
@@ -113,7 +114,9 @@ class Snapshotter:
             clock_ms=life.clock_ms,
         )
         #: Closed stores with changes, oldest first, and stores that were asked for.
-        self._backlog: dict[StoreId, None] = {}
+        #: Closed stores that wait, and since when, in Unix milliseconds; the one that was closed
+        #: last comes last.
+        self._backlog: dict[StoreId, int] = {}
         self._requested: dict[StoreId, None] = {}
         self._wake = asyncio.Event()
         #: What the newest snapshots of open stores hold.
@@ -131,10 +134,20 @@ class Snapshotter:
         """Call `hear` for each snapshot that counts, and when a newer one existed already."""
         self._hear_published.append(hear)
 
+    def on_nothing(self, hear: Callable[[StoreId], None]) -> None:
+        """Call `hear` for each closed store that has no file, or one that another server has."""
+        self._hear_nothing.append(hear)
+
     @property
     def backlog(self) -> int:
         """How many stores wait for a snapshot."""
         return len(self._backlog) + len(self._requested)
+
+    @property
+    def backlog_seconds(self) -> float:
+        """How long the first of the closed stores has waited."""
+        first = next(iter(self._backlog.values()), None)
+        return 0.0 if first is None else max(0, self._clock_ms() - first) / 1000
 
     def closed(self, store: Store, file: StoreFile) -> None:
         """Note that a store's file was closed because nobody uses it."""
@@ -147,7 +160,7 @@ class Snapshotter:
     def add(self, store: StoreId) -> None:
         """Snapshot a closed store in one of the next passes."""
         self._backlog.pop(store, None)
-        self._backlog[store] = None
+        self._backlog[store] = self._clock_ms()
         if len(self._backlog) > MAX_BACKLOG:
             del self._backlog[next(iter(self._backlog))]
 
@@ -155,6 +168,8 @@ class Snapshotter:
         """Snapshot stores soon, or all open ones if `stores` is None. Return how many."""
         wanted = [each.id for each in self._open_stores.stores()] if stores is None else stores
         self._requested.update(dict.fromkeys(wanted))
+        for store in wanted:
+            self._backlog.pop(store, None)
         self._wake.set()
         return len(wanted)
 
@@ -411,7 +426,10 @@ class Snapshotter:
                     self._missed[store] = True
                 return None
             closed: Image | None = await self._run_in_thread(lambda: self.imager.of_closed(store))
-            return closed
+        if closed is None:
+            for hear in self._hear_nothing:
+                hear(store)
+        return closed
 
     def _put_tiny(self, group: list[Snapshot]) -> Packed:
         if len(group) == 1:

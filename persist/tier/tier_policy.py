@@ -2,7 +2,8 @@
 
 No store has a timer of its own: snapshots of 10,000 stores every minute would cost five times as
 much as the log of the same cluster. A store is snapshotted after it was closed because nobody uses
-it, while it is open if much of it has changed, and on request.
+it, while it is open if much of it has changed or it has been behind for long (`behind.py`), and on
+request.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class TierPolicy:
     #: bytes, have changed.
     change_ratio: float = 0.5
     min_change_bytes: int = MIB
+    #: The bucket lacks no change for longer than this, of open stores too (`behind.py`).
+    max_lag_seconds: float = 300.0
     #: A file goes cold when it has not changed for this long.
     cold_after_seconds: float = 86_400.0
     #: Below this share of free space, files go cold as early as they can.

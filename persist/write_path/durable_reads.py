@@ -8,10 +8,10 @@ changes are in memory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from holdfast.persist.operations import reads
+from holdfast.persist.operations.read_rows import ArchiveNeededError, ReadBounds
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -54,9 +54,7 @@ class DurableReads:
         self._read_failing = Trouble(logger, "store.read_failed")
         self._apply_failing = Trouble(logger, "store.apply_failed")
 
-    def execute(
-        self, store: Store, arrival: Arrival, answers: Answers, is_late: Callable[[], bool]
-    ) -> int:
+    def execute(self, store: Store, arrival: Arrival, answers: Answers, bounds: ReadBounds) -> int:
         """Execute a group of reads and add its answer to `answers`. Return the
         answer's size in bytes."""
         if store.state is not OpenState.SERVING:
@@ -68,11 +66,11 @@ class DurableReads:
             self._inbox.submit_again([arrival])
             return 0
         try:
-            results = self._read_synced(store, arrival, is_late)
+            results = self._read_synced(store, arrival, bounds)
             outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
         except FencedError:
             raise
-        except reads.ArchiveNeededError as needed:
+        except ArchiveNeededError as needed:
             # The group still counts as waiting.
             self._archive_reads.want(arrival, needed.messages)
             return 0
@@ -95,10 +93,12 @@ class DurableReads:
         elements.append([arrival.position, 0, outcome])
         return len(outcome)
 
-    def _read_synced(
-        self, store: Store, arrival: Arrival, is_late: Callable[[], bool]
-    ) -> list[Any]:
+    def _read_synced(self, store: Store, arrival: Arrival, bounds: ReadBounds) -> list[Any]:
         operations, archived = arrival.group.operations, arrival.archived
+        if store.last_tick <= self._progress.synced_tick:
+            heads = reads.head_without_file(store, self._server, operations)
+            if heads is not None:
+                return heads
         mishaps: list[Exception] = []
         try:
             store.materialise(self._progress.synced_tick)
@@ -106,10 +106,10 @@ class DurableReads:
             # The disk takes no writes, but what is acknowledged can still be read.
             self._apply_failing.note("store=%s reason=%s", store.id, error, of=store.id)
             with store.previewed(self._progress.synced_tick):
-                results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
+                results = reads.execute(store, self._server, operations, archived, mishaps, bounds)
         else:
             self._apply_failing.over(store.id)
-            results = reads.execute(store, self._server, operations, archived, mishaps, is_late)
+            results = reads.execute(store, self._server, operations, archived, mishaps, bounds)
         for mishap in mishaps:
             self._mishaps.note("read.failed", store.id, mishap)
         return results

@@ -5,7 +5,8 @@ Pure. Receivers put groups here; the turn builder (`turn.py`) takes them out. In
 - Groups that have arrived and are not answered are bounded: beyond the bound the answer is `busy`.
   A read counts until it is answered, and so does a group that waits for its store.
 - Tenants take turns, and none can fill the inbox alone.
-- Groups that wait for a leased file come back in the order of their arrival.
+- Groups that wait for a leased file, or until what is due in their store is removed, come back in
+  the order of their arrival.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Inbox:
         self.overdue: dict[StoreId, Store] = {}
         self.archivings: list[Archiving] = []
         self._held: dict[StoreId, list[Arrival]] = {}
+        #: Of those stores the ones whose groups wait for removals, which turns go on with.
+        self._removing: set[StoreId] = set()
         self._wake: Callable[[], None] = _nobody
 
     def __bool__(self) -> bool:
@@ -65,9 +68,9 @@ class Inbox:
 
     @property
     def is_answered(self) -> bool:
-        """True if no caller waits for an answer to what is here. Groups that wait for a store
+        """True if no caller waits for an answer to what is here. Groups that wait for a leased file
         are not counted."""
-        return not (self.groups or self.refusals or self.pings)
+        return not (self.groups or self.refusals or self.pings or self._removing)
 
     def on_work(self, wake: Callable[[], None]) -> None:
         """Call `wake` from now on whenever there is something to do."""
@@ -121,9 +124,9 @@ class Inbox:
         """Note that a submitted group is answered."""
         self.room.give_back(arrival.store.tenant, arrival.size_bytes)
 
-    # Groups that wait for a file
+    # Groups that wait for a file, or for removals
     def holds(self, store: StoreId) -> bool:
-        """Tell if a group waits for the file of a store."""
+        """Tell if a group waits for a store that is open."""
         return store in self._held
 
     def hold(self, arrival: Arrival) -> bool:
@@ -135,14 +138,22 @@ class Inbox:
         held.append(arrival)
         return True
 
+    def hold_for_removals(self, arrival: Arrival) -> bool:
+        """Keep a group until what is due in its store is removed. Return False if too many wait
+        already."""
+        self._removing.add(arrival.store)
+        return self.hold(arrival)
+
     def unhold(self, store: StoreId) -> None:
-        """Resume the groups that waited for the file of a store."""
+        """Resume the groups that waited for a store."""
+        self._removing.discard(store)
         held = self._held.pop(store, None)
         if held:
             self.submit_again(held)
 
     def turn_away(self, store: StoreId, error: HoldfastError) -> None:
         """Refuse the groups that waited for the file of a store: it will not come back."""
+        self._removing.discard(store)
         self.refuse_waiting(self._held.pop(store, ()), error)
 
     # The server's own work

@@ -1,28 +1,32 @@
 """Applies the changes that open stores hold in memory to their files.
 
 A store's changes are in the log. They wait in memory until the file is read or checkpointed, or
-until there are so many that memory and the next read would suffer. The loop applies small
-amounts. Removing much takes SQLite seconds, so a thread does that, and operations that need the
-file wait meanwhile.
+until there are so many that memory and the next read would suffer. Then the loop applies them in
+slices, and gives way to writes between two of them. Removing much takes SQLite seconds, so a thread
+does that, and operations that need the file wait meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from holdfast.persist.store.leases import Lease, Leases
+from holdfast.persist.store.leases import FileLease, Leases
 from holdfast.persist.store.pending import PendingTick
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.giving_way import give_way
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.protocol.errors import StorageError, StoreDamagedError
 from holdfast.protocol.limits import (
+    APPLY_SLICE_BYTES,
+    APPLY_SLICE_CHANGES,
     MAX_PENDING_BYTES,
     MAX_PENDING_CHANGES,
     MAX_PENDING_MESSAGES,
+    PENDING_EXCESS,
 )
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
@@ -44,40 +48,74 @@ class Materialiser:
         self._progress = progress
         self._run_in_thread = run_in_thread
         self._tasks = tasks
+        #: The stores that have gathered many changes, each with the revision that its file is to
+        #: reach. A task applies them while there are any.
+        self._laden: dict[Store, int] = {}
         self._mishaps = Mishaps(logger)
         self._failing = Trouble(logger, "store.apply_failed", logging.ERROR)
 
     def relieve(self, broadcasts: Sequence[tuple[Store, bytes]]) -> None:
-        """Apply the pending changes of those stores that have gathered many. In bulk that is cheap,
-        and it bounds memory and the delay of the store's next read."""
+        """Apply the pending changes of those stores that have gathered many, soon. In bulk that is
+        cheap, and it bounds memory and the delay of the store's next read."""
         for store, _ in broadcasts:
             limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
-            if (
-                store.pending.size_bytes <= MAX_PENDING_BYTES
-                and store.revision - store.file_revision <= limit
-            ):
+            size_bytes, count = store.pending.size_bytes, store.revision - store.file_revision
+            if size_bytes <= MAX_PENDING_BYTES and count <= limit:
                 continue
             if store.state is not OpenState.SERVING:
                 continue
             if store.removes_much(self._progress.synced_tick):
                 self.apply_much(store)
-                continue
-            try:
-                store.materialise(self._progress.synced_tick)
-            except StorageError as error:
-                # The log has it all. Reads of this store fail until the disk recovers.
-                self._failing.note("store=%s reason=%s", store.id, error, of=store.id)
-            except Exception as error:  # noqa: BLE001 (reads fail until the bug is fixed)
-                self._mishaps.note("store.apply_failed", store.id, error)
+            elif size_bytes > PENDING_EXCESS * MAX_PENDING_BYTES or count > PENDING_EXCESS * limit:
+                self._apply(store, self._all_of)
             else:
-                self._failing.over(store.id)
+                if not self._laden:
+                    self._tasks.spawn(self._relieve_laden())
+                self._laden.setdefault(store, store.revision)
+
+    async def _relieve_laden(self) -> None:
+        """Apply the changes of laden stores, slice by slice and store by store."""
+        while self._laden:
+            await give_way()
+            store = next(iter(self._laden))
+            revision = self._laden.pop(store)
+            if store.state is not OpenState.SERVING or store.file_revision >= revision:
+                continue
+            if store.removes_much(self._progress.synced_tick):
+                self.apply_much(store)
+            elif self._apply(store, self._some_of):
+                self._laden[store] = revision
+
+    def _apply(self, store: Store, part: Callable[[Store], bool]) -> bool:
+        """Apply a part of the pending changes. Return whether another part may follow."""
+        try:
+            goes_on = part(store)
+        except StorageError as error:
+            # The log has it all. Reads of this store fail until the disk recovers.
+            self._failing.note("store=%s reason=%s", store.id, error, of=store.id)
+        except Exception as error:  # noqa: BLE001 (reads fail until the bug is fixed)
+            self._mishaps.note("store.apply_failed", store.id, error)
+        else:
+            self._failing.over(store.id)
+            return goes_on
+        return False
+
+    def _all_of(self, store: Store) -> bool:
+        store.materialise(self._progress.synced_tick)
+        return False
+
+    def _some_of(self, store: Store) -> bool:
+        if not store.is_stream:
+            return self._all_of(store)
+        synced_tick = self._progress.synced_tick
+        return store.materialise_some(synced_tick, APPLY_SLICE_CHANGES, APPLY_SLICE_BYTES)
 
     def apply_much(self, store: Store) -> None:
         """Lease the file of a store and apply its pending changes in a thread, because they are too
         much work for the loop. Returns at once."""
         self._tasks.spawn(self._apply_leased(self._leases.lend(store)))
 
-    async def _apply_leased(self, lease: Lease) -> None:
+    async def _apply_leased(self, lease: FileLease) -> None:
         with lease:
             try:
                 await self.apply_in_thread(lease.store)

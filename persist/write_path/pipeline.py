@@ -34,10 +34,12 @@ from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.write_path.inbox import Archiving, Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.releasing import Release, Releaser
-from holdfast.persist.write_path.tick import Tick
+from holdfast.persist.write_path.tick import Tick, answer_count
 from holdfast.persist.write_path.turn import Conditions, Failure, StoreWork, TurnBuilder
 from holdfast.protocol.errors import StorageError
 from holdfast.protocol.limits import MAX_UNSYNCED_BYTES, MAX_WAITING_ANSWERS
+from holdfast.protocol.monitoring.refusals import Refusals
+from holdfast.protocol.monitoring.stage_times import StageTimes
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.commit_log import Log, LogRecord
@@ -83,6 +85,10 @@ class Pipeline:
         #: Requests to archive values; each future gets the tick of the change.
         self._archivings: dict[Archiving, asyncio.Future[int]] = {}
         self._turn_scheduled = False
+        #: When the next tick was first wanted; None if nothing waits.
+        self._wanted_at: float | None = None
+        self._times = StageTimes(life.statistics)
+        self._refusals = Refusals(life.statistics)
         #: When the present sync began; None if none is under way.
         self._sync_began_at: float | None = None
         self._loop_time: Callable[[], float] = time.monotonic
@@ -99,6 +105,16 @@ class Pipeline:
         #: Operations executed, for heartbeats and metrics.
         self.operation_count = 0
         inbox.on_work(self._schedule_turn)
+
+    @property
+    def log_bytes(self) -> int:
+        """The size of the log."""
+        return self._log.size_bytes
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """Bytes in the log that no sync covers yet."""
+        return self._progress.unsynced_bytes
 
     @property
     def sync_seconds(self) -> float:
@@ -132,6 +148,8 @@ class Pipeline:
 
     # Turn: build one tick
     def _schedule_turn(self) -> None:
+        if self._wanted_at is None:
+            self._wanted_at = asyncio.get_running_loop().time()
         if (
             not self._turn_scheduled
             and self._progress.unsynced_bytes <= MAX_UNSYNCED_BYTES
@@ -166,11 +184,14 @@ class Pipeline:
 
     def _build_tick(self) -> None:
         builder = self._builder
+        now = asyncio.get_running_loop().time()
+        waited_seconds = 0.0 if self._wanted_at is None else now - self._wanted_at
+        self._wanted_at = None
         tick = builder.build(
             self._progress.written_tick + 1,
             Conditions(
                 self._clock_ms(),
-                asyncio.get_running_loop().time(),
+                now,
                 beside_sync=self._sync_began_at is not None,
                 log_bytes=self._log.size_bytes,
             ),
@@ -183,6 +204,8 @@ class Pipeline:
             for record in records:
                 self._write_failing.over(record.store)
                 self._expire_failing.over(record.store)
+        for code, count in tick.refused.items():
+            self._refusals.operations(code, count)
         for mishap in tick.mishaps:
             self._mishaps.note("operation.failed", self._life.server, mishap)
         for archiving in builder.archivings:
@@ -192,6 +215,9 @@ class Pipeline:
                 if is_in:
                     self._archive_failing.over(archiving.store.id)
                 done.set_result(tick.number if is_in else 0)
+        written = answer_count(tick.synced) + answer_count(tick.applied) + len(tick.stored)
+        if written:
+            self._times.queue.observe(waited_seconds, written)
         self._queue(tick)
         if self._stored is not None:
             self._stored.take(tick, records)
@@ -223,7 +249,9 @@ class Pipeline:
         tick.committed(segment)
         builder = self._builder
         builder.log_shares.wrote(segment, self._log.oldest_segment, builder.written)
-        self._progress.wrote(tick.number, max(0, self._log.size_bytes - before_bytes))
+        size_bytes = max(0, self._log.size_bytes - before_bytes)
+        self._times.wrote(size_bytes)
+        self._progress.wrote(tick.number, size_bytes)
         self._to_sync.set()
         return records
 
@@ -237,6 +265,7 @@ class Pipeline:
         if release.wait_for <= self._progress.synced_tick:
             self._releaser.add(release)
         else:
+            release.stage_at = asyncio.get_running_loop().time()
             self._waiting.append(release)
             self._waiting_answers += release.answer_count
 
@@ -266,6 +295,7 @@ class Pipeline:
                 logger.error("log.sync_failed reason=%s", error)
                 self._life.gate.fence_myself()
                 raise
+            self._times.synced(self._loop_time() - self._sync_began_at)
             self._sync_began_at = None
             if self._stored is not None:
                 self._stored.synced(tick)
@@ -276,7 +306,10 @@ class Pipeline:
     def _release_synced(self) -> None:
         """Pass on what waited for the last sync."""
         synced_tick = self._progress.synced_tick
+        now = asyncio.get_running_loop().time()
         while self._waiting and self._waiting[0].wait_for <= synced_tick:
             release = self._waiting.popleft()
             self._waiting_answers -= release.answer_count
+            if release.answers:
+                self._times.sync.observe(now - release.stage_at, answer_count(release.answers))
             self._releaser.add(release)

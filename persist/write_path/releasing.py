@@ -18,18 +18,30 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.operations.read_rows import ReadBounds
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.giving_way import give_way
 from holdfast.persist.write_path.durable_reads import DurableReads
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.persist.write_path.output_gate import OutputGate
-from holdfast.persist.write_path.tick import Answers
+from holdfast.persist.write_path.tick import Answers, answer_count
 from holdfast.persist.write_path.turn import MATERIALISE_OPERATIONS
 from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import check_subject
 from holdfast.protocol.errors import TooLargeError
-from holdfast.protocol.limits import FRAME_RESERVE_BYTES, PAGE_BYTES, READ_SLICE_SECONDS
+from holdfast.protocol.limits import (
+    FRAME_RESERVE_BYTES,
+    HURRIED_READS_PART,
+    HURRY_SECONDS,
+    PAGE_BYTES,
+    PAGE_ROWS,
+    READ_SLICE_SECONDS,
+)
+from holdfast.protocol.monitoring.refusals import Refusals
+from holdfast.protocol.monitoring.stage_times import StageTimes
 from holdfast.protocol.serving.fair_queue import FairQueue
 
 logger = logging.getLogger("holdfast.persist")
@@ -50,11 +62,13 @@ class Release:
     broadcasts: list[tuple[Store, bytes]] = field(default_factory=list)
     #: Set when this and everything before it has left.
     left: asyncio.Event | None = None
+    #: When its present stage began, by the loop's clock.
+    stage_at: float = 0.0
 
     @property
     def answer_count(self) -> int:
         """The number of answers and reads in it."""
-        return len(self.reads) + sum(map(len, self.answers.values()))
+        return len(self.reads) + answer_count(self.answers)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +93,8 @@ class Releaser:
         materialiser: Materialiser,
     ) -> None:
         self._bus = life.bus
+        self._times = StageTimes(life.statistics)
+        self._refusals = Refusals(life.statistics)
         self._subjects = life.subjects
         self._gate = gate
         self._inbox = inbox
@@ -98,6 +114,8 @@ class Releaser:
         self._rest: asyncio.Event | None = None
         #: Some answers or broadcasts that were added have not left yet. Reads do not count.
         self.releasing_answers = False
+        #: When the last answers to writes left, by the loop's clock.
+        self._answered_at = -HURRY_SECONDS
 
     @property
     def idle(self) -> bool:
@@ -128,6 +146,7 @@ class Releaser:
 
     def add(self, release: Release) -> None:
         """Send a release that depends only on what is synced."""
+        release.stage_at = asyncio.get_running_loop().time()
         self._ready.append(release)
         self.releasing_answers = True
         self._to_release.set()
@@ -155,17 +174,20 @@ class Releaser:
         # This check keeps a zombie silent. It comes after every sync that `ready` depends on, and
         # before anything leaves.
         await self._gate.passed()
-        publish = self._bus.publish
+        clock = asyncio.get_running_loop().time
+        passed_at = clock()
         for release in ready:
             await self._send_answers(release.answers)
-            for store, payload in release.broadcasts:
-                if not store.changes_subject:
-                    store.changes_subject = self._subjects.changes(store.id)
-                try:
-                    # Not `_publish`: one more coroutine per broadcast costs as much as the rest.
-                    await publish(store.changes_subject, payload)
-                except TooLargeError as error:
-                    _lost(store.changes_subject, error)
+            if release.answers:
+                count = answer_count(release.answers)
+                self._times.gate.observe(passed_at - release.stage_at, count)
+                self._times.release.observe(clock() - passed_at, count)
+                self._times.left(count)
+                self._answered_at = clock()
+            if release.broadcasts:
+                # At once: a coroutine for each costs as much as the rest.
+                await self._bus.publish_all(self._addressed(release.broadcasts), _lost)
+            self._bus.send_now()
             before = self._marks[-1]
             for store, arrival in release.reads:
                 self._reads.push(arrival.store.tenant, (store, arrival, before))
@@ -184,15 +206,18 @@ class Releaser:
         """Execute and answer one slice of the waiting reads. Large or many reads must not delay the
         answers to writes."""
         answers: Answers = {}
-        room = _SLICE_OPERATIONS
-        room_bytes = PAGE_BYTES
-        execute = self._durable_reads.execute
         clock = asyncio.get_running_loop().time
-        late_at = clock() + READ_SLICE_SECONDS
+        began_at = clock()
+        hurried = began_at - self._answered_at < HURRY_SECONDS
+        part = HURRIED_READS_PART if hurried else 1
+        room, room_bytes = _SLICE_OPERATIONS // part, PAGE_BYTES // part
+        late_at = began_at + READ_SLICE_SECONDS / part
 
         def is_late() -> bool:
             return clock() >= late_at
 
+        bounds = ReadBounds(is_late, PAGE_ROWS // part, room_bytes)
+        execute = self._durable_reads.execute
         while self._reads and room > 0 and room_bytes > 0 and not is_late():
             _, waiting, allowance = self._reads.begin_turn()
             allowance = min(allowance, room)
@@ -202,12 +227,12 @@ class Releaser:
                 spent += len(arrival.group.operations)
                 if store.pending.ticks:
                     spent += MATERIALISE_OPERATIONS
-                answer_bytes = execute(store, arrival, answers, is_late)
+                answer_bytes = execute(store, arrival, answers, bounds)
                 before.count -= 1
                 room_bytes -= answer_bytes
                 spent += answer_bytes // _OPERATION_BYTES
             # A tenant that has made the slice late has used all of it.
-            self._reads.end_turn(_SLICE_OPERATIONS if is_late() else spent)
+            self._reads.end_turn(max(spent, _SLICE_OPERATIONS // part) if is_late() else spent)
             room -= spent
         left = []
         while self._marks[0].left is not None and not self._marks[0].count:
@@ -215,15 +240,30 @@ class Releaser:
         # Read the fence after the reads, and before any of their answers leaves.
         await self._gate.passed()
         await self._send_answers(answers)
+        self._bus.send_now()
         for each in left:
             assert each is not None
             each.set()
-        await asyncio.sleep(0)
+        if hurried and self._reads:
+            await give_way()
+        else:
+            await asyncio.sleep(0)
 
     async def _send_answers(self, answers: Answers) -> None:
         for reply, elements in answers.items():
             for payload in self._reply_payloads(elements):
                 await self._publish(reply, payload)
+
+    def _addressed(self, broadcasts: list[tuple[Store, bytes]]) -> list[tuple[str, bytes]]:
+        addressed = []
+        for store, payload in broadcasts:
+            subject = store.changes_subject
+            if not subject:
+                subject = self._subjects.changes(store.id)
+                check_subject(subject)
+                store.changes_subject = subject
+            addressed.append((subject, payload))
+        return addressed
 
     async def _publish(self, subject: str, payload: bytes) -> None:
         try:
@@ -237,7 +277,11 @@ class Releaser:
         payloads = []
         start = size_bytes = 0
         for index, element in enumerate(elements):
-            element_bytes = len(element[2]) + 16 if element[1] == 0 else 1024
+            if element[1] == 0:
+                element_bytes = len(element[2]) + 16
+            else:
+                element_bytes = 1024
+                self._refusals.group(element[2], element[3])
             if index > start and size_bytes + element_bytes > limit:
                 payloads.append(frames.encode(elements[start:index]))
                 start, size_bytes = index, 0

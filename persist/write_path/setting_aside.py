@@ -21,7 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.store.leases import Lease
+from holdfast.persist.store.leases import FileLease
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -56,7 +56,7 @@ class SettingAside:
                 with self._open_stores.leases.hold(store) as lease:
                     await self._set_aside(lease, error)
 
-    async def _set_aside(self, lease: Lease, error: StoreDamagedError) -> None:
+    async def _set_aside(self, lease: FileLease, error: StoreDamagedError) -> None:
         store = lease.store
         await self._releaser.settled(store.last_tick)
         try:

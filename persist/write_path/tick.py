@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from holdfast.persist.bucket_log.stored import StoredWrites
 from holdfast.persist.operations import eviction, operations, uploads
+from holdfast.persist.operations.append_runs import append_alone
 from holdfast.persist.quotas.tenant_quota import TenantQuota
 from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.open_stores import Arrival
@@ -84,6 +85,8 @@ class Tick:
         #: That of the tenant whose groups are executed, and when, in monotonic seconds.
         self.quota: TenantQuota | None = None
         self.now = 0.0
+        #: Operations that were refused alone, by error code.
+        self.refused: dict[str, int] = {}
         #: Unexpected exceptions. Each is answered already, and is still to be logged.
         self.mishaps: list[Exception] = []
 
@@ -131,6 +134,19 @@ class Tick:
         if store.mark is not None:
             self.wait_for = self.number
 
+    def write_alone(self, store: Store, arrival: Arrival) -> bool:
+        """Execute a group of one plain append, as `write` does. Return False if `write` must."""
+        outcome = append_alone(store, arrival, self.time, self._default, self._log_level)
+        if outcome is None:
+            return False
+        self._stores[store] = None
+        self._writes.append(arrival)
+        answered = self.synced.get(arrival[0])
+        if answered is None:
+            answered = self.synced[arrival[0]] = []
+        answered.append([arrival[1], 0, outcome])
+        return True
+
     def write(self, store: Store, arrival: Arrival) -> None:
         """Execute a group of writes now. Its answer waits."""
         reply, position, writer_id, _, group, _, _ = arrival
@@ -175,6 +191,8 @@ class Tick:
             results = operations.execute(store, group_operations, self.mishaps)
         else:
             results = self._execute_within(quota, store, arrival)
+        if type(results) is list:
+            self._count_refused(results)
         outcome = frames.encode_outcome(store.epoch, time, durability, results)
         before_bytes = writer.size_bytes
         writer.record(counter, first_unacked, outcome)
@@ -195,6 +213,12 @@ class Tick:
             answered = answers[reply] = []
         answered.append([position, 0, outcome])
 
+    def _count_refused(self, results: list[operations.Result]) -> None:
+        for result in results:
+            # Of what writes return, only errors begin with a text.
+            if result and type(result[0]) is str:
+                self.refused[result[0]] = self.refused.get(result[0], 0) + 1
+
     def refuses_read(self, store: Store, arrival: Arrival) -> bool:
         """Refuse a group of reads if its tenant's rate is used up."""
         # A read that waited for the archive comes a second time.
@@ -205,6 +229,7 @@ class Tick:
         if error is None:
             return False
         results = [error_to_wire(error)] * len(group.operations)
+        self._count_refused(results)
         self.answer(arrival, frames.encode_outcome(store.epoch, store.time, 0, results))
         return True
 
@@ -229,6 +254,7 @@ class Tick:
                 return False
             error = refused.error
         results = [error_to_wire(error)] * len(group.operations)
+        self._count_refused(results)
         outcome = frames.encode_outcome(store.epoch, store.time, durability, results)
         counter, first_unacked = group.counter, group.first_unacked
         store.writers.refuse(writer, counter, first_unacked, outcome, store.kept_outcomes)
@@ -408,3 +434,8 @@ def _payloads(store: Store, wires: list[frames.WireChange]) -> list[bytes]:
         frames.encode_changes(store.epoch, previous_revision + start, store.time, wires[start:])
     )
     return payloads
+
+
+def answer_count(answers: Answers) -> int:
+    """Return how many groups of writes are answered."""
+    return sum(map(len, answers.values()))

@@ -3,22 +3,25 @@
 Pure but for look-ups in store files: no loop, no clock, no log. The shell around it (`pipeline.py`)
 decides when and how much, writes the tick's records to the log, and answers. Invariants:
 
-- A group is executed once, or goes back to where it waited: to the inbox, for its store, or for the
-  file of its store.
-- Whatever is due in a store is removed before a group that could see it.
+- A group is executed once, or waits: for its store, for the file of its store, or until what is due
+  in its store is removed.
+- Whatever is due in a store is removed before a group that could see it. However long that takes,
+  groups of other stores go on.
 - An unexpected exception becomes the answer of the group that raised it, and takes back what the
   tick did to that store. It stops nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 from holdfast.persist.bucket_log.stored import StoredWrites
-from holdfast.persist.operations import eviction
+from holdfast.persist.operations import eviction, operations
 from holdfast.persist.operations.without_file import needs_file
+from holdfast.persist.peers.store_loads import StoreLoads
 from holdfast.persist.quotas.log_shares import LOG_FULL_BYTES, LogShares
 from holdfast.persist.quotas.quota_book import QuotaBook
 from holdfast.persist.store.open_stores import Arrival, OpenStores
@@ -39,6 +42,8 @@ _GROUP_OPERATIONS: Final = 24
 _OPERATION_SHIFT: Final = 10
 #: The cost of bringing a store's file up to date, in operations.
 MATERIALISE_OPERATIONS: Final = 64
+#: The cost of a turn's part of removing what is due in a store, in operations.
+_REMOVAL_OPERATIONS: Final = 512
 #: The size of a turn while a sync runs in its thread: what waits for the sync should not wait more
 #: than about 2 ms for this.
 _TURN_OPERATIONS_BESIDE: Final = MAX_FRAME_OPERATIONS // 2
@@ -97,15 +102,15 @@ class TurnBuilder:
         open_stores: OpenStores,
         promises: Promises,
         quotas: QuotaBook | None = None,
+        loads: StoreLoads | None = None,
     ) -> None:
+        """`loads` counts what each store is asked for."""
         self._server = server
         self._inbox = inbox
         self._open_stores = open_stores
         self._promises = promises
         self._quotas = quotas or QuotaBook()
-        #: Ends the turn although there is room left: the first group in the queue needs more than
-        #: the rest of this turn.
-        self._turn_is_over = False
+        self._loads = loads or StoreLoads()
         #: What went wrong in the last tick, to be logged.
         self.failures: list[Failure] = []
         #: The values that the last tick was to archive, and the number of its operations.
@@ -134,9 +139,7 @@ class TurnBuilder:
             tick.synced.setdefault(reply, [])
         inbox.pings.clear()
         room = _TURN_OPERATIONS_BESIDE if conditions.beside_sync else TURN_OPERATIONS
-        while inbox.overdue and room > 0:
-            room -= MATERIALISE_OPERATIONS
-            self._expire(tick, inbox.overdue.popitem()[1])
+        room -= self._remove_due(tick, room // 2)
         self.archivings, inbox.archivings = inbox.archivings, []
         for archiving in self.archivings:
             self._archive(tick, archiving)
@@ -144,26 +147,44 @@ class TurnBuilder:
         self._evict(tick)
         return tick
 
+    def _remove_due(self, tick: Tick, room: int) -> int:
+        """Remove what is due in stores that are overdue, store by store, until `room` is spent.
+        Return what was spent. What a store has beyond a turn is overdue again at its end."""
+        overdue, spent = self._inbox.overdue, 0
+        while overdue and spent < room:
+            # The oldest first: those that are overdue again come behind the others.
+            store = overdue.pop(next(iter(overdue)))
+            if self._expire(tick, store):
+                spent += MATERIALISE_OPERATIONS
+                self._inbox.unhold(store.id)
+            else:
+                spent += _REMOVAL_OPERATIONS
+        return spent
+
     def _take_turns(self, tick: Tick, conditions: Conditions, room: int) -> None:
         """Execute waiting groups, tenant by tenant, until `room` is spent."""
         inbox = self._inbox
         groups, now, log_bytes = inbox.groups, conditions.now, conditions.log_bytes
         operation_count = 0
+        loads = self._loads
+        loads.begin(now)
         self.written.clear()
-        self._turn_is_over = False
-        while groups and room > 0 and not self._turn_is_over:
+        while groups and room > 0:
             tenant, arrivals, allowance = groups.begin_turn()
             tick.quota = self._quotas.of(tenant)
             full = self._full_log(tenant, log_bytes)
+            is_free = full is None and tick.quota is None
             allowance = min(allowance, room)
             spent = answered_bytes = 0
-            while arrivals and spent < allowance and not self._turn_is_over:
+            while arrivals and spent < allowance:
                 arrival = arrivals.popleft()
                 length = len(arrival.group.operations)
                 operation_count += length
+                loads.count(arrival.store, length, arrival.size_bytes)
                 spent += length + _GROUP_OPERATIONS + (arrival.size_bytes >> _OPERATION_SHIFT)
                 try:
-                    waits = not self._execute(tick, arrival, now, full)
+                    is_done = is_free and length == 1 and self._write_alone(tick, arrival, now)
+                    waits = not (is_done or self._execute(tick, arrival, now, full))
                 except Exception as error:  # noqa: BLE001 (answered to this group)
                     waits = False
                     self._give_up(tick, arrival, error)
@@ -195,14 +216,17 @@ class TurnBuilder:
             and store.state is not _SERVING
             and not self._goes_on(store, arrival)
         ):
-            return self._hold(tick, arrival)
+            return self._wait(tick, arrival, self._inbox.hold)
         writes = arrival.group.counter > 0
         if store is None or (writes and store.standing is _UNWRITTEN):
             self._open_stores.wait(arrival)
             return False
         store.used_at = now
-        if store.retention is not None and not self._expires_first(tick, store, arrival):
-            return False
+        if store.retention is not None and (
+            self._inbox.holds(store.id) or not self._expires_first(tick, store, arrival)
+        ):
+            self._inbox.overdue[store.id] = store
+            return self._wait(tick, arrival, self._inbox.hold_for_removals)
         if not writes:
             if tick.refuses_read(store, arrival):
                 return True
@@ -214,10 +238,27 @@ class TurnBuilder:
             try:
                 tick.write(store, arrival)
             except StorageError as error:
-                self.failures.append(Failure(StoreWork.WRITE, store.id, error))
-                tick.refuse(arrival, error)
-                tick.abort(store, error)
+                self._fail_write(tick, store, arrival, error)
         return True
+
+    def _write_alone(self, tick: Tick, arrival: Arrival, now: float) -> bool:
+        """Execute a group of one plain append. Return False if it needs `_execute`."""
+        store = self._open_stores.find(arrival[3])
+        if store is None:
+            return False
+        try:
+            is_written = tick.write_alone(store, arrival)
+        except StorageError as error:
+            self._fail_write(tick, store, arrival, error)
+            return True
+        if is_written:
+            store.used_at = now
+        return is_written
+
+    def _fail_write(self, tick: Tick, store: Store, arrival: Arrival, error: StorageError) -> None:
+        self.failures.append(Failure(StoreWork.WRITE, store.id, error))
+        tick.refuse(arrival, error)
+        tick.abort(store, error)
 
     def _give_up(self, tick: Tick, arrival: Arrival, error: Exception) -> None:
         """Refuse a group that raised an unexpected exception."""
@@ -238,8 +279,8 @@ class TurnBuilder:
             and not needs_file(store, arrival.writer, arrival.group.operations)
         )
 
-    def _hold(self, tick: Tick, arrival: Arrival) -> bool:
-        if self._inbox.hold(arrival):
+    def _wait(self, tick: Tick, arrival: Arrival, hold: Callable[[Arrival], bool]) -> bool:
+        if hold(arrival):
             return False
         tick.refuse(arrival, BusyError(what=f"the queue of {arrival.store}"))
         return True
@@ -247,18 +288,17 @@ class TurnBuilder:
     # Limits of a store
     def _expires_first(self, tick: Tick, store: Store, arrival: Arrival) -> bool:
         """Remove what is due before a group that could see it. Return False if that takes more than
-        this turn: the group is then the first of the next."""
+        this turn."""
         retention = store.retention
         assert retention is not None
         if not retention.is_due(store.now(tick.time)) or (
-            arrival.writes and store.is_stream and retention.config.discard is Discard.OLD
+            arrival.writes
+            and store.is_stream
+            and retention.config.discard is Discard.OLD
+            and not operations.sees_expired(store, arrival.group.operations)
         ):
             return True
-        if self._expire(tick, store):
-            return True
-        self._inbox.groups.push_front(arrival.store.tenant, arrival)
-        self._turn_is_over = True
-        return False
+        return self._expire(tick, store)
 
     def _expire(self, tick: Tick, store: Store) -> bool:
         """Remove what is due from an open store. Return False if there may be more."""

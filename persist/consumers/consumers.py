@@ -14,10 +14,10 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from holdfast.persist.store.retention import NEVER
 from holdfast.protocol import changes, frames
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
-from holdfast.shared_fs.store_file.consumer_rows import ConsumerRow
+from holdfast.protocol.limits import MAX_INTEGER
+from holdfast.shared_fs.store_file.consumers.consumer_rows import ConsumerRow
 
 
 @dataclass(slots=True)
@@ -51,7 +51,8 @@ class ConsumerState:
         if self.due_at <= now:
             self.looked_at = now
             self.due_at = min(
-                [deadline for deadline, _ in self.pending.values() if deadline > now], default=NEVER
+                [deadline for deadline, _ in self.pending.values() if deadline > now],
+                default=MAX_INTEGER,
             )
             self.overdue = sorted(
                 seq for seq, (deadline, _) in self.pending.items() if deadline <= now
@@ -72,7 +73,7 @@ class ConsumerState:
         """Return in how many ms a delivery is due again; None if only an event can make one due."""
         if next(self.due(now), None) is not None:
             return 1
-        return None if self.due_at == NEVER else max(1, self.due_at - now)
+        return None if self.due_at == MAX_INTEGER else max(1, self.due_at - now)
 
     def set_deadline(self, seq: int, deadline: int, delivery_count: int) -> None:
         """Set the deadline after which a delivery is due again."""

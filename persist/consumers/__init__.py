@@ -1,0 +1,1 @@
+"""The consumers and cursors of an open stream, in memory."""

@@ -1,0 +1,89 @@
+"""What ended incarnations have left behind: stores whose last change no snapshot has.
+
+A server that dies takes its list of what to snapshot with it, and one that ends or is drained may
+not snapshot what it has released. So one of the living looks at all files once, and takes those for
+which nobody else is responsible: the coordinator grants them. A file that its dead owner left open
+is opened by its new owner, and then compared with its manifest like any other (`lag_keeping.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.peers.owners import Owners
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.tier import cooling
+from holdfast.persist.tier.cooling import Resting, adopted, is_behind, take_slice
+from holdfast.persist.tier.publishing import Publisher
+from holdfast.protocol.errors import HoldfastError, StorageError, UnavailableError
+from holdfast.protocol.names import StoreId
+from holdfast.protocol.serving.trouble import Trouble
+
+logger = logging.getLogger("holdfast.persist")
+
+#: How many stores one request to the coordinator names.
+_GROUP_STORES: Final = 64
+
+
+class LeftBehind:
+    """Looks for what others have left behind, for one incarnation."""
+
+    def __init__(
+        self,
+        life: Incarnation,
+        publisher: Publisher,
+        coordination: Coordination,
+        owners: Owners,
+        run_in_thread: RunInThread,
+    ) -> None:
+        self._layout = life.layout
+        self._clock_ms = life.clock_ms
+        self._publisher = publisher
+        self._coordination = coordination
+        self._owners = owners
+        self._run_in_thread = run_in_thread
+        self._refused = Trouble(logger, "store.left_behind")
+
+    async def find(self) -> list[StoreId]:
+        """Open the stores that were left open, and return those with closed files that this server
+        owns now. Raises StorageError, UnavailableError."""
+        files = cooling.resting_files(self._layout, with_open=True)
+        closed: list[StoreId] = []
+        while True:
+            found: list[Resting] = await self._run_in_thread(
+                partial(take_slice, files, self._clock_ms())
+            )
+            if not found:
+                return closed
+            newest = await self._publisher.newest([each.store for each in found])
+            left = {
+                each.store: each.is_closed
+                for each in found
+                if is_behind(newest.get(each.store), each.changed)
+            }
+            names = list(left)
+            for start in range(0, len(names), _GROUP_STORES):
+                group = names[start : start + _GROUP_STORES]
+                mine = [store for store, _ in await adopted(self._coordination, group)]
+                closed += [store for store in mine if left[store]]
+                await self._open([store for store in mine if not left[store]])
+
+    async def _open(self, stores: Sequence[StoreId]) -> None:
+        try:
+            await self._owners.take_over(stores)
+        except (StorageError, UnavailableError):
+            if len(stores) == 1:
+                raise
+        except HoldfastError as error:
+            # A damaged store is reported by whoever opens it, and holds up no other one.
+            self._refused.note("reason=%s", error)
+        else:
+            return
+        if len(stores) > 1:
+            for store in stores:
+                await self._open([store])
