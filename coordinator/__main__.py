@@ -10,11 +10,20 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from holdfast.coordinator.service import Coordinator
+from holdfast.coordinator.decisions.rebalancing import Balance, Bounds
+from holdfast.coordinator.service import Coordinator, CoordinatorOptions
 from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.serving.process import OnSignals, inboxes_of, run_server, server_parser
+from holdfast.protocol.monitoring.bucket_numbers import read_bucket
+from holdfast.protocol.serving.price_file import read_prices
+from holdfast.protocol.serving.process import (
+    ServerProcess,
+    add_prices,
+    inboxes_of,
+    run_server,
+    server_parser,
+)
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.access.audit_outbox import outbox_of
 from holdfast.shared_fs.access.quotas import quotas_of
@@ -53,14 +62,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="local: --data belongs to the coordinator alone; the bucket has the servers' fences; "
         "use the same mode for all parts of a cluster; default: %(default)s",
     )
+    parser.add_argument(
+        "--rebalance",
+        action="store_true",
+        help="move busy stores by itself when the load of the servers is uneven",
+    )
+    parser.add_argument(
+        "--moves-per-minute",
+        type=int,
+        default=Bounds().moves_per_minute,
+        metavar="NUMBER",
+        help="rebalancing moves at most so many stores a minute; default: %(default)s",
+    )
+    parser.add_argument(
+        "--imbalance",
+        type=float,
+        default=Bounds().imbalance,
+        metavar="RATIO",
+        help="rebalancing ends when no server has more than so many times the mean load; "
+        "default: %(default)s",
+    )
+    add_prices(parser)
     return run_server(parser, arguments, _serve)
 
 
 async def _serve(
-    options: argparse.Namespace, bus: Bus, on_signals: OnSignals, ready: asyncio.Event
+    options: argparse.Namespace, bus: Bus, process: ServerProcess
 ) -> None:
     if options.bucket is None and options.disk == "local":
         raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
+    balance = _balance(options)
     bucket = open_cluster_bucket(options.bucket) if options.bucket else None
     disk = Disk()
     layout = await asyncio.to_thread(open_layout, options.data, disk)
@@ -83,10 +114,30 @@ async def _serve(
         ),
         subjects=Subjects(options.prefix, inboxes=inboxes_of(options).root),
         standby=options.standby,
-        replace_damaged_state=options.replace_damaged_state,
+        options=CoordinatorOptions(options.replace_damaged_state, balance),
     )
-    on_signals(coordinator.stop)
-    await coordinator.run(ready)
+    process.monitor.watch(coordinator.statistics, lambda: _why_unready(bus, process, coordinator))
+    if bucket is not None:
+        read_bucket(coordinator.statistics, bucket.usage.total, read_prices(options.prices))
+    process.on_signals(coordinator.stop)
+    await coordinator.run(process.ready)
+
+
+def _balance(options: argparse.Namespace) -> Balance:
+    if options.moves_per_minute < 1:
+        raise InvalidArgumentError(argument="--moves-per-minute", reason="it must be 1 or more")
+    if not options.imbalance > 1:
+        raise InvalidArgumentError(argument="--imbalance", reason="it must be above 1")
+    if options.rebalance and options.disk == "local":
+        reason = "a cluster without a shared file system moves no single stores"
+        raise InvalidArgumentError(argument="--rebalance", reason=reason)
+    return Balance(options.rebalance, Bounds(options.moves_per_minute, options.imbalance))
+
+
+def _why_unready(bus: Bus, process: ServerProcess, coordinator: Coordinator) -> str:
+    if not bus.connected:
+        return "there is no connection to NATS"
+    return "" if process.ready.is_set() else coordinator.why_unready()
 
 
 if __name__ == "__main__":

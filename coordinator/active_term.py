@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
 from holdfast.coordinator.collecting import collect_garbage
 from holdfast.coordinator.decisions.events import TimePassed
+from holdfast.coordinator.decisions.rebalancing import Balance, Rebalancing
 from holdfast.coordinator.decisions.roster import MAX_ENDED_REMEMBERED
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
@@ -27,13 +29,16 @@ from holdfast.coordinator.peers.audit_outbox_watch import AuditOutboxWatch
 from holdfast.coordinator.peers.audit_recorder import AuditRecorder
 from holdfast.coordinator.peers.heartbeat_feed import HeartbeatFeed
 from holdfast.coordinator.peers.orders import Orders
+from holdfast.coordinator.peers.rebalancer import Rebalancer
 from holdfast.coordinator.quota_watch import QuotaWatch
 from holdfast.coordinator.request_loop import RequestLoop
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.survey import Survey
 from holdfast.protocol.access.audit_event import AUDIT_STORE, AuditAction
 from holdfast.protocol.control import StoreState
-from holdfast.protocol.errors import StorageError
+from holdfast.protocol.errors import DeposedError, StorageError
+from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.audit_trail import AuditTrail
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.protocol.subjects import granted
@@ -49,7 +54,14 @@ TERM_WATCH_SECONDS: Final = 0.5
 class ActiveTerm:
     """The work of the active coordinator. Call `serve` once."""
 
-    def __init__(self, life: Life, cluster: str, feed: HeartbeatFeed, state: StateFile) -> None:
+    def __init__(
+        self,
+        life: Life,
+        cluster: str,
+        feed: HeartbeatFeed,
+        state: StateFile,
+        balance: Balance = Balance(),  # noqa: B008
+    ) -> None:
         self._recorder: AuditRecorder | None = None
         self._trail: AuditTrail | None = None
         if life.storage.outbox is not None:
@@ -61,8 +73,8 @@ class ActiveTerm:
         self._feed = feed
         self._state = state
         self._records = RecordQueue(life.wakeup)
-        replies = Replies(life.bus, cluster, life.mishaps, life.wakeup)
-        waiting = WaitingReplies(replies, state.term, life.clock_ms)
+        replies = Replies(life.bus, cluster, life.mishaps, life.wakeup, life.statistics)
+        waiting = self._waiting = WaitingReplies(replies, state.term, life.clock_ms)
         self._inbox = RequestInbox(
             life.subjects, cluster, waiting, replies, life.mishaps, life.wakeup, life.audit
         )
@@ -71,8 +83,23 @@ class ActiveTerm:
         self._driver = MembershipDriver(life, orders, self._records, waiting, replies)
         limits = TenantLimits()
         self._quota_watch = QuotaWatch(life, limits)
+        self._rebalancer = Rebalancer(
+            life,
+            orders,
+            Rebalancing(balance),
+            self._driver.members,
+            replies.add,
+            state.term,
+        )
         self._loop = RequestLoop(
-            life, state, self._inbox, self._records, self._driver, replies, limits
+            life,
+            state,
+            self._inbox,
+            self._records,
+            self._driver,
+            replies,
+            limits,
+            self._rebalancer,
         )
 
     async def serve(self, heard: StandbyHeartbeats, ready: asyncio.Event | None) -> None:
@@ -101,6 +128,8 @@ class ActiveTerm:
                 # exactly one of the listeners.
                 self._driver.take_over(recorded.servers, heard)
                 self._feed.hand_over(self._driver)
+                life.statistics.kind = PartKind.COORDINATOR
+                self._measure()
                 self._start_background(recorded)
                 logger.info(
                     "coordinator.started term=%s asks_for_tokens=%s",
@@ -119,8 +148,10 @@ class ActiveTerm:
                         await subscription.unsubscribe()
                     tasks.cancel()
         except ExceptionGroup as group_error:
-            if len(group_error.exceptions) == 1:
-                raise group_error.exceptions[0] from None
+            errors = group_error.exceptions
+            # Several tasks look at the term, and may find the newer one at the same time.
+            if len(errors) == 1 or all(isinstance(error, DeposedError) for error in errors):
+                raise errors[0] from None
             raise
 
     def _start_background(self, recorded: _Recorded) -> None:
@@ -129,6 +160,7 @@ class ActiveTerm:
         tasks.start("tick", self._tick())
         tasks.start("grants", self._doorkeeper.run())
         tasks.start("watch the term", self._watch_term())
+        tasks.start("rebalance", self._rebalancer.run())
         if recorded.files_pending or (recorded.manifests_pending and bucket):
             survey = Survey(life.storage, tasks, self._records)
             tasks.start("survey", survey.run(recorded.files_pending))
@@ -143,6 +175,15 @@ class ActiveTerm:
             tasks.start("audit outbox", watch.run())
         if bucket is not None:
             tasks.start("collect", collect_garbage(life, bucket))
+
+    def _measure(self) -> None:
+        """Let the statistics read what this coordinator knows."""
+        statistics, driver = self._life.statistics, self._driver
+        statistics.read(metrics.TERM, lambda: self._state.term)
+        statistics.read(metrics.QUEUED, lambda: len(self._inbox) + len(self._waiting))
+        statistics.read_each(
+            metrics.SERVERS, lambda: Counter(str(member.state) for member in driver.members())
+        )
 
     async def _tick(self) -> None:
         while True:
@@ -184,6 +225,7 @@ def _read(state: StateFile) -> _Recorded:
                 present=state.servers.present(),
                 ended=state.servers.ended(MAX_ENDED_REMEMBERED),
                 drains=state.servers.drains(),
+                forgotten=state.servers.forgotten(),
             ),
             files_pending=state.cluster.surveying(),
             manifests_pending=not state.cluster.knows_all_stores(),

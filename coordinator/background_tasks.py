@@ -1,7 +1,8 @@
 """Work beside the coordinator's loop: short tasks, and calls that block.
 
 All tasks run in one TaskGroup and end with it. An error that a task does not handle ends the
-service. A blocking call that has begun is always waited for, so nothing is closed while it runs.
+service; from then on none is started, though messages still arrive. A blocking call that has begun
+is always waited for, so nothing is closed while it runs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class BackgroundTasks:
         self._run_blocking = run_blocking
         self._group = asyncio.TaskGroup()
         self._names: dict[asyncio.Task[None], str] = {}
+        #: A TaskGroup that ends takes no more tasks.
+        self._is_ending = False
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
@@ -41,13 +44,25 @@ class BackgroundTasks:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._group.__aexit__(error_type, error, traceback)
+        self._is_ending = self._is_ending or error is not None
+        try:
+            await self._group.__aexit__(error_type, error, traceback)
+        finally:
+            self._is_ending = True
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` in the background."""
+        """Run `work` in the background; if all of it ends already, do nothing."""
+        if self._is_ending:
+            work.close()
+            return
         task = self._group.create_task(work)
         self._names[task] = name
-        task.add_done_callback(self._names.pop)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._names[task]
+        if not task.cancelled() and task.exception() is not None:
+            self._is_ending = True
 
     def running(self, name: str) -> bool:
         return name in self._names.values()

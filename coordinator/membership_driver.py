@@ -39,6 +39,7 @@ from holdfast.coordinator.peers.orders import Orders
 from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageError
+from holdfast.protocol.monitoring import metrics
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -49,6 +50,8 @@ class KnownServers(NamedTuple):
     present: Collection[tuple[str, str]]
     ended: Collection[tuple[str, str]]
     drains: Collection[str]
+    #: Dead servers that are no longer listed.
+    forgotten: Collection[str] = ()
 
 
 class MembershipDriver:
@@ -68,10 +71,15 @@ class MembershipDriver:
         self._waiting = waiting
         self._replies = replies
         self._membership = Membership()
+        self._fences = life.statistics.counter(metrics.FENCES)
+        self._ended = life.statistics.counters(metrics.SERVERS_ENDED)
 
     def take_over(self, known: KnownServers, heard: StandbyHeartbeats) -> None:
         """Start from what is recorded and what was heard."""
-        self._membership.restore(known.present, known.ended, heard, self._life.now(), known.drains)
+        now = self._life.now()
+        self._membership.restore(
+            known.present, known.ended, heard, now, known.drains, known.forgotten
+        )
         self.step(Started())
 
     def members(self) -> list[MemberView]:
@@ -177,6 +185,7 @@ class MembershipDriver:
                     incarnation,
                     reason,
                 )
+                self._ended.add("released" if released else "fenced")
                 self._record(AuditAction.SERVER_ENDED, server, incarnation, reason, released)
                 self._orders.forget(server)
                 self._records.add(effect)
@@ -204,6 +213,7 @@ class MembershipDriver:
     async def _write_fence(self, order: WriteFence) -> None:
         written = await self._orders.write_fence(order)
         if not isinstance(written, tuple):
+            self._fences.value += 1
             self.step(written)
             return
         failed, error = written

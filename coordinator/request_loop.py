@@ -18,21 +18,30 @@ from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.requests import (
     Drain,
+    Forget,
+    ListStatistics,
+    MoveStore,
+    Open,
     Prove,
+    RebalanceRequest,
     Register,
     ReleaseAll,
+    ReleaseRequest,
     Seal,
     SuspectRequest,
+    TellStatistics,
 )
 from holdfast.coordinator.answering.seals import Seals
 from holdfast.coordinator.answering.transaction import Reply
-from holdfast.coordinator.decisions.events import DrainChanged, Released
+from holdfast.coordinator.decisions.events import DrainChanged, Released, ServerForgotten
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import MembershipDriver
+from holdfast.coordinator.peers.rebalancer import Rebalancer
 from holdfast.coordinator.state.state_file import StateFile
-from holdfast.protocol.access.audit_event import AuditAction, AuditOutcome
+from holdfast.protocol.access.audit_event import AuditAction, AuditOutcome, shown_store
 from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.monitoring import metrics
 
 
 class RequestLoop:
@@ -47,6 +56,7 @@ class RequestLoop:
         driver: MembershipDriver,
         replies: Replies,
         limits: TenantLimits,
+        rebalancer: Rebalancer,
     ) -> None:
         self._life = life
         self._state = state
@@ -55,6 +65,9 @@ class RequestLoop:
         self._driver = driver
         self._replies = replies
         self._limits = limits
+        self._rebalancer = rebalancer
+        self._batches = life.statistics.histogram(metrics.BATCHES)
+        self._grants = life.statistics.counter(metrics.GRANTS)
         self._proofs = Proofs(life, state, replies)
         self._seals = Seals(life, state, replies)
 
@@ -83,8 +96,10 @@ class RequestLoop:
                 now_ms=self._life.clock_ms(),
                 limits=self._limits,
             )
+            began_at = self._life.now()
             with self._life.storage_use.call():
                 outcome = await self._life.background_tasks.blocking(execute, self._state, batch)
+            self._batches.observe(self._life.now() - began_at)
             self._records.settle(records, outcome.failure, self._life.now())
             if outcome.failure is not None:
                 self._driver.recording_failed(records, outcome.failure)
@@ -97,23 +112,50 @@ class RequestLoop:
                     )
                     self._life.background_tasks.start("register", registration)
                     continue
+                if isinstance(request, Open) and not isinstance(reply, HoldfastError):
+                    self._grants.value += sum(grant[0] is not None for grant in reply["grants"])
                 if isinstance(request, Drain):
-                    self._record_drain(request, reply_to, reply)
+                    drained = AuditAction.SERVER_DRAINED
+                    action = drained if request.draining else AuditAction.SERVER_UNDRAINED
+                    self._record(action, request, reply_to, reply)
                     if not isinstance(reply, HoldfastError):
                         self._driver.step(DrainChanged(request.server, request.draining))
+                elif isinstance(request, Forget):
+                    self._record(AuditAction.SERVER_FORGOTTEN, request, reply_to, reply)
+                    if not isinstance(reply, HoldfastError):
+                        self._driver.step(ServerForgotten(request.server))
+                elif isinstance(request, MoveStore):
+                    self._record(AuditAction.STORE_MOVED, request, reply_to, reply)
+                    if not isinstance(reply, HoldfastError) and reply["moving"]:
+                        store, server = request.store, request.server
+                        self._rebalancer.move(store, reply["owner"], server, reply_to)
+                        continue
+                elif isinstance(request, ReleaseRequest) and request.to:
+                    self._rebalancer.released([released.store for released in request.stores])
                 self._replies.add(reply_to, reply)
         self._driver.settle_waiting()
         await self._replies.send()
 
-    def _record_drain(self, request: Drain, reply_to: str, reply: Reply) -> None:
+    def _record(
+        self,
+        action: AuditAction,
+        request: Drain | Forget | MoveStore | RebalanceRequest,
+        reply_to: str,
+        reply: Reply,
+    ) -> None:
+        """Tell the audit log what an operator asked for, and whether it was done."""
         refused = isinstance(reply, HoldfastError)
+        store = request.store if isinstance(request, MoveStore) else None
+        server = "" if isinstance(request, RebalanceRequest) else request.server
         self._life.audit.record(
-            AuditAction.SERVER_DRAINED if request.draining else AuditAction.SERVER_UNDRAINED,
+            action,
             AuditOutcome.FAILED if refused else AuditOutcome.DONE,
             token=self._life.subjects.asker_of(reply_to),
             user=request.by,
             reason=str(reply) if refused else "",
-            details={"server": request.server},
+            tenant="" if store is None else store.tenant,
+            store="" if store is None else shown_store(store.kind, store.name),
+            details={"server": server} if server else {},
         )
 
     def _tell_membership(self, asked: list[Asked]) -> list[Asked]:
@@ -130,7 +172,28 @@ class RequestLoop:
             if isinstance(request, Seal):
                 self._seals.ask(each.reply_to)
                 continue
+            if isinstance(request, ListStatistics | TellStatistics):
+                self._replies.add(each.reply_to, self._statistics(request))
+                continue
+            if isinstance(request, RebalanceRequest):
+                if not request.dry_run:
+                    self._record(AuditAction.CLUSTER_REBALANCED, request, each.reply_to, {})
+                self._rebalancer.rebalance(request.dry_run, each.reply_to)
+                continue
             if isinstance(request, ReleaseAll):
                 self._driver.step(Released(request.server, request.incarnation))
             for_state.append(each)
         return for_state
+
+    def _statistics(self, request: ListStatistics | TellStatistics) -> Reply:
+        """Answer what needs no state file. Errors are answers, too."""
+        life = self._life
+        if isinstance(request, ListStatistics):
+            life.tell_itself()
+            rows, following = life.part_book.page(request.after, life.now(), request.tenant)
+            return {"term": self._state.term, "parts": rows, "next": following}
+        try:
+            life.part_book.hear(request.part, request.report, life.now())
+        except HoldfastError as error:
+            return error
+        return {"term": self._state.term}

@@ -18,10 +18,12 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from holdfast.coordinator.active_term import ActiveTerm
 from holdfast.coordinator.answer_questions import answer_questions
 from holdfast.coordinator.background_tasks import BackgroundTasks, RunBlocking
+from holdfast.coordinator.decisions.rebalancing import Balance
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.heartbeat_feed import HeartbeatFeed
@@ -29,13 +31,15 @@ from holdfast.coordinator.peers.other_clusters import OtherClusters
 from holdfast.coordinator.standing_by import StandingBy
 from holdfast.coordinator.state.questions import StandbyQuestions
 from holdfast.coordinator.state.state_file import StateFile
-from holdfast.coordinator.state.term import TermFile
 from holdfast.coordinator.storage import Storage
 from holdfast.coordinator.storage_use import StorageUse
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.authority.term import TermFile
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -48,6 +52,15 @@ def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class CoordinatorOptions:
+    """What operators decide."""
+
+    #: Move a damaged state file aside, and find the stores by their files.
+    replace_damaged_state: bool = False
+    balance: Balance = field(default_factory=Balance)
+
+
 class Coordinator:
     """One coordinator. Call `run` once."""
 
@@ -58,15 +71,16 @@ class Coordinator:
         *,
         subjects: Subjects = Subjects(),  # noqa: B008
         standby: bool = False,
-        replace_damaged_state: bool = False,
+        options: CoordinatorOptions = CoordinatorOptions(),
         clock_ms: Callable[[], int] = _wall_clock_ms,
         run_blocking: RunBlocking = asyncio.to_thread,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         """`new_id` makes the id that distinguishes this coordinator's messages to itself from
         others'."""
+        own_id = new_id()
         self._life = Life(
-            id=new_id(),
+            id=own_id,
             bus=bus,
             subjects=subjects,
             storage=storage,
@@ -75,9 +89,17 @@ class Coordinator:
             wakeup=Wakeup(),
             mishaps=Mishaps(logger),
             storage_use=StorageUse(_monotonic),
+            statistics=Statistics(PartKind.STANDBY, own_id, clock_ms()),
         )
         self._standby = standby
-        self._replace_damaged_state = replace_damaged_state
+        self._options = options
+        #: While another coordinator is the active one.
+        self._standing_by: StandingBy | None = None
+
+    @property
+    def statistics(self) -> Statistics:
+        """What this coordinator counts."""
+        return self._life.statistics
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
         """Serve until `stop`. Set `ready` once requests are answered.
@@ -95,8 +117,9 @@ class Coordinator:
             had_past = await blocking(storage.has_past)
             await blocking(storage.make_folder)
             questions = StandbyQuestions(storage.disk, storage.layout.coordinator, life.id)
-            standing_by = StandingBy(life, feed, heard, questions)
-            tenure = await standing_by.tenure(self._standby)
+            self._standing_by = StandingBy(life, feed, heard, questions)
+            tenure = await self._standing_by.tenure(self._standby)
+            self._standing_by = None
             if tenure is None:
                 return
             answering = asyncio.create_task(answer_questions(life, feed, questions))
@@ -109,7 +132,8 @@ class Coordinator:
                 terms = tenure.succeeded or TermFile(storage.disk, storage.term_path, life.id)
                 state = await blocking(self._open_state, had_past or tenure.had_waited, terms)
                 try:
-                    await ActiveTerm(life, others.cluster, feed, state).serve(heard, ready)
+                    term = ActiveTerm(life, others.cluster, feed, state, self._options.balance)
+                    await term.serve(heard, ready)
                 finally:
                     await blocking(state.close)
             finally:
@@ -122,6 +146,12 @@ class Coordinator:
             answering.result()
         logger.info("coordinator.stopped term=%s", state.term)
 
+    def why_unready(self) -> str:
+        """Return why this coordinator neither serves nor could take over, before it has begun to
+        serve. A standby that could take over is ready: whoever starts coordinators one after the
+        other waits for it."""
+        return "it starts" if self._standing_by is None else self._standing_by.why_unready()
+
     def stop(self) -> None:
         """Ask `run` to finish the current requests, close the state file and return."""
         self._life.wakeup.stop()
@@ -129,7 +159,7 @@ class Coordinator:
     def _open_state(self, had_past: bool, terms: TermFile) -> StateFile:
         return self._life.storage.open_state(
             had_past=had_past,
-            replace_damaged=self._replace_damaged_state,
+            replace_damaged=self._options.replace_damaged_state,
             now_ms=self._life.clock_ms(),
             terms=terms,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Final, NamedTuple
 
 from holdfast.coordinator.decisions.standby_heartbeats import StandbyHeartbeats
@@ -14,15 +15,19 @@ from holdfast.coordinator.decisions.succession import Succession, SuccessionStep
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.heartbeat_feed import HeartbeatFeed
 from holdfast.coordinator.state.questions import NO_ANSWER, StandbyQuestions
-from holdfast.coordinator.state.term import TermFile, TermTakenError
 from holdfast.protocol.errors import AlreadyRunningError, StorageError
+from holdfast.protocol.limits import SYNC_STALL_SECONDS
 from holdfast.protocol.serving.trouble import Trouble
+from holdfast.shared_fs.authority.term import TermFile, TermTakenError
 from holdfast.shared_fs.disk.disk import LockFile
 
 logger = logging.getLogger("holdfast.coordinator")
 
 #: How often a standby tries to take the lock.
 STANDBY_POLL_SECONDS: Final = 0.25
+#: A standby that could not look at the lock for longer than this could not take over either: its
+#: file system hangs, or it hears nothing.
+_LATE_SECONDS: Final = SYNC_STALL_SECONDS
 
 
 class Tenure(NamedTuple):
@@ -51,6 +56,17 @@ class StandingBy:
         self._asked_term = 0
         self._doubt = Trouble(logger, "coordinator.asking", logging.INFO)
         self._failing = Trouble(logger, "coordinator.succession_failed")
+        #: When another coordinator was last found to have the lock.
+        self._waited_at = -math.inf
+
+    def why_unready(self) -> str:
+        """Return why this coordinator could not take over now; nothing if it could."""
+        late_seconds = self._life.now() - self._waited_at
+        if self._waited_at == -math.inf:
+            return "it starts"
+        if late_seconds > _LATE_SECONDS:
+            return f"it stands by, and could not look at the lock for {late_seconds:.0f} s"
+        return ""
 
     async def tenure(self, standby: bool) -> Tenure | None:
         """Return once this coordinator is the active one; None if it was stopped first. Raises
@@ -67,6 +83,7 @@ class StandingBy:
                 if not waited:
                     logger.info("coordinator.standing_by lock=%s", error.fields["path"])
             waited = True
+            self._waited_at = life.now()
             await self._feed.prove_hearing()
             succeeded = await self._watch_the_active_one()
             if succeeded is not None:

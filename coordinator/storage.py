@@ -7,10 +7,10 @@ from typing import Final
 
 from holdfast.coordinator.state.lost_state import has_past, open_state
 from holdfast.coordinator.state.state_file import StateFile
-from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.shared_fs.access.audit_outbox import AuditOutbox
 from holdfast.shared_fs.access.quotas import ReadsQuotas
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster_id
 from holdfast.shared_fs.bucket_log.fences import BucketFences, Fences, FileFences

@@ -15,20 +15,23 @@ from holdfast.coordinator.decisions.assignment import (
     Assignment,
     Balancer,
     Candidate,
+    HandOver,
     Keep,
     NotOwner,
     decide,
     decide_adopt,
+    decide_move,
     decide_open,
 )
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
-from holdfast.protocol.control import Grant, StoreState
+from holdfast.protocol.control import Grant, Owner, StoreState
 from holdfast.protocol.errors import (
     HoldfastError,
     NoServerError,
+    NotFoundError,
     NotOwnerError,
     error_to_wire,
 )
@@ -118,6 +121,38 @@ class Assigner:
             self._state.stores.assign(store, decision.owner)
         epoch = decision.owner.epoch
         return _wire_grant(Grant(epoch, row.state, row.state, row.cold, row.revision))
+
+    def move(self, store: StoreId, server: str) -> Keep | Assign | HandOver | None:
+        """Return how a store gets to `server`, and assign it if nobody owns it. None: there is no
+        such store. Raises NotFoundError if the server takes no stores."""
+        row = self._state.stores.get(store)
+        current = _assignment(row)
+        if row is None or current is None or row.promised or row.state == StoreState.UNKNOWN:
+            return None
+        incarnation = self._incarnation_of(server)
+        if incarnation is None:
+            raise NotFoundError(what="server that takes stores", name=server)
+        decision = decide_move(current, server, incarnation)
+        if isinstance(decision, Assign):
+            self._state.stores.assign(store, decision.owner)
+        return decision
+
+    def hand_over(self, store: StoreId, epoch: int, server: str) -> None:
+        """Assign a store that its owner of `epoch` has released to `server`, if that takes
+        stores."""
+        incarnation = self._incarnation_of(server)
+        if incarnation is not None:
+            self._state.stores.assign(store, Owner(server, incarnation, epoch + 1))
+
+    def _incarnation_of(self, server: str) -> str | None:
+        """Return the incarnation of a server that takes new stores, or None."""
+        if server in self._state.servers.drains():
+            return None
+        for member in self._members:
+            known = (member.server, member.incarnation) in self._recorded
+            if member.server == server and member.takes_new_stores and known:
+                return member.incarnation
+        return None
 
     def _too_many(self, tenant: str) -> HoldfastError | None:
         """Return why the tenant may not have another store, or None."""

@@ -74,8 +74,8 @@ class RequestInbox:
         self._room = SharedRoom(MAX_INBOX_BYTES)
         self._bookmarks = Bookmarks()
 
-    def __bool__(self) -> bool:
-        return bool(self._queue)
+    def __len__(self) -> int:
+        return len(self._queue)
 
     def on_message(self, message: BusMessage, grant: TokenGrant | None = None) -> None:
         """Queue a request that has arrived, or refuse it with `busy`. Without a grant, everything

@@ -6,7 +6,7 @@ many fails alone, in its own slot; a message of the wrong shape is refused as a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from holdfast.coordinator.answering.requests import (
@@ -20,13 +20,17 @@ from holdfast.coordinator.answering.requests import (
     CreatedStore,
     DeletedRequest,
     Drain,
+    Forget,
     Identify,
     ListServers,
+    ListStatistics,
     ListStores,
     ListTenants,
+    MoveStore,
     Open,
     OpenStore,
     Prove,
+    RebalanceRequest,
     Register,
     ReleaseAll,
     ReleasedStore,
@@ -37,11 +41,13 @@ from holdfast.coordinator.answering.requests import (
     ShowTenant,
     StoreSize,
     SuspectRequest,
+    TellStatistics,
     UsageRequest,
     Vacate,
 )
+from holdfast.coordinator.decisions.part_book import PartKey
 from holdfast.protocol.access.audit_event import shown
-from holdfast.protocol.control import OPERATOR_VERBS
+from holdfast.protocol.control import OPERATOR_VERBS, REPORT_VERB
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -57,6 +63,7 @@ from holdfast.protocol.limits import (
     MAX_NAME_BYTES,
     PAGE_ROWS,
 )
+from holdfast.protocol.monitoring.description import GATEWAYS, PartKind
 from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
 from holdfast.protocol.subjects import CLUSTER_TENANT
 
@@ -116,18 +123,12 @@ def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
     if kind is not None:
         kind = _kind(kind)
     if type(prefix) is not str or not prefix.isascii():
-        raise InvalidArgumentError(
-            argument="prefix", reason="it must be the start of a store name"
-        )
+        raise InvalidArgumentError(argument="prefix", reason="it must be the start of a store name")
     if after is not None:
         if type(after) is not list or len(after) < 2 or type(after[0]) is not str:
-            raise InvalidArgumentError(
-                argument="after", reason="it must be nil or [name, kind]"
-            )
+            raise InvalidArgumentError(argument="after", reason="it must be nil or [name, kind]")
         if not after[0].isascii():
-            raise InvalidArgumentError(
-                argument="after", reason="its name must be a store name"
-            )
+            raise InvalidArgumentError(argument="after", reason="its name must be a store name")
         after = (after[0], _kind(after[1]))
     if type(limit) is not int or limit < 1:
         raise InvalidArgumentError(argument="limit", reason="it must be a number from 1 on")
@@ -137,12 +138,57 @@ def _stores(tenant: str, fields: Mapping[str, Any]) -> Request:
     return ListStores(tenant, kind, prefix, after, min(limit, PAGE_ROWS), bookmark)
 
 
+def _statistics(tenant: str, fields: Mapping[str, Any]) -> Request:
+    after = fields.get("after")
+    if after is None:
+        return ListStatistics(None)
+    if type(after) is not list or len(after) != 3 or not all(type(each) is str for each in after):
+        raise InvalidArgumentError(argument="after", reason="it must be nil or the last `next`")
+    return ListStatistics(PartKey(*after))
+
+
+def _report(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return _told(fields, GATEWAYS, tenant)
+
+
+def _report_of_cluster(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return _told(fields, GATEWAYS | {PartKind.AUTH}, "")
+
+
+def _told(fields: Mapping[str, Any], kinds: Collection[PartKind], tenant: str) -> TellStatistics:
+    kind, report = fields.get("kind"), fields.get("report")
+    if kind not in tuple(kinds):
+        raise InvalidArgumentError(argument="kind", reason="only gateways tell about themselves")
+    if type(report) is not bytes:
+        raise InvalidArgumentError(argument="report", reason="it must be bytes")
+    return TellStatistics(PartKey(str(kind), check_server(fields.get("name", "")), tenant), report)
+
+
 def _drain(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Drain(check_server(fields.get("server", "")), True, shown(fields.get("by") or ""))
 
 
 def _undrain(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Drain(check_server(fields.get("server", "")), False, shown(fields.get("by") or ""))
+
+
+def _forget(tenant: str, fields: Mapping[str, Any]) -> Request:
+    reassign = fields.get("reassign", False)
+    if type(reassign) is not bool:
+        raise InvalidArgumentError(argument="reassign", reason="it must be true or false")
+    return Forget(check_server(fields.get("server", "")), reassign, shown(fields.get("by") or ""))
+
+
+def _move(tenant: str, fields: Mapping[str, Any]) -> Request:
+    store = _store(*(fields.get(name) for name in ("tenant", "kind", "name")))
+    return MoveStore(store, check_server(fields.get("server", "")), shown(fields.get("by") or ""))
+
+
+def _rebalance(tenant: str, fields: Mapping[str, Any]) -> Request:
+    dry_run = fields.get("dry_run", False)
+    if type(dry_run) is not bool:
+        raise InvalidArgumentError(argument="dry_run", reason="it must be true or false")
+    return RebalanceRequest(dry_run, shown(fields.get("by") or ""))
 
 
 def _tenants(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -212,7 +258,9 @@ def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
         nothing, size_bytes = item[4:5] == [True], _number("bytes", item[6:])
         return ReleasedStore(_store(*item[:3]), epoch, nothing, revision, size_bytes)
 
-    return ReleaseRequest(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+    to = fields.get("to") or ""
+    released = tuple(_all_slots(fields, 3, slot))
+    return ReleaseRequest(*_peer(fields), released, check_server(to) if to else "")
 
 
 def _deleted(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -317,9 +365,7 @@ def _store(tenant: Any, kind: Any, name: Any) -> StoreId:
 def _store_at(item: list[Any]) -> tuple[StoreId, int, int]:
     epoch, revision = _number("epoch", item[3:]), _number("revision", item[4:])
     if epoch is None or revision is None:
-        raise InvalidArgumentError(
-            argument="stores", reason="epoch and revision must be numbers"
-        )
+        raise InvalidArgumentError(argument="stores", reason="epoch and revision must be numbers")
     return _store(*item[:3]), epoch, revision
 
 
@@ -356,9 +402,15 @@ _CLIENT_VERBS: Final[dict[str, _Parser]] = {
     "suspect": _suspect,
     "servers": _servers,
     "stores": _stores,
+    "statistics": _statistics,
+    REPORT_VERB: _report,
 }
 _OPERATOR_VERBS: Final[dict[str, _Parser]] = dict(
-    zip(OPERATOR_VERBS, (_drain, _undrain, _tenants, _tenant), strict=True)
+    zip(
+        OPERATOR_VERBS,
+        (_drain, _undrain, _forget, _move, _rebalance, _tenants, _tenant),
+        strict=True,
+    )
 )
 _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "register": _register,
@@ -375,4 +427,5 @@ _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "vacate": _vacate,
     "usage": _usage,
     "cluster": _identify,
+    REPORT_VERB: _report_of_cluster,
 }

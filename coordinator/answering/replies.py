@@ -14,6 +14,8 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import HoldfastError, TooLargeError, internal_error
 from holdfast.protocol.frames import encode_control, encode_control_error
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
 
@@ -26,18 +28,24 @@ MAX_WAITING_REFUSALS: Final = 16384
 class Replies:
     """The replies of one active coordinator, in order."""
 
-    def __init__(self, bus: Bus, cluster: str, mishaps: Mishaps, wakeup: Wakeup) -> None:
+    def __init__(
+        self, bus: Bus, cluster: str, mishaps: Mishaps, wakeup: Wakeup, statistics: Statistics
+    ) -> None:
         self._bus = bus
         self._cluster = cluster
         self._mishaps = mishaps
         self._wakeup = wakeup
         self._packed: deque[tuple[str, bytes]] = deque()
         self._losing = Trouble(logger, "coordinator.reply_lost")
+        self._answered = statistics.counter(metrics.REQUESTS)
+        self._errors = statistics.counters(metrics.ERRORS)
 
     def add(self, reply_to: str, reply: Reply) -> None:
         """Answer a request that was taken from the inbox."""
+        self._answered.value += 1
         try:
             if isinstance(reply, HoldfastError):
+                self._errors.add(reply.code)
                 payload = encode_control_error(reply, cluster=self._cluster)
             else:
                 payload = encode_control(cluster=self._cluster, **reply)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from holdfast.coordinator.decisions.part_book import PartKey
 from holdfast.protocol.errors import (
     HoldfastError,
 )
@@ -68,6 +69,22 @@ class ListingSight:
     begin: tuple[str, int] | None
     #: Returns the bookmark of a place.
     sealed: Callable[[tuple[str, int]], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ListStatistics:
+    """`after` is the last part that was seen. `tenant` None: the asker may see all gateways."""
+
+    after: PartKey | None
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TellStatistics:
+    """A gateway tells about itself."""
+
+    part: PartKey
+    report: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +219,12 @@ class ReleasedStore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequest:
+    """`to` is the server that is to own the stores from now on; empty if none is named."""
+
     server: str
     incarnation: str
     stores: tuple[ReleasedStore, ...]
+    to: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,14 +284,50 @@ class Drain:
     by: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """An operator wants a dead server off the list. With `reassign`, also if stores are recorded as
+    its own; they belong to nobody then."""
+
+    server: str
+    reassign: bool
+    #: The user of the operating system, as the command says.
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStore:
+    """An operator wants a server to own a store."""
+
+    store: StoreId
+    server: str
+    #: The user of the operating system, as the command says.
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceRequest:
+    """An operator asks which moves would even the loads out. Unless `dry_run`, they are to be
+    made."""
+
+    dry_run: bool
+    #: The user of the operating system, as the command says.
+    by: str = ""
+
+
 Request = (
     ResolveRequest
     | SuspectRequest
     | ListServers
     | ListStores
+    | ListStatistics
+    | TellStatistics
     | ListTenants
     | ShowTenant
     | Drain
+    | Forget
+    | MoveStore
+    | RebalanceRequest
     | Register
     | Prove
     | Seal

@@ -3,7 +3,8 @@
 Pure. Stores on which the token has no right are refused in their slots of a `resolve`, before
 anything is assigned or recorded, so nobody learns whether they exist. `stores` needs the right
 `list`, and lists only stores whose names match the token's patterns. Everybody with a valid token
-of the tenant may ask for servers, and report one that does not answer.
+of the tenant may ask for servers and statistics, and report a server that does not answer; gateways
+of other tenants are shown to operators only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 from holdfast.coordinator.answering.bookmarks import Bookmarks
 from holdfast.coordinator.answering.requests import (
     ListingSight,
+    ListStatistics,
     ListStores,
     Request,
     ResolveRequest,
@@ -32,6 +34,8 @@ def restricted(request: Request, grant: TokenGrant, bookmarks: Bookmarks) -> Req
         return ResolveRequest(tuple(_slot(each, grant) for each in request.stores))
     if isinstance(request, ListStores):
         return _listing(request, grant, bookmarks)
+    if isinstance(request, ListStatistics) and not grant.token.is_operator:
+        return replace(request, tenant=grant.token.tenant)
     return request
 
 

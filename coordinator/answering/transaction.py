@@ -16,9 +16,11 @@ from holdfast.coordinator.answering.requests import (
     Created,
     DeletedRequest,
     Drain,
+    Forget,
     ListServers,
     ListStores,
     ListTenants,
+    MoveStore,
     Open,
     Register,
     ReleasedStore,
@@ -30,6 +32,7 @@ from holdfast.coordinator.answering.requests import (
     UsageRequest,
     Vacate,
 )
+from holdfast.coordinator.decisions.assignment import HandOver
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.decisions.tenant_limits import Held, TenantLimits
 from holdfast.coordinator.state.server_records import IncarnationState
@@ -43,6 +46,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     LastServerError,
     NotFoundError,
+    ServerInUseError,
 )
 from holdfast.protocol.limits import TENANTS_PAGE_ROWS
 from holdfast.protocol.names import StoreId
@@ -123,7 +127,7 @@ class Transaction:
             case DeletedRequest(server, incarnation, deleted):
                 gone = [self._forget(server, incarnation, each) for each in deleted]
                 return {"term": self._state.term, "deleted": gone}
-            case ReleaseRequest(server, incarnation, released):
+            case ReleaseRequest(server, incarnation, released, to):
                 for store, at_epoch, nothing, revision, size_bytes in released:
                     row = self._owned(server, incarnation, store)
                     if row is None or at_epoch not in (None, row.epoch):
@@ -132,12 +136,18 @@ class Transaction:
                         self._state.stores.raise_revision(store, revision)
                     self._size(store, size_bytes)
                     self._state.stores.release(store)
+                    if to and not nothing:
+                        self._assigner.hand_over(store, row.epoch, to)
                     if nothing and row.state != StoreState.DURABLE and row.cold is None:
                         self._state.stores.forget(store, row.epoch)
             case Vacate(server, incarnation, number):
                 self._state.servers.vacate(server, incarnation, number, self._now_ms)
             case Drain(server, draining):
                 return self._drain(server, draining)
+            case Forget(server, reassign):
+                return self._forget_server(server, reassign)
+            case MoveStore(store, server):
+                return self._move(store, server)
             case ListServers():
                 return {"term": self._state.term, "servers": self._servers()}
             case ListStores():
@@ -251,6 +261,31 @@ class Transaction:
             if not others - {server}:
                 return LastServerError(server=server)
         self._state.servers.set_drain(server, draining)
+        return {"term": self._state.term, "incarnation": member.incarnation}
+
+    def _move(self, store: StoreId, server: str) -> Reply:
+        """Return who owns the store now, and whether that one must hand it over first."""
+        try:
+            decision = self._assigner.move(store, server)
+        except NotFoundError as error:
+            return error
+        if decision is None:
+            return NotFoundError(what="store", name=store.name)
+        is_moving = isinstance(decision, HandOver)
+        return {"term": self._state.term, "owner": decision.owner, "moving": is_moving}
+
+    def _forget_server(self, server: str, reassign: bool) -> Reply:
+        member = next((each for each in self._members if each.server == server), None)
+        if member is None:
+            return NotFoundError(what="server", name=server)
+        if member.state is not ServerState.DEAD:
+            reason = f"it is {member.state}, not dead"
+            return ServerInUseError(server=server, reason=reason)
+        count = self._state.servers.assigned_to_dead(server)
+        if count and not reassign:
+            reason = f"it is the last owner of {count:,} stores, which nobody has used since"
+            return ServerInUseError(server=server, reason=reason)
+        self._state.servers.forget(server)
         return {"term": self._state.term, "incarnation": member.incarnation}
 
     def _servers(self) -> list[ServerInfo]:

@@ -71,6 +71,13 @@ class NotOwner:
     """The server that asks does not own the store."""
 
 
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """The recorded owner must hand the store over first."""
+
+    owner: Owner
+
+
 class Balancer:
     """Chooses the least loaded candidate repeatedly; each choice takes O(log servers)."""
 
@@ -127,6 +134,15 @@ def decide_open(
     if not current.owner_ended and (current.server, current.incarnation) == (server, incarnation):
         return Keep(Owner(server, incarnation, current.epoch))
     return NotOwner()
+
+
+def decide_move(current: Assignment, server: str, incarnation: str) -> Keep | Assign | HandOver:
+    """Decide how a store gets to a server that takes new stores: it is there, it is assigned since
+    nobody owns it, or its owner must release it."""
+    if current.owner_ended:
+        return Assign(Owner(server, incarnation, current.epoch + 1))
+    owner = Owner(current.server, current.incarnation, current.epoch)
+    return Keep(owner) if current.server == server else HandOver(owner)
 
 
 def decide_adopt(

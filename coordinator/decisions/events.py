@@ -92,6 +92,13 @@ class DrainChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerForgotten:
+    """An operator wants a dead server off the list. This is already recorded."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """This coordinator is now the active one."""
 
@@ -133,6 +140,7 @@ Event = (
     | FenceFailed
     | Released
     | DrainChanged
+    | ServerForgotten
     | Started
     | Connected
     | OwnMessageArrived

@@ -26,7 +26,7 @@ servers (`membership_driver.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from holdfast.coordinator.decisions.events import (
@@ -46,6 +46,7 @@ from holdfast.coordinator.decisions.events import (
     RecordLive,
     Registered,
     Released,
+    ServerForgotten,
     Started,
     StorageTested,
     Suspected,
@@ -98,20 +99,24 @@ class Membership:
         hearing: StandbyHeartbeats,
         now: float,
         drains: Iterable[str] = (),
+        forgotten: Collection[str] = (),
     ) -> None:
         """Take over what an earlier coordinator knew. In `ended`, the first to end comes first.
 
         All that were present count as live, so that no store moves at a restart. Those that were
         heard meanwhile get new stores, and are as silent as they have been. One that was not heard
-        has been silent since this coordinator began to listen.
+        has been silent since this coordinator began to listen. Dead servers in `forgotten` are no
+        members.
         """
         self._proof = hearing.proof
         self._drains.update(drains)
         for server, incarnation in ended:
+            self._roster.remember_ended(server, incarnation)
+            if server in forgotten:
+                continue
             member = new_member(server, incarnation, now, heard=False)
             member.state = ServerState.DEAD
             self._roster.put(member)
-            self._roster.remember_ended(server, incarnation)
         for server, incarnation in present:
             member = self._new_present(server, incarnation, now, heard=False)
             self._roster.put(member)
@@ -148,6 +153,10 @@ class Membership:
                 return self._released(server, incarnation, now)
             case DrainChanged(server, draining):
                 return self._drain_changed(server, draining)
+            case ServerForgotten(server):
+                self._drains.discard(server)
+                self._roster.forget(server)
+                return []
             case Started():
                 # It has just opened its state, and begun a term.
                 self._storage_proof.ended(now)

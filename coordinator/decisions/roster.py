@@ -44,6 +44,12 @@ class Roster:
         assert older is None or older.dead
         self._members[member.server] = member
 
+    def forget(self, server: str) -> None:
+        """Drop a dead server from the members. Its incarnation stays among the ended ones."""
+        member = self._members.get(server)
+        if member is not None and member.dead:
+            del self._members[server]
+
     def remember_ended(self, server: str, incarnation: str) -> None:
         """Remember that an incarnation has ended."""
         self._ended[server, incarnation] = None

@@ -96,6 +96,10 @@ class AuditRecorder:
                 try:
                     await self._append(appends)
                     break
+                except (KeyError, IndexError, TypeError, ValueError) as error:
+                    # In an open cluster anybody can answer in the owner's place.
+                    reason = f"an answer about the audit log: {error!r}"
+                    raise MalformedFrameError(reason=reason) from error
                 except UnavailableError as error:
                     # Its owner drains, or has just changed.
                     if not tries_left:

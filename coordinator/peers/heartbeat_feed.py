@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from holdfast.coordinator.decisions.part_book import PartKey
 from holdfast.coordinator.decisions.succession import Succession
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.other_clusters import OtherClusters
@@ -22,6 +23,9 @@ from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import ConnectionFailedError, HoldfastError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import MAX_ARRAY_LENGTH, SILENCE_SECONDS
+from holdfast.protocol.monitoring.description import PartKind
+from holdfast.protocol.monitoring.telling import encode_report
+from holdfast.protocol.names import check_server
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -31,6 +35,10 @@ logger = logging.getLogger("holdfast.coordinator")
 MAX_MISSING_OWN_MESSAGES: Final = 50
 #: How long an own message may wait for the connection. The next one follows soon.
 OWN_MESSAGE_TIMEOUT_SECONDS: Final = 0.1
+
+
+#: An active coordinator sends ten messages a second, and one of them tells what it counts.
+_MESSAGES_PER_REPORT: Final = 10
 
 
 class HeartbeatListener(Protocol):
@@ -103,6 +111,9 @@ class HeartbeatFeed:
             )
             raise ConnectionFailedError(url="NATS", reason=reason + "itself did not come back")
         self._own_message_count += 1
+        report = {}
+        if self._own_message_count % _MESSAGES_PER_REPORT == 1:
+            report = {"report": encode_report(self._life.statistics)}
         payload = encode_control(
             coordinator=self._life.id,
             number=self._own_message_count,
@@ -110,6 +121,7 @@ class HeartbeatFeed:
             cluster=self._others.cluster if self._others is not None else "",
             active_seconds=self._active_seconds() or 0.0,
             storage_seconds=self._life.storage_use.longest_seconds(),
+            **report,
         )
         try:
             async with asyncio.timeout(OWN_MESSAGE_TIMEOUT_SECONDS):
@@ -139,6 +151,8 @@ class HeartbeatFeed:
             if self._succession is not None:
                 self._succession.others_heard(now)
             self._listener.heartbeat(heartbeat, now)
+            part = PartKey(PartKind.PERSIST, heartbeat.server)
+            self._hear_report(part, fields.get("report"), heartbeat.incarnation)
 
     def _on_coordinator(self, fields: Mapping[str, Any]) -> None:
         """Take a message that a coordinator sent to itself: this one or another one."""
@@ -146,11 +160,25 @@ class HeartbeatFeed:
             self._listener.own_message(int(fields["number"]), float(fields["sent_at"]))
         else:
             active_seconds = float(fields.get("active_seconds", 0.0))
+            cluster = self._others.cluster if self._others is not None else ""
+            if not cluster or fields.get("cluster") in ("", cluster):
+                kind = PartKind.COORDINATOR if active_seconds > 0 else PartKind.STANDBY
+                part = PartKey(kind, check_server(fields["coordinator"]))
+                self._hear_report(part, fields.get("report"))
             if self._succession is not None:
                 # An earlier version does not say how long its call of the storage has lasted.
                 storage_seconds = float(fields.get("storage_seconds", 0.0))
                 self._hear_of_the_active_one(active_seconds, storage_seconds)
             self._meet(fields.get("cluster"), active_seconds)
+
+    def _hear_report(self, part: PartKey, report: object, incarnation: str = "") -> None:
+        """Note what a part counts. Earlier versions do not tell; nonsense harms nobody else."""
+        if report is None:
+            return
+        try:
+            self._life.part_book.hear(part, report, self._life.now(), incarnation)
+        except HoldfastError as error:
+            logger.debug("coordinator.report_malformed part=%s reason=%s", part.name, error)
 
     def _hear_of_the_active_one(self, active_seconds: float, storage_seconds: float) -> None:
         assert self._succession is not None

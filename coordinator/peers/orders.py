@@ -1,4 +1,5 @@
-"""The coordinator's orders to a server: probe, fence, register, drain; and the test of its storage.
+"""The coordinator's orders to a server: probe, fence, register, drain, tell its load, move stores;
+and the test of the coordinator's storage.
 
 Each order is one request or one write, with a deadline, and may end in an event for
 `membership.py`. A server that has heard of a later coordinator refuses; the DeposedError ends the
@@ -8,7 +9,7 @@ service. See `term.py`, and `progress.py` for a later coordinator that began on 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.coordinator.decisions.events import (
@@ -24,10 +25,24 @@ from holdfast.coordinator.decisions.events import (
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.protocol.bus.bus import NoRespondersError
-from holdfast.protocol.control import ServerPhase
+from holdfast.protocol.control import ServerLoad, ServerPhase, StoreLoad
 from holdfast.protocol.errors import DeposedError, HoldfastError, StorageError
 from holdfast.protocol.frames import decode_control, encode_control
-from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM, PROBE_TIMEOUT_SECONDS
+from holdfast.protocol.limits import (
+    CONTROL_TIMEOUT_SECONDS,
+    MAX_ARRAY_LENGTH,
+    MAX_HOT_STORES,
+    MAX_INTEGER,
+    MAX_TERM,
+    PROBE_TIMEOUT_SECONDS,
+)
+from holdfast.protocol.names import (
+    StoreId,
+    StoreKind,
+    check_server,
+    check_store,
+    check_tenant,
+)
 from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.coordinator")
@@ -54,6 +69,7 @@ class Orders:
         self._storage_failing = Trouble(logger, "coordinator.storage_fails")
         self._fence_failing = Trouble(logger, "coordinator.fence_failed", logging.ERROR)
         self._unregistered = Trouble(logger, "coordinator.not_registered", logging.INFO)
+        self._load_unknown = Trouble(logger, "coordinator.load_unknown", logging.INFO)
         self._untold = Trouble(logger, "coordinator.not_told", logging.INFO)
 
     def heard(self, server: str) -> None:
@@ -67,6 +83,7 @@ class Orders:
         self.heard(server)
         self._unregistered.over(server)
         self._untold.over(server)
+        self._load_unknown.over(server)
 
     async def probe(self, order: Probe) -> ProbeAnswered | ProbeFailed:
         """Ask for a sign of life. Raises DeposedError."""
@@ -177,6 +194,41 @@ class Orders:
         else:
             self._untold.over(order.server)
 
+    async def ask_load(self, server: str, incarnation: str, limit: int) -> ServerLoad | None:
+        """Ask a server what its stores were asked for lately, with at most `limit` of the busiest.
+        Return None if it does not tell. Raises DeposedError."""
+        try:
+            answer = await self._command(
+                server, CONTROL_TIMEOUT_SECONDS, command="load", limit=limit
+            )
+            load = _server_load(answer)
+        except DeposedError:
+            raise
+        except (HoldfastError, KeyError, TypeError, ValueError, OverflowError) as error:
+            # A server of an earlier version does not know the question.
+            self._load_unknown.note("server=%s reason=%r", server, error, of=server)
+            return None
+        self._load_unknown.over(server)
+        # Another incarnation has other stores.
+        return load if load.incarnation == incarnation else None
+
+    async def move(
+        self, server: str, incarnation: str, to: str, stores: Sequence[tuple[StoreId, int]]
+    ) -> None:
+        """Tell an incarnation to hand stores of these epochs over to the server `to`.
+
+        Raises UnavailableError, InvalidArgumentError from a server that moves no single stores,
+        MalformedFrameError from one of an earlier version, DeposedError.
+        """
+        await self._command(
+            server,
+            CONTROL_TIMEOUT_SECONDS,
+            command="move",
+            incarnation=incarnation,
+            to=to,
+            stores=[[*store, epoch] for store, epoch in stores],
+        )
+
     async def _command(
         self, server: str, timeout_seconds: float, **fields: object
     ) -> Mapping[str, Any]:
@@ -184,7 +236,7 @@ class Orders:
         subject = self._subjects.control(server)
         answer = await self._bus.request(subject, payload, timeout_seconds)
         try:
-            return decode_control(answer)
+            return decode_control(answer, max_length=MAX_ARRAY_LENGTH)
         except DeposedError as error:
             newer_term = error.fields.get("newer_term")
             if type(newer_term) is int and self._state.term < newer_term < MAX_TERM:
@@ -194,3 +246,25 @@ class Orders:
     def _fence(self, server: str, incarnation: str) -> None:
         self._state.check_term()
         self._storage.fences.fence(server, incarnation)
+
+
+def _server_load(answer: Mapping[str, Any]) -> ServerLoad:
+    """Return what a server says of its load. Raises ValueError, KeyError, TypeError."""
+    hot = []
+    for tenant, kind, name, epoch, operations, size_bytes, *_ in answer["stores"]:
+        store = StoreId(check_tenant(tenant), int(StoreKind(kind)), check_store(name))
+        hot.append(StoreLoad(store, _rate(operations), _rate(size_bytes), int(_rate(epoch))))
+    return ServerLoad(
+        check_server(answer["server"]),
+        check_server(answer["incarnation"]),
+        _rate(answer["operations"]),
+        _rate(answer["bytes"]),
+        int(_rate(answer["open_stores"])),
+        tuple(hot[:MAX_HOT_STORES]),
+    )
+
+
+def _rate(number: Any) -> float:
+    if type(number) not in (int, float) or not 0 <= number <= MAX_INTEGER:
+        raise ValueError(f"{number!r:.40} is no rate")
+    return float(number)

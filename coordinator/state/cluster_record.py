@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.coordinator.state.progress import Progress
+from holdfast.shared_fs.authority.progress import Progress
 
 #: Runs one statement with its bindings in the open transaction, and returns its rows.
 Execute = Callable[[str, tuple[object, ...]], list[tuple[Any, ...]]]

@@ -29,7 +29,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.coordinator.state.progress import OldStateError
 from holdfast.coordinator.state.state_copy import copy_state
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
 from holdfast.coordinator.state.state_format import is_missing
@@ -39,16 +38,17 @@ from holdfast.coordinator.state.state_names import (
     remove_earlier_states,
     state_path,
 )
-from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import InvalidNameError, StorageError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind, check_store, check_tenant
+from holdfast.shared_fs.authority.found_files import state_of_file
+from holdfast.shared_fs.authority.progress import OldStateError
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log.fences import Fences
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import HASH_FOLDER, Layout
 from holdfast.shared_fs.snapshots.manifest import open_manifests
-from holdfast.shared_fs.store_file.store_image import empty_store_image
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -201,7 +201,7 @@ def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[SurveyedStore]:
                 store, generation = found
                 if layout.store(store).parent == folder:
                     if not (has_graves and _is_deleted(layout, disk, store)):
-                        state = _state_of(disk, store, folder / name)
+                        state = state_of_file(disk, store, folder / name)
                         yield SurveyedStore(store, generation, state)
                 else:
                     logger.warning("coordinator.survey_stranger path=%s", folder / name)
@@ -227,22 +227,6 @@ def _is_deleted(layout: Layout, disk: Disk, store: StoreId) -> bool:
     except StoreDamagedError:
         # Do not decide here: opening the store fails and says why.
         return False
-
-
-def _state_of(disk: Disk, store: StoreId, path: Path) -> StoreState:
-    """Tell whether a file may ever have been durable. Raises StorageFailedError.
-
-    The first checkpoint adds the meta row, which is never removed. Without it, everything is in the
-    WAL and in the logs.
-    """
-    made = empty_store_image(StoreKind(store.kind))
-    try:
-        if disk.size_bytes(path) == len(made) and disk.read_patiently(path) == made:
-            return StoreState.CREATED
-    except FileNotFoundError:
-        # Its owner replaced it, or it was removed; in both cases it existed.
-        pass
-    return StoreState.DURABLE
 
 
 def _store_of(tenant: str, file_name: str) -> tuple[StoreId, int] | None:

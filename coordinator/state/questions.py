@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.coordinator.state import fresh_file
+from holdfast.shared_fs.authority import fresh_file
 from holdfast.shared_fs.disk.disk import Disk
 
 _ANSWER: Final = re.compile(rb"([0-9]{20}) ([01])\n")

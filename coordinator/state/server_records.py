@@ -39,6 +39,14 @@ _END_INCARNATION: Final = """INSERT INTO incarnations(
         server, incarnation, state, registered_ms, ended_ms) VALUES (?1, ?2, ?3, ?4, ?4)
     ON CONFLICT DO UPDATE SET state = excluded.state, ended_ms = excluded.ended_ms
     WHERE state = 'present'"""
+#: The sum over the incarnations of a server that were fenced: those that released their stores, or
+#: left them behind when they were vacated, have none. Read when an operator asks.
+_ASSIGNED_TO_DEAD: Final = """SELECT coalesce(sum(assigned_stores), 0) FROM incarnations
+    WHERE server = ? AND state = 'dead'"""
+_GIVE_UP: Final = "UPDATE incarnations SET state = 'released' WHERE server = ? AND state = 'dead'"
+_FORGOTTEN: Final = "SELECT server FROM forgotten"
+_ADD_FORGOTTEN: Final = "INSERT INTO forgotten VALUES (?) ON CONFLICT DO NOTHING"
+_DELETE_FORGOTTEN: Final = "DELETE FROM forgotten WHERE server = ?"
 # An incarnation's name never contains a dot, so the new name cannot be one.
 _RETIRE: Final = """UPDATE incarnations
     SET incarnation = incarnation || '.' || ?3, state = 'released', ended_ms = ?4
@@ -83,6 +91,7 @@ class ServerRecords:
     def add(self, server: str, incarnation: str, now_ms: int) -> None:
         """Record an incarnation as present. If it is recorded already, nothing changes."""
         self._execute(_ADD_INCARNATION, (server, incarnation, now_ms))
+        self._execute(_DELETE_FORGOTTEN, (server,))
 
     def end(self, server: str, incarnation: str, state: IncarnationState, now_ms: int) -> None:
         """Record for ever that an incarnation ended.
@@ -110,3 +119,23 @@ class ServerRecords:
     def set_drain(self, server: str, draining: bool) -> None:
         """Record that a server is drained, or no longer."""
         self._execute(_ADD_DRAIN if draining else _DELETE_DRAIN, (server,))
+
+    def assigned_to_dead(self, server: str) -> int:
+        """Return how many stores are recorded as owned by fenced incarnations of a server."""
+        for (count,) in self._execute(_ASSIGNED_TO_DEAD, (server,)):
+            return int(count)
+        return 0
+
+    def forget(self, server: str) -> None:
+        """Record that a dead server is no longer listed, until it registers again.
+
+        O(1): what its fenced incarnations own belongs to nobody then. Their own records stay, since
+        an incarnation that ended has ended for ever.
+        """
+        self._execute(_GIVE_UP, (server,))
+        self._execute(_DELETE_DRAIN, (server,))
+        self._execute(_ADD_FORGOTTEN, (server,))
+
+    def forgotten(self) -> set[str]:
+        """Return the servers that are no longer listed."""
+        return {server for (server,) in self._execute(_FORGOTTEN, ())}

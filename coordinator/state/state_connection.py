@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import apsw
 
-from holdfast.coordinator.state.progress import OldStateError
 from holdfast.coordinator.state.state_format import (
     COMMITS,
     DAMAGE,
@@ -24,6 +23,7 @@ from holdfast.coordinator.state.state_format import (
     connect,
 )
 from holdfast.protocol.errors import DeposedError, StorageFailedError, StoreDamagedError
+from holdfast.shared_fs.authority.progress import OldStateError
 
 #: The WAL is checkpointed at this size. SQLite's own default.
 _CHECKPOINT_PAGES: Final = 1000

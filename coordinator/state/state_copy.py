@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.coordinator.state.cluster_record import ClusterRecord
-from holdfast.coordinator.state.progress import OldStateError, ProgressFile
 from holdfast.coordinator.state.state_connection import StateConnection
 from holdfast.coordinator.state.state_format import commits_alone, is_missing
 from holdfast.protocol.errors import BusyError, StorageFailedError, StoreDamagedError
+from holdfast.shared_fs.authority.progress import OldStateError, ProgressFile
 from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.store_file.copying import copy_in_use
+from holdfast.shared_fs.generations.copying import copy_in_use
 
 logger = logging.getLogger("holdfast.coordinator")
 

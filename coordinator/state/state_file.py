@@ -26,14 +26,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.coordinator.state.cluster_record import ClusterRecord
-from holdfast.coordinator.state.progress import OldStateError, Progress, ProgressFile
 from holdfast.coordinator.state.promised_stores import PromisedStores
 from holdfast.coordinator.state.server_records import ServerRecords
 from holdfast.coordinator.state.state_connection import StateConnection
 from holdfast.coordinator.state.state_format import create, is_missing
 from holdfast.coordinator.state.store_records import StoreRecords
-from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.errors import DeposedError, StoreDamagedError
+from holdfast.shared_fs.authority.progress import OldStateError, Progress, ProgressFile
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.disk.disk import Disk
 
 

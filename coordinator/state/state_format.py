@@ -107,6 +107,10 @@ _USE: Final = (
     END""",
 )
 
+#: The dead servers that an operator does not want to see any more. It comes as `_USE` does: an
+#: older version lists them again.
+_FORGOTTEN: Final = "CREATE TABLE IF NOT EXISTS forgotten(server TEXT PRIMARY KEY) STRICT"
+
 #: The statements that bring each format to the next one.
 _UPGRADES: Final = {
     1: (
@@ -165,7 +169,7 @@ def create(path: Path, disk: Disk, surveying: bool) -> None:
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", FORMAT_VERSION)
             with connection:
-                for statement in (*_SCHEMA, *_USE):
+                for statement in (*_SCHEMA, *_USE, _FORGOTTEN):
                     connection.execute(statement)
                 connection.execute(SET_SURVEYING, (int(surveying),))
         finally:
@@ -199,6 +203,7 @@ def connect(path: Path, vfs: str | None) -> apsw.Connection:
             raise StorageFailedError(reason=f"{path}: SQLite gives journal mode {mode}")
         _upgrade(connection, version)
         _sum_use(connection)
+        _add_forgotten(connection)
     except BaseException:
         connection.close(True)
         raise
@@ -233,6 +238,11 @@ def _sum_use(connection: apsw.Connection) -> None:
     with connection:
         for statement in _USE:
             connection.execute(statement)
+
+
+def _add_forgotten(connection: apsw.Connection) -> None:
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'forgotten'").get:
+        connection.execute(_FORGOTTEN)
 
 
 def _upgrade(connection: apsw.Connection, version: int) -> None:

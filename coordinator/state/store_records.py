@@ -76,7 +76,7 @@ _FOUND_DELETED: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch,
 _RELEASE: Final = "UPDATE stores SET owner = 0 WHERE tenant = ? AND kind = ? AND name = ?"
 _FORGET: Final = "DELETE FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _PAGE: Final = """SELECT s.name, coalesce(i.server, ''), coalesce(i.incarnation, ''), s.epoch,
-        s.state, s.cold IS NOT NULL
+        s.state, s.cold IS NOT NULL, s.bytes
     FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner AND i.state <> 'released'
     WHERE s.tenant = ?1 AND s.kind = ?2 AND s.name >= ?3 AND s.name < ?4
         AND (s.name > ?5 OR (s.name = ?5 AND ?6))
@@ -213,9 +213,9 @@ class StoreRecords:
             rows = self._execute(_PAGE, (tenant, int(each), *bounds))
             found.extend(
                 StoreInfo(
-                    int(each), name, server, incarnation, epoch, StoreState(state), bool(cold)
+                    int(each), name, server, incarnation, epoch, StoreState(state), bool(cold), size
                 )
-                for name, server, incarnation, epoch, state, cold in rows
+                for name, server, incarnation, epoch, state, cold, size in rows
             )
         found.sort(key=lambda info: (info.name, info.kind))
         page: list[StoreInfo] = []
