@@ -15,9 +15,11 @@ The path of a change: `following/follower.py` feeds the `track.py` of a `subscri
 first reads what exists and then returns what `merge.py` has put in order. `pattern.py` does so for
 many stores.
 
-- `handles/`: streams, kvs, consumers, transactions, and values too large for one frame.
+- `handles/`: streams, kvs, consumers and transactions; `large_values/`: values too large for
+  one frame.
 - `live/`: local copies that follow a store and can be written at once.
 - `values/`: codecs and compression.
+- `recipes/`: leases and the election of a leader.
 - `blocking/` and `sync.py`: the same API for code without an event loop.
 
 `holdfast.client.__version__` is the installed version.
@@ -32,9 +34,10 @@ from holdfast.client.handles.consumer import Consumer, Delivery
 from holdfast.client.handles.dead_letters import DeadLetter
 from holdfast.client.handles.kv import KV
 from holdfast.client.handles.pending import PendingAck
+from holdfast.client.handles.store_heads import StoreHead
 from holdfast.client.handles.stream import Stream
 from holdfast.client.handles.transaction import KVTransaction, StreamTransaction
-from holdfast.client.handles.value_reader import ValueReader
+from holdfast.client.large_values.value_reader import ValueReader
 from holdfast.client.live.live_entries import EntryChange
 from holdfast.client.live.live_kv import DELETE, LiveKV
 from holdfast.client.live.live_messages import MessageChange, MessageChangeKind
@@ -51,6 +54,8 @@ from holdfast.protocol.errors import (
     BackgroundThreadError,
     BusyError,
     ConnectionFailedError,
+    DeniedError,
+    DeposedWriterError,
     ForkedError,
     HoldfastError,
     InternalError,
@@ -74,6 +79,7 @@ from holdfast.protocol.errors import (
     RateLimitedError,
     RegistryUnreadableError,
     RequestError,
+    RevisionGoneError,
     StaleWriteError,
     StorageError,
     StorageFailedError,
@@ -85,9 +91,11 @@ from holdfast.protocol.errors import (
     UploadMismatchError,
     ValueReplacedError,
     ValueUnreadableError,
+    WrongLastMsgIdError,
     WrongLastSeqError,
     WrongRevisionError,
 )
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import (
     Ack,
     Change,
@@ -98,7 +106,10 @@ from holdfast.protocol.messages import (
     Head,
     LargeValue,
     Message,
+    RemovalReason,
+    SubjectInfo,
 )
+from holdfast.protocol.monitoring.samples import HistogramValue, PartStatistics, Sample
 from holdfast.protocol.names import StoreKind, quote, unquote
 from holdfast.protocol.store_config import Discard, StoreConfig
 
@@ -121,12 +132,16 @@ __all__ = [
     "DeadLetter",
     "Deleted",
     "Delivery",
+    "DeniedError",
+    "DeposedWriterError",
     "Discard",
     "Durability",
     "Entry",
     "EntryChange",
     "ForkedError",
     "Head",
+    "HeaderBlock",
+    "HistogramValue",
     "HoldfastError",
     "InternalError",
     "InvalidArgumentError",
@@ -154,13 +169,17 @@ __all__ = [
     "OperationTimeoutError",
     "Origin",
     "OtherClusterError",
+    "PartStatistics",
     "PatternSubscription",
     "PendingAck",
     "ProtocolError",
     "RateLimitedError",
     "RegistryUnreadableError",
     "Rejection",
+    "RemovalReason",
     "RequestError",
+    "RevisionGoneError",
+    "Sample",
     "ServerInfo",
     "StaleWriteError",
     "StorageError",
@@ -168,11 +187,13 @@ __all__ = [
     "StoreChange",
     "StoreConfig",
     "StoreDamagedError",
+    "StoreHead",
     "StoreInfo",
     "StoreKind",
     "StoreState",
     "Stream",
     "StreamTransaction",
+    "SubjectInfo",
     "Subscription",
     "TlsFiles",
     "TooLargeError",
@@ -183,6 +204,7 @@ __all__ = [
     "ValueReader",
     "ValueReplacedError",
     "ValueUnreadableError",
+    "WrongLastMsgIdError",
     "WrongLastSeqError",
     "WrongRevisionError",
     "connect",

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, overload
 
+from holdfast.client.connection_events import ConnectionEvents
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.pattern import PatternSubscription
 from holdfast.client.following.pattern_feed import PatternFeed
 from holdfast.client.handles.kv import KV
+from holdfast.client.handles.serving import ServingStream
+from holdfast.client.handles.store_heads import StoreHead, head_pages
 from holdfast.client.handles.stream import Stream
 from holdfast.client.live.live_kv import LiveKV, MergeFunction
 from holdfast.client.live.live_replica import LiveReplica
@@ -24,19 +27,31 @@ from holdfast.client.live.live_stream import LiveStream
 from holdfast.client.values.codec import Codec, CodecName, codec_of
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import check_timeout, range_start
+from holdfast.client.wire.operations import check_count, check_timeout, range_start
 from holdfast.protocol.access.own_token import OwnToken, TokenLike, own_token
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin, StrPath, TlsFiles, retried
 from holdfast.protocol.bus.nats_url import parse_url, without_passwords
 from holdfast.protocol.control import ServerInfo, StoreInfo
-from holdfast.protocol.errors import ConnectionFailedError, HoldfastError
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    HoldfastError,
+    InvalidArgumentError,
+)
 from holdfast.protocol.limits import (
     OPERATION_TIMEOUT_SECONDS,
 )
 from holdfast.protocol.messages import AnyDurability
-from holdfast.protocol.names import StoreKind, check_key, check_pattern, check_store, check_tenant
+from holdfast.protocol.monitoring.samples import PartStatistics
+from holdfast.protocol.names import (
+    StoreKind,
+    check_key,
+    check_pattern,
+    check_store,
+    check_tenant,
+    matches,
+)
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Inboxes, Subjects
 
 V = TypeVar("V")
@@ -56,6 +71,7 @@ class Client:
         self._link = link
         self._follower = follower
         self._owns_bus = owns_bus
+        self._events = ConnectionEvents(link)
         #: Open replicas by `id()`, because replicas compare by what they hold.
         self._replicas: dict[int, LiveReplica[Any, Any]] = {}
 
@@ -70,6 +86,23 @@ class Client:
         operations wait meanwhile.
         """
         return self._link.bus.connected
+
+    def on_disconnect(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` each time the connection to NATS is lost. Return a function that ends
+        this.
+
+        Callbacks take no arguments, run in the event loop and must not block. What they raise goes
+        to the loop's exception handler. Closing the client calls none.
+
+            hf.on_disconnect(lambda: print("offline"))
+        """
+        return self._events.on_disconnect(callback)
+
+    def on_reconnect(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call `callback` each time the connection to NATS is back, as `on_disconnect` does.
+        Operations that waited are sent again, and subscriptions catch up, without your help.
+        """
+        return self._events.on_reconnect(callback)
 
     @overload
     def stream(self, name: str, *, codec: None = None) -> Stream[bytes]: ...
@@ -89,6 +122,24 @@ class Client:
         """
         store = check_store(name)
         return Stream(self._link, self._follower, store, Values(self._link, store, codec_of(codec)))
+
+    async def tell_statistics(self, kind: str, name: str, report: bytes) -> None:
+        """Tell the coordinator what a gateway counts. For gateways.
+
+        Raises NoCoordinatorError; UnknownOperationError if the coordinator is of an earlier
+        version; ConnectionFailedError.
+        """
+        self._link.check_open()
+        await self._link.router.report(kind, name, report)
+
+    def serving_stream(self, name: str, *, serving_epoch: int | None = None) -> ServingStream:
+        """Return a handle on a stream for the gateway that serves it. This makes no round trip.
+
+        Raises InvalidNameError.
+        """
+        store = check_store(name)
+        values = Values(self._link, store, codec_of(None))
+        return ServingStream(self._link, self._follower, store, values, serving_epoch)
 
     @overload
     def kv(self, name: str, *, codec: None = None) -> KV[bytes]: ...
@@ -222,7 +273,41 @@ class Client:
             self._replicas,
         )
 
-    def subscribe(self, pattern: str, *, start_seq: int | None = None) -> PatternSubscription:
+    @overload
+    def subscribe(
+        self,
+        pattern: str,
+        *,
+        start_seq: int | None = None,
+        start_revisions: Mapping[str, int] | None = None,
+        codec: None = None,
+    ) -> PatternSubscription[bytes]: ...
+    @overload
+    def subscribe(
+        self,
+        pattern: str,
+        *,
+        start_seq: int | None = None,
+        start_revisions: Mapping[str, int] | None = None,
+        codec: CodecName,
+    ) -> PatternSubscription[Any]: ...
+    @overload
+    def subscribe(
+        self,
+        pattern: str,
+        *,
+        start_seq: int | None = None,
+        start_revisions: Mapping[str, int] | None = None,
+        codec: Codec[V],
+    ) -> PatternSubscription[V]: ...
+    def subscribe(
+        self,
+        pattern: str,
+        *,
+        start_seq: int | None = None,
+        start_revisions: Mapping[str, int] | None = None,
+        codec: Codec[Any] | CodecName | None = None,
+    ) -> PatternSubscription[Any]:
         """Follow all streams whose name matches `pattern`. Return an async iterator of StoreChange,
         pairs of the stream's name and a Change.
 
@@ -237,12 +322,15 @@ class Client:
         - A stream that is created later begins with its first message.
         - After a RESET change, discard what you know of its stream. Its messages follow again; a
           deleted stream has none.
+        - `start_revisions` maps names to revisions: these streams resume after them (see
+          `PatternSubscription.revisions`), whatever `start_seq` is.
+        - `codec` is that of all their values, as in `stream`.
 
         One subscription in NATS serves all streams. It begins with a list of the matching streams
         and, without `start_seq`, with the head of each, so a narrow pattern is cheaper. An idle
         stream takes only a few hundred bytes of memory.
 
-        Raises InvalidNameError for the pattern.
+        Raises InvalidNameError for the pattern; InvalidArgumentError for the other arguments.
 
             async for store, change in hf.subscribe("project.*.patches"):
                 print(store, change.kind, change.revision)
@@ -250,23 +338,70 @@ class Client:
         if start_seq is not None:
             start_seq = range_start("start_seq", start_seq)
         return self._follow(
-            StoreKind.STREAM, pattern, start_seq=start_seq, with_history=start_seq is not None
+            StoreKind.STREAM,
+            pattern,
+            codec_of(codec),
+            start_seq=start_seq,
+            start_revisions=start_revisions,
+            with_history=start_seq is not None,
         )
 
+    @overload
     def watch(
-        self, pattern: str, *, prefix: str = "", with_state: bool = True
-    ) -> PatternSubscription:
+        self,
+        pattern: str,
+        *,
+        prefix: str = "",
+        with_state: bool = True,
+        start_revisions: Mapping[str, int] | None = None,
+        codec: None = None,
+    ) -> PatternSubscription[bytes]: ...
+    @overload
+    def watch(
+        self,
+        pattern: str,
+        *,
+        prefix: str = "",
+        with_state: bool = True,
+        start_revisions: Mapping[str, int] | None = None,
+        codec: CodecName,
+    ) -> PatternSubscription[Any]: ...
+    @overload
+    def watch(
+        self,
+        pattern: str,
+        *,
+        prefix: str = "",
+        with_state: bool = True,
+        start_revisions: Mapping[str, int] | None = None,
+        codec: Codec[V],
+    ) -> PatternSubscription[V]: ...
+    def watch(
+        self,
+        pattern: str,
+        *,
+        prefix: str = "",
+        with_state: bool = True,
+        start_revisions: Mapping[str, int] | None = None,
+        codec: Codec[Any] | CodecName | None = None,
+    ) -> PatternSubscription[Any]:
         """Follow all kvs whose name matches `pattern`. Return an async iterator of StoreChange,
         pairs of the kv's name and a Change.
 
         It works as `subscribe` does. Each existing kv begins with the entries whose key starts with
         `prefix`, as SET changes, and then a READY change. With `with_state` False you get only what
-        happens from now on.
+        happens from now on. The kvs in `start_revisions` resume after these revisions.
 
-        Raises InvalidNameError for the pattern or the prefix.
+        Raises InvalidNameError for the pattern or the prefix; InvalidArgumentError for the other
+        arguments.
         """
         return self._follow(
-            StoreKind.KV, pattern, prefix=check_key(prefix), with_history=with_state
+            StoreKind.KV,
+            pattern,
+            codec_of(codec),
+            start_revisions=start_revisions,
+            prefix=check_key(prefix),
+            with_history=with_state,
         )
 
     async def servers(self, *, timeout_seconds: float | None = None) -> list[ServerInfo]:
@@ -279,6 +414,20 @@ class Client:
         """
         self._link.check_open()
         return await self._link.router.servers(self._timeout(timeout_seconds))
+
+    async def statistics(self, *, timeout_seconds: float | None = None) -> list[PartStatistics]:
+        """Return what each part of the cluster counts, as it told the coordinator last: numbers and
+        histograms by name (docs/operations.md lists them).
+
+        Parts are the coordinators, the persist servers, the auth services, and the gateways: those
+        of the tenant and of all tenants, or all of them for operators. Parts of earlier versions
+        tell nothing. While no coordinator answers, the client keeps asking as in `servers`.
+
+        Raises NoCoordinatorError; UnknownOperationError if the coordinator is of an earlier
+        version; ConnectionFailedError.
+        """
+        self._link.check_open()
+        return await self._link.router.statistics(self._timeout(timeout_seconds))
 
     async def stores(
         self,
@@ -301,6 +450,38 @@ class Client:
                 for store in page:
                     yield store
 
+    async def heads(
+        self,
+        kind: StoreKind | int | None = None,
+        prefix: str = "",
+        *,
+        timeout_seconds: float | None = None,
+    ) -> AsyncIterator[StoreHead]:
+        """Yield the stores that `stores` yields, each with its head: how many messages or keys it
+        has, their bytes, and when it last changed.
+
+        The owner of each store is asked, so that what you read is exact. It opens the store for
+        that, and brings it back from the bucket if it is cold: prefer `stores` for an overview of
+        very many. If an owner cannot tell, for example because the store is damaged, `head` is None
+        and `error` says why; the iteration continues. `timeout_seconds` applies to each part.
+
+        Raises NoCoordinatorError; ConnectionFailedError.
+
+            async for store, head, error in hf.heads(prefix="project."):
+                print(store.name, head and (head.count, head.bytes, head.time))
+        """
+        pages = self._head_pages(kind, prefix, timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for found in page:
+                    yield found
+
+    def _head_pages(
+        self, kind: StoreKind | int | None, prefix: str, timeout_seconds: float | None
+    ) -> AsyncGenerator[list[StoreHead], None]:
+        pages = self._store_pages(kind, prefix, timeout_seconds)
+        return head_pages(self._link, pages, timeout_seconds)
+
     def _store_pages(
         self, kind: StoreKind | int | None, prefix: str, timeout_seconds: float | None
     ) -> AsyncGenerator[list[StoreInfo], None]:
@@ -315,21 +496,30 @@ class Client:
         self,
         kind: StoreKind,
         pattern: str,
+        codec: Codec[V],
         *,
         start_seq: int | None = None,
+        start_revisions: Mapping[str, int] | None,
         prefix: str = "",
         with_history: bool,
-    ) -> PatternSubscription:
+    ) -> PatternSubscription[V]:
+        check_pattern(pattern)
+        for name, revision in (start_revisions or {}).items():
+            check_count("start_revisions", revision)
+            if not matches(pattern, check_store(name)):
+                reason = f"{name!r} does not match {pattern!r}"
+                raise InvalidArgumentError(argument="start_revisions", reason=reason)
         feed = PatternFeed(
             self._follower,
             self._link,
             kind,
-            check_pattern(pattern),
+            pattern,
             start_seq=start_seq,
+            start_revisions=start_revisions,
             prefix=prefix,
             with_history=with_history,
         )
-        subscription = PatternSubscription(self._follower, feed, self._link)
+        subscription = PatternSubscription(self._follower, feed, self._link, codec)
         self._follower.end_with(subscription, feed)
         return subscription
 
@@ -372,6 +562,7 @@ class _Asked(NamedTuple):
     compression: bool
     login: NatsLogin
     token: OwnToken | None
+    wait_seconds: float | None
 
 
 class Connecting:
@@ -404,7 +595,11 @@ class Connecting:
         bus, token, subjects = asked.bus, asked.token, asked.subjects
         if bus is None:
             bus = await connect_nats(
-                asked.nats, name=asked.name, login=asked.login, inboxes=asked.inboxes
+                asked.nats,
+                name=asked.name,
+                login=asked.login,
+                inboxes=asked.inboxes,
+                wait_seconds=asked.wait_seconds,
             )
         if token is not None:
 
@@ -446,6 +641,7 @@ def connect(
     nkey: StrPath | None = None,
     tls: TlsFiles | ssl.SSLContext | None = None,
     inbox_prefix: str | None = None,
+    wait_seconds: float | None = None,
     **nats_options: Any,
 ) -> Connecting:
     """Connect to NATS: `async with connect(...) as hf:`, or `hf = await connect(...)`.
@@ -472,6 +668,8 @@ def connect(
       client certificate; an SSLContext can do more.
     - `inbox_prefix` restricts replies to a part of the tenant's inboxes, for example
       `_INBOX.<tenant>.<user>`, or replaces `_INBOX`, as all parts of the cluster must do.
+    - `wait_seconds` keeps trying for so long if NATS cannot be reached, or does not accept this
+      process yet; `float("inf")` for ever. By default the first failure counts.
     - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
       `password`, `nkeys_seed_str`, `tls_hostname` and similar ones.
       `connect_timeout` is the number of seconds after which connecting is given up, 5 by default.
@@ -484,6 +682,8 @@ def connect(
             await hf.stream("project.42.patches").append(b"...")
     """
     check_timeout(timeout_seconds)
+    if wait_seconds is not None and not wait_seconds > 0:
+        raise InvalidArgumentError(argument="wait_seconds", reason="must be more than 0")
     own = _own(token, nats)
     if own is not None and "password" not in nats_options and parse_url(nats).user is None:
         nats_options |= {name: retried(each) for name, each in own.nats_options().items()}
@@ -504,6 +704,7 @@ def connect(
             compression,
             NatsLogin(credentials=credentials, nkey=nkey, tls=tls, options=nats_options),
             own,
+            wait_seconds,
         )
     )
 

@@ -74,6 +74,7 @@ def connect(
     nkey: StrPath | None = None,
     tls: TlsFiles | ssl.SSLContext | None = None,
     inbox_prefix: str | None = None,
+    wait_seconds: float | None = None,
     **nats_options: Any,
 ) -> Client:
     """Connect to NATS: `with connect(...) as hf:`, or close the client yourself.
@@ -99,6 +100,8 @@ def connect(
       client certificate; an SSLContext can do more.
     - `inbox_prefix` restricts replies to a part of the tenant's inboxes, for example
       `_INBOX.<tenant>.<user>`, or replaces `_INBOX`, as all parts of the cluster must do.
+    - `wait_seconds` keeps trying for so long if NATS cannot be reached, or does not accept this
+      process yet; `float("inf")` for ever. By default the first failure counts.
     - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
       `password`, `nkeys_seed_str`, `tls_hostname` and similar ones. Callbacks among them
       run on the background thread. `connect_timeout` is the number of seconds after which
@@ -122,6 +125,7 @@ def connect(
         nkey=nkey,
         tls=tls,
         inbox_prefix=inbox_prefix,
+        wait_seconds=wait_seconds,
         **nats_options,
     )
     serving = background()

@@ -20,8 +20,8 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import TAKEN_OVER_BYTES, TAKEN_OVER_CHANGES
 from holdfast.protocol.messages import Change
 
-C = TypeVar("C", bound=Change[Any] | StoreChange)
-_Wrapped = TypeVar("_Wrapped", bound=Subscription[Any] | PatternSubscription)
+C = TypeVar("C", bound=Change[Any] | StoreChange[Any])
+_Wrapped = TypeVar("_Wrapped", bound=Subscription[Any] | PatternSubscription[Any])
 
 
 class Following(ABC, Generic[C, _Wrapped]):

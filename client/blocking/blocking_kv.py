@@ -17,8 +17,8 @@ from holdfast.client.blocking.blocking_transaction import KVTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
 from holdfast.client.handles.kv import KV as AsyncKV
 from holdfast.client.handles.kv import _ack
-from holdfast.client.handles.large_value import is_large
-from holdfast.client.handles.value_source import Source
+from holdfast.client.large_values.large_value import is_large
+from holdfast.client.large_values.value_source import Source
 from holdfast.client.wire.operations import (
     Value,
     checked_durability,
@@ -26,13 +26,13 @@ from holdfast.client.wire.operations import (
     set_entry_operation,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.messages import Ack, AnyDurability, Deleted, Entry, Head, Headers, V
+from holdfast.protocol.messages import Ack, AnyDurability, Change, Deleted, Entry, Head, Headers, V
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 
 class KV(Generic[V]):
-    """A handle on one kv of the client's tenant: the last value of each key, without history. It
-    holds only a name, so making one is cheap.
+    """A handle on one kv of the client's tenant: the last value of each key, and the values before
+    it if the kv is configured to keep a history. It holds only a name, so making one is cheap.
 
     Every method may raise these errors, besides those that it names:
 
@@ -161,25 +161,60 @@ class KV(Generic[V]):
             )
         )
 
-    def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry[V] | None:
+    def get(
+        self, key: str, *, revision: int | None = None, timeout_seconds: float | None = None
+    ) -> Entry[V] | None:
         """Return the entry of `key`, or None if the key does not exist.
+
+        With `revision`, return the entry as it was when the kv had that revision, which may have
+        been written with it or before it. This needs a history: see `configure`.
 
         A large value is returned whole; `get_reader` and `get_file` keep only a few chunks of it in
         memory.
 
-        Raises ValueUnreadableError if the value cannot be decompressed or decoded.
+        Raises ValueUnreadableError if the value cannot be decompressed or decoded;
+        RevisionGoneError if the history does not reach back to `revision`, and InvalidArgumentError
+        if the kv has not reached it.
+
+            ack = kv.set("theme", b"dark")
+            kv.set("theme", b"light")
+            before = kv.get("theme", revision=ack.revision)
         """
-        return self._background.run(self._kv.get(key, timeout_seconds=timeout_seconds))
+        return self._background.run(
+            self._kv.get(key, revision=revision, timeout_seconds=timeout_seconds)
+        )
+
+    def history(self, key: str, *, timeout_seconds: float | None = None) -> list[Change[V]]:
+        """Return what happened to `key`, oldest first: each set as a SET change with its entry, and
+        each delete as a DELETE change.
+
+        How many values are kept is configured: `configure(history=10)`. Deletes between them are
+        told besides. Without a history this is the set of the present value, if there is one. A
+        value whose ttl has ended is not told, nor is its end.
+
+        Large values are not included: `entry.large` stands for one, and `get_reader` reads it. If a
+        value cannot be read, reading `entry.value` raises ValueUnreadableError.
+
+            for change in kv.history("theme"):
+                print(change.revision, change.kind, change.entry)
+        """
+        return self._background.run(self._kv.history(key, timeout_seconds=timeout_seconds))
 
     def get_reader(
-        self, entry: str | Entry[Any], *, timeout_seconds: float | None = None
+        self,
+        entry: str | Entry[Any],
+        *,
+        revision: int | None = None,
+        timeout_seconds: float | None = None,
     ) -> ValueReader[Entry] | None:
         """Return a reader of the value of an entry, or None if the key does not exist.
 
-        `entry` is a key, or an Entry that `get_all` or `watch` returned. `timeout_seconds` applies
-        to each chunk.
+        `entry` is a key, or an Entry that `get_all`, `watch` or `history` returned. With
+        `revision`, the key is looked up as `get` does. `timeout_seconds` applies to each chunk.
         """
-        found = self._background.run(self._kv.get_reader(entry, timeout_seconds=timeout_seconds))
+        found = self._background.run(
+            self._kv.get_reader(entry, revision=revision, timeout_seconds=timeout_seconds)
+        )
         return None if found is None else ValueReader(self._background, found)
 
     def get_file(
@@ -187,6 +222,7 @@ class KV(Generic[V]):
         entry: str | Entry[Any],
         path: str | os.PathLike[str],
         *,
+        revision: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Entry | None:
         """Write the value of an entry to the file `path`. Return the entry, without a large value;
@@ -195,7 +231,9 @@ class KV(Generic[V]):
         The file is written completely and synced, or not at all. Raises what a ValueReader raises,
         and OSError.
         """
-        return self._background.run(self._kv.get_file(entry, path, timeout_seconds=timeout_seconds))
+        return self._background.run(
+            self._kv.get_file(entry, path, revision=revision, timeout_seconds=timeout_seconds)
+        )
 
     def put_file(
         self,
@@ -234,11 +272,43 @@ class KV(Generic[V]):
             )
         )
 
-    def get_all(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Rows[Entry[V]]:
+    def get_many(
+        self, keys: Sequence[str], *, timeout_seconds: float | None = None
+    ) -> list[Entry[V] | None]:
+        """Return the entry of each of `keys`, or None for a key that does not exist, all as they
+        were at one moment, however many there are and whoever writes meanwhile.
+
+        Large values are not included, and values that cannot be read are as in `get_all`.
+        `timeout_seconds` applies to each page of about 512 KiB.
+
+        Raises OperationTimeoutError too if more than 10,000 deletes happened during each try.
+
+            theme, font = kv.get_many(["theme", "font"])
+        """
+        return self._background.run(self._kv.get_many(keys, timeout_seconds=timeout_seconds))
+
+    def get_all(
+        self,
+        *,
+        prefix: str = "",
+        after_key: str | None = None,
+        limit: int | None = None,
+        revision: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Rows[Entry[V]]:
         """Yield the entries whose key starts with `prefix`, in order of their keys.
+
+        - `limit` ends after so many entries.
+        - `after_key` leaves out the keys up to and including this one, which need not exist. So the
+          last key of one page is the cursor of the next one.
 
         Pages are fetched one ahead; `timeout_seconds` applies to each. Each page is a consistent
         view, but all pages together are not.
+
+        With `revision`, the entries are those of the time when the kv had that revision, in all
+        pages. This needs a history, which must reach back to there for every key: see `configure`.
+        Raises RevisionGoneError if it does not, and InvalidArgumentError if the kv has not reached
+        that revision.
 
         Large values are not included: `entry.large` stands for one, and `get_reader` reads it. If a
         value cannot be read, reading `entry.value` raises ValueUnreadableError, and
@@ -247,16 +317,26 @@ class KV(Generic[V]):
             for entry in kv.get_all(prefix="user."):
                 print(entry.key, entry.value)
         """
-        pages = self._kv._pages(prefix, True, timeout_seconds)
+        pages = self._kv._reads.pages(prefix, after_key, limit, True, timeout_seconds, revision)
         return Rows(
             self._background, pages, lambda wire: self._values.listed_entry(entry_from_wire(wire))
         )
 
-    def keys(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Rows[str]:
-        """Yield the keys that start with `prefix`, in order, without their values.
-        `timeout_seconds` applies to each page.
+    def keys(
+        self,
+        *,
+        prefix: str = "",
+        after_key: str | None = None,
+        limit: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Rows[str]:
+        """Yield the keys that start with `prefix`, in order, without their values. The arguments
+        are those of `get_all`.
+
+            page = [key for key in kv.keys(limit=100)]
+            following = [key for key in kv.keys(after_key=page[-1], limit=100)]
         """
-        pages = self._kv._pages(prefix, False, timeout_seconds)
+        pages = self._kv._reads.pages(prefix, after_key, limit, False, timeout_seconds)
         return Rows(self._background, pages, lambda wire: wire[0])
 
     def delete(
@@ -334,9 +414,19 @@ class KV(Generic[V]):
 
         return background.run_asking(work)
 
-    def delete_all(self, *, timeout_seconds: float | None = None) -> Deleted:
-        """Delete every key. Return how many existed."""
-        return self._background.run(self._kv.delete_all(timeout_seconds=timeout_seconds))
+    def delete_all(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Deleted:
+        """Delete every key, at once. Return how many existed.
+
+        With `prefix` the keys that start with it are read and deleted, up to 256 at a time, so that
+        others are not held up. It takes several operations for more, each atomic, and needs the
+        right to read; `timeout_seconds` applies to each. Keys that are set meanwhile may stay. If
+        it is interrupted, call it again.
+
+            kv.delete_all(prefix="session.")
+        """
+        return self._background.run(
+            self._kv.delete_all(prefix=prefix, timeout_seconds=timeout_seconds)
+        )
 
     def head(self, *, timeout_seconds: float | None = None) -> Head:
         """Return the kv's revision, its number of keys, and their bytes."""
@@ -352,6 +442,11 @@ class KV(Generic[V]):
         keys that exceed new limits are removed at once, beginning with those that were set longest
         ago.
 
+        `history`, from 1 to MAX_HISTORY, is how many values of each key are kept, its present one
+        included; 1, the default, keeps no history. It begins when it is configured. A lower number
+        removes values at once. Former values count in `max_bytes` and are removed before any key
+        is; `max_messages` counts keys, and one that it removes goes with its history.
+
         Raises InvalidArgumentError for an unknown setting or a wrong value.
         """
         return self._background.run(self._kv.configure(timeout_seconds=timeout_seconds, **settings))
@@ -361,8 +456,9 @@ class KV(Generic[V]):
         return self._background.run(self._kv.config(timeout_seconds=timeout_seconds))
 
     def destroy(self, *, timeout_seconds: float | None = None) -> bool:
-        """Remove the kv and every copy of it: its file, snapshots, quarantined files and
-        configuration. Return False if it did not exist. Nothing can restore it.
+        """Remove the kv: its file, snapshots, quarantined files and configuration. Return False if
+        it did not exist. Nothing can restore it, but what it held stays in logs for a while, and in
+        exported tables; operators can purge it there (docs/erasure.md).
 
         Its name is free afterwards. A later write creates a new kv, which a retry of this call
         leaves alone. Followers receive a RESET. The call needs its own NATS permission
@@ -372,13 +468,26 @@ class KV(Generic[V]):
         """
         return self._background.run(self._kv.destroy(timeout_seconds=timeout_seconds))
 
-    def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription[V]:
+    def watch(
+        self,
+        *,
+        prefix: str = "",
+        start_revision: int | None = None,
+        with_state: bool = True,
+        meta_only: bool = False,
+    ) -> Subscription[V]:
         """Follow the kv. Return an iterator of Change: each change once, in the order of revisions.
 
         First come the entries whose key starts with `prefix`, as SET changes in the order of their
         keys; then a READY change; then every change as it happens. With `start_revision` (see
         `Subscription.revision`) the changes since that revision take the place of the entries; of a
         key that was set several times since then you get only the last value.
+
+        - With `with_state` False you get only what happens from now on, without the entries and the
+          READY; *now* is when you enter the subscription with `with`, or ask for the first change.
+        - With `meta_only` the entries have keys, revisions and times alone: `value` is None, and
+          `headers` are empty. The state comes over the network without values; live changes have
+          theirs, which are dropped on arrival.
 
         The subscription survives reconnects and changes of owner. After a RESET change, discard
         everything you know: the entries and another READY follow again. A RESET comes if the owner
@@ -392,6 +501,11 @@ class KV(Generic[V]):
         return Subscription(
             self._background,
             self._background.do(
-                lambda: self._kv.watch(prefix=prefix, start_revision=start_revision)
+                lambda: self._kv.watch(
+                    prefix=prefix,
+                    start_revision=start_revision,
+                    with_state=with_state,
+                    meta_only=meta_only,
+                )
             ),
         )

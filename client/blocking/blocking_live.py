@@ -126,10 +126,13 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
     A value is decoded at each read, and its dictionaries and lists are read-only. Change a copy and
     assign that.
 
+    Values above MAX_VALUE_BYTES are uploaded in the background, and not held once they are stored.
+
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what can never be
-    stored; BusyError if MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`save()` makes
-    room); ConnectionFailedError if the replica is not open. Reading raises ValueUnreadableError for
-    a value that another codec wrote, and LargeValueNotHeldError for a large value.
+    stored, such as a value above MAX_UNSAVED_BYTES; BusyError if MAX_UNSAVED_WRITES keys or
+    MAX_UNSAVED_BYTES are unsaved (`save()` makes room); ConnectionFailedError if the replica is not
+    open. Reading raises ValueUnreadableError for a value that another codec wrote, and
+    LargeValueNotHeldError for a large value.
 
         with hf.live_kv("settings", codec="json") as settings:
             settings["theme"] = "dark"
@@ -146,6 +149,21 @@ class LiveKV(_LiveReplica[V], MutableMapping[str, V]):
 
     def __setitem__(self, key: str, value: V) -> None:
         self._do(lambda: self._kv.__setitem__(key, value))
+
+    def set(
+        self,
+        key: str,
+        value: V,
+        *,
+        headers: Headers | None = None,
+        ttl_seconds: float | None = None,
+    ) -> None:
+        """Set `key`, as `live[key] = value` does, with headers or a ttl. Like the value, they show
+        everywhere: see `entry`. `ttl_seconds` counts from when the owner stores it.
+
+            live.set("ada", {"typing": True}, ttl_seconds=5)
+        """
+        self._do(lambda: self._kv.set(key, value, headers=headers, ttl_seconds=ttl_seconds))
 
     def __delitem__(self, key: str) -> None:
         self._do(lambda: self._kv.__delitem__(key))
@@ -210,10 +228,13 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
     calls, each once, whatever is lost or restarted meanwhile. If the owner rejects a message, it
     disappears and `on_reject` is called.
 
-    Appending raises InvalidArgumentError and TooLargeError for what can never be stored; BusyError
-    if MAX_UNSAVED_WRITES messages or MAX_UNSAVED_BYTES are unsaved (`save()` makes room);
-    ConnectionFailedError if the replica is not open. Reading raises ValueUnreadableError for a
-    value that another codec wrote, and LargeValueNotHeldError for a large value.
+    A value above MAX_VALUE_BYTES is uploaded in the background, and not held once it is stored.
+
+    Appending raises InvalidArgumentError and TooLargeError for what can never be stored, such as a
+    value above MAX_UNSAVED_BYTES; BusyError if MAX_UNSAVED_WRITES messages or MAX_UNSAVED_BYTES are
+    unsaved (`save()` makes room); ConnectionFailedError if the replica is not open. Reading raises
+    ValueUnreadableError for a value that another codec wrote, and LargeValueNotHeldError for a
+    large value.
 
         with hf.live_stream("project.42.patches", last=1000) as patches:
             patches.append(b"...")
@@ -239,11 +260,13 @@ class LiveStream(_LiveReplica[V], Sequence[LiveMessage[V]]):
         """Iterate over the present messages; the loop's body may change anything."""
         return self._do(lambda: iter(self._stream))
 
-    def append(self, value: V, *, headers: Headers | None = None) -> None:
+    def append(
+        self, value: V, *, headers: Headers | None = None, ttl_seconds: float | None = None
+    ) -> None:
         """Append a message. It shows at once and is stored in the background. `headers` maps text
-        to text.
+        to text. `ttl_seconds` removes the message so long after the owner stored it.
         """
-        self._do(lambda: self._stream.append(value, headers=headers))
+        self._do(lambda: self._stream.append(value, headers=headers, ttl_seconds=ttl_seconds))
 
     def find(self, seq: int) -> LiveMessage[V] | None:
         """Return message `seq`, or None if it is not held."""

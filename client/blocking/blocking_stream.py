@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Sequence
-from typing import Any, Generic, Unpack
+from typing import Any, Generic, Literal, Unpack
 
 from holdfast.client.blocking.background import Background
 from holdfast.client.blocking.blocking_consumer import Consumer
@@ -17,13 +17,22 @@ from holdfast.client.blocking.blocking_rows import Rows
 from holdfast.client.blocking.blocking_subscription import Subscription
 from holdfast.client.blocking.blocking_transaction import StreamTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
-from holdfast.client.handles.large_value import is_large
 from holdfast.client.handles.stream import Stream as AsyncStream
 from holdfast.client.handles.stream import _ack
-from holdfast.client.handles.value_source import Source
-from holdfast.client.wire.operations import Value, checked_durability, packed_append
+from holdfast.client.large_values.large_value import is_large
+from holdfast.client.large_values.value_source import Source
+from holdfast.client.wire.operations import Value, append_options, checked_durability, packed_append
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
-from holdfast.protocol.messages import Ack, AnyDurability, Deleted, Head, Headers, Message, V
+from holdfast.protocol.messages import (
+    Ack,
+    AnyDurability,
+    Deleted,
+    Head,
+    Headers,
+    Message,
+    SubjectInfo,
+    V,
+)
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 
@@ -66,10 +75,14 @@ class Stream(Generic[V]):
         ttl_seconds: float | None = None,
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
+        subject: str | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_subject: str | None = None,
+        rollup: Literal["sub", "all"] | None = None,
     ) -> Ack:
         """Append a message. The ack has its seq and revision.
 
-        - `headers` maps text to text.
+        - `headers` maps text to text, or is a HeaderBlock, which is stored byte for byte.
         - `msg_id` makes the append idempotent: if a message with this `msg_id` was stored within
           the last two minutes (or the stream's `dedupe_window_seconds`), nothing is stored, and the
           ack is that of the first time, with `duplicate` true.
@@ -78,12 +91,20 @@ class Stream(Generic[V]):
         - `ttl_seconds` removes the message so long after it was stored.
         - `durability` is the level that the ack waits for: "applied", "synced" or "stored"; the
           stream's own by default.
+        - `subject` says what the message is about: tokens joined by dots, without wildcards.
+          Messages can be read, counted, limited and removed by their subjects.
+        - `expected_last_subject_seq` stores the message only if that is the seq of the last message
+          with its subject (0: there is none). With `expected_subject`, a filter, that of the last
+          message that matches it.
+        - `rollup` removes earlier messages when this one is stored: those with its subject ("sub"),
+          or all ("all").
 
         A value above MAX_VALUE_BYTES is uploaded in chunks first; `timeout_seconds` then applies to
         each chunk.
 
         Raises WrongLastSeqError; LimitExceededError and RateLimitedError if the stream is
-        configured with limits. After these errors nothing was stored or removed.
+        configured with limits; DeniedError if it is sealed. After these errors nothing was stored
+        or removed.
 
             ack = stream.append(b"hello", msg_id="order-17")
             print(ack.seq, ack.duplicate)
@@ -99,10 +120,17 @@ class Stream(Generic[V]):
                     ttl_seconds=ttl_seconds,
                     durability=durability,
                     timeout_seconds=timeout_seconds,
+                    subject=subject,
+                    expected_last_subject_seq=expected_last_subject_seq,
+                    expected_subject=expected_subject,
+                    rollup=rollup,
                 )
             )
+        options = append_options(expected_last_subject_seq, expected_subject, rollup)
         data, headers = self._values.stored(data, headers)
-        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
+        packed = packed_append(
+            data, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
+        )
         level = 0 if durability is None else checked_durability(durability)
         return write(self._background, self._link, self._key, packed, level, timeout_seconds, _ack)
 
@@ -116,6 +144,10 @@ class Stream(Generic[V]):
         ttl_seconds: float | None = None,
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
+        subject: str | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_subject: str | None = None,
+        rollup: Literal["sub", "all"] | None = None,
     ) -> PendingAck:
         """Start an `append`, with the same arguments, and return without waiting for its ack.
 
@@ -127,8 +159,11 @@ class Stream(Generic[V]):
         PendingAck.
         """
         values = self._values
+        options = append_options(expected_last_subject_seq, expected_subject, rollup)
         data, headers = values.stored(values.encoded(value), headers)
-        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
+        packed = packed_append(
+            data, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
+        )
         level = 0 if durability is None else checked_durability(durability)
         return start_write(
             self._background, self._link, self._key, packed, level, timeout_seconds, _ack
@@ -136,17 +171,26 @@ class Stream(Generic[V]):
 
     def append_many(
         self,
-        values: Sequence[V | Value | tuple[V | Value, Headers | None]],
+        values: Sequence[
+            V
+            | Value
+            | tuple[V | Value, Headers | None]
+            | tuple[V | Value, Headers | None, str | None]
+        ],
         *,
         durability: AnyDurability | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
         timeout_seconds: float | None = None,
+        subject: str | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_subject: str | None = None,
     ) -> list[Ack]:
         """Append all of `values` or none. Return an ack for each, in order; [] if there are none.
 
-        Each item is a value, or a pair `(value, headers)`. The messages get consecutive seqs. The
-        other arguments are those of `append`.
+        Each item is a value, a pair `(value, headers)`, or `(value, headers, subject)`. Items
+        without a subject of their own have `subject`. The messages get consecutive seqs. The other
+        arguments are those of `append`; what is expected of a subject is that of the first message.
 
         Raises TooLargeError unless all fit into one frame of about 1 MB and 4096 messages;
         WrongLastSeqError, LimitExceededError and RateLimitedError as `append` does, also if the
@@ -159,6 +203,9 @@ class Stream(Generic[V]):
                 expected_last_seq=expected_last_seq,
                 ttl_seconds=ttl_seconds,
                 timeout_seconds=timeout_seconds,
+                subject=subject,
+                expected_last_subject_seq=expected_last_subject_seq,
+                expected_subject=expected_subject,
             )
         )
 
@@ -168,22 +215,30 @@ class Stream(Generic[V]):
         value: V | Value,
         *,
         headers: Headers | None = None,
+        expected_revision: int | None = None,
         ttl_seconds: float | None = None,
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Replace message `seq`, even if it was deleted. At the last seq + 1 it appends.
 
-        The ttl and the age of the message begin anew. The other arguments are those of `append`.
+        With `expected_revision` it does so only if that is the revision of the message (0: there is
+        no message `seq`). The ttl and the age of the message begin anew. The other arguments are
+        those of `append`.
 
-        Raises InvalidSeqError if `seq` is above the last seq + 1; LimitExceededError and
-        RateLimitedError as `append` does.
+        Raises InvalidSeqError if `seq` is above the last seq + 1; WrongRevisionError, which carries
+        the actual revision; LimitExceededError and RateLimitedError as `append` does. After these
+        errors nothing was stored.
+
+            message = stream.get(7)
+            stream.set(7, message.value.upper(), expected_revision=message.revision)
         """
         return self._background.run(
             self._stream.set(
                 seq,
                 value,
                 headers=headers,
+                expected_revision=expected_revision,
                 ttl_seconds=ttl_seconds,
                 durability=durability,
                 timeout_seconds=timeout_seconds,
@@ -257,6 +312,7 @@ class Stream(Generic[V]):
         durability: AnyDurability | None = None,
         upload_id: bytes | None = None,
         timeout_seconds: float | None = None,
+        subject: str | None = None,
     ) -> Ack:
         """Append the content of a file, or with `seq` replace that message.
 
@@ -281,6 +337,7 @@ class Stream(Generic[V]):
                 durability=durability,
                 upload_id=upload_id,
                 timeout_seconds=timeout_seconds,
+                subject=subject,
             )
         )
 
@@ -293,6 +350,7 @@ class Stream(Generic[V]):
         last: int | None = None,
         limit: int | None = None,
         timeout_seconds: float | None = None,
+        subjects: str | Sequence[str] | None = None,
     ) -> Rows[Message[V]]:
         """Yield messages in order of seq.
 
@@ -302,6 +360,8 @@ class Stream(Generic[V]):
           milliseconds since the epoch, or a datetime with a time zone.
         - `last` takes the last so many messages of that range, and `limit` the first so many of the
           rest. So `end_seq=50, last=3` yields 48 to 50.
+        - `subjects` leaves out messages whose subject matches none of these filters: subjects in
+          which `*` stands for any one token and a last `>` for one or more. It excludes `last`.
 
         Pages are fetched one ahead; `timeout_seconds` applies to each. Each page is a consistent
         view, but all pages together are not: a message that is set meanwhile may appear in its old
@@ -314,8 +374,62 @@ class Stream(Generic[V]):
             for message in stream.get_all(last=10):
                 print(message.seq, message.value)
         """
-        pages = self._stream._pages(start_seq, end_seq, start_time, last, limit, timeout_seconds)
+        pages = self._stream._reads.pages(
+            start_seq, end_seq, start_time, last, limit, timeout_seconds, subjects
+        )
         return Rows(self._background, pages, self._values.listed_message)
+
+    def get_last(self, subject: str, *, timeout_seconds: float | None = None) -> Message[V] | None:
+        """Return the last message with this subject, or the last one that matches this filter; None
+        if there is none. A large value is returned as `get` does it.
+
+        Raises ValueUnreadableError.
+
+            temperature = stream.get_last("room.7.temperature")
+        """
+        return self._background.run(self._stream.get_last(subject, timeout_seconds=timeout_seconds))
+
+    def get_lasts(
+        self,
+        subjects: str | Sequence[str] = ">",
+        *,
+        up_to_seq: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Rows[Message[V]]:
+        """Yield the last message of each subject that matches, in order of seq.
+
+        With `up_to_seq`, the stream is read as if it ended there: of each subject you get the last
+        message up to this seq that still exists. Pages, large values and values that cannot be read
+        are as in `get_all`.
+
+            for message in stream.get_lasts("room.*.temperature"):
+                print(message.subject, message.value)
+        """
+        pages = self._stream._reads.last_pages(subjects, up_to_seq, timeout_seconds)
+        return Rows(self._background, pages, self._values.listed_message)
+
+    def subjects(
+        self, subjects: str = ">", *, timeout_seconds: float | None = None
+    ) -> Rows[SubjectInfo]:
+        """Yield each subject that matches a filter and has messages, in order of its UTF-8 bytes.
+        Pages are fetched one ahead; `timeout_seconds` applies to each.
+        """
+        pages = self._stream._reads.subject_pages(subjects, timeout_seconds)
+        return Rows(self._background, pages)
+
+    def count(
+        self,
+        subjects: str | Sequence[str] = ">",
+        *,
+        start_seq: int = 1,
+        timeout_seconds: float | None = None,
+    ) -> int:
+        """Return how many messages with a matching subject there are from `start_seq` on. For the
+        number of all messages, see `head`.
+        """
+        return self._background.run(
+            self._stream.count(subjects, start_seq=start_seq, timeout_seconds=timeout_seconds)
+        )
 
     def delete(self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None) -> Deleted:
         """Delete one message or several, at most MAX_DELETE_COUNT. Return how many existed."""
@@ -331,6 +445,31 @@ class Stream(Generic[V]):
         """
         return self._background.run(
             self._stream.delete_all(end_seq=end_seq, timeout_seconds=timeout_seconds)
+        )
+
+    def purge(
+        self,
+        subject: str | None = None,
+        *,
+        end_seq: int | None = None,
+        keep: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Deleted:
+        """Delete the messages with this subject, or those that match this filter; without it, of
+        all. Return how many existed.
+
+        `end_seq` deletes only messages up to and including that seq. `keep` leaves the last so many
+        that match; the two exclude each other.
+
+        It takes several operations for more than 16,384 messages, each atomic; `timeout_seconds`
+        applies to each. If it is interrupted, call it again.
+
+        Raises DeniedError if the stream is configured with `deny_purge` or `sealed`.
+
+            stream.purge("room.7.>", keep=1)
+        """
+        return self._background.run(
+            self._stream.purge(subject, end_seq=end_seq, keep=keep, timeout_seconds=timeout_seconds)
         )
 
     def transaction(
@@ -388,8 +527,9 @@ class Stream(Generic[V]):
         return self._background.run(self._stream.config(timeout_seconds=timeout_seconds))
 
     def destroy(self, *, timeout_seconds: float | None = None) -> bool:
-        """Remove the stream and every copy of it: its file, snapshots, quarantined files, consumers
-        and configuration. Return False if it did not exist. Nothing can restore it.
+        """Remove the stream: its file, snapshots, quarantined files, consumers and configuration.
+        Return False if it did not exist. Nothing can restore it, but what it held stays in logs for
+        a while, and in exported tables; operators can purge it there (docs/erasure.md).
 
         Its name is free afterwards. A later write creates a new stream, which a retry of this call
         leaves alone. Followers receive a RESET. The call needs its own NATS permission
@@ -400,7 +540,11 @@ class Stream(Generic[V]):
         return self._background.run(self._stream.destroy(timeout_seconds=timeout_seconds))
 
     def subscribe(
-        self, *, start_seq: int | None = None, start_revision: int | None = None
+        self,
+        *,
+        start_seq: int | None = None,
+        start_revision: int | None = None,
+        subjects: str | Sequence[str] | None = None,
     ) -> Subscription[V]:
         """Follow the stream. Return an iterator of Change: each change once, in the order of
         revisions.
@@ -411,6 +555,9 @@ class Stream(Generic[V]):
         - With `start_revision` it resumes after that revision (see `Subscription.revision`). A
           message that was set or deleted several times since then appears only with its latest
           state.
+        - With `subjects`, SET changes of messages whose subject matches none of these filters are
+          left out. DELETE and TRIM changes are not: they may name messages of other subjects. Live
+          changes are filtered by the client, so all of them come over the network.
 
         The subscription survives reconnects and changes of owner. After a RESET change, discard
         everything you know: all messages (from `start_seq` on) follow again. A RESET comes if the
@@ -428,7 +575,9 @@ class Stream(Generic[V]):
         return Subscription(
             self._background,
             self._background.do(
-                lambda: self._stream.subscribe(start_seq=start_seq, start_revision=start_revision)
+                lambda: self._stream.subscribe(
+                    start_seq=start_seq, start_revision=start_revision, subjects=subjects
+                )
             ),
         )
 

@@ -85,7 +85,7 @@ class Subscription(Following[Change[V], AsyncSubscription[V]], Generic[V]):
         return self._subscription.revision
 
 
-class PatternSubscription(Following[StoreChange, AsyncPatternSubscription]):
+class PatternSubscription(Following[StoreChange[V], AsyncPatternSubscription[V]], Generic[V]):
     """An iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one consumer.
 
     End it with `with` or `close()`. `Client.close` ends it too, and so does dropping the last
@@ -97,7 +97,22 @@ class PatternSubscription(Following[StoreChange, AsyncPatternSubscription]):
     message or entry that cannot be read raises ValueUnreadableError, only there.
     """
 
-    def __iter__(self) -> PatternSubscription:
+    @property
+    def revisions(self) -> dict[str, int]:
+        """The revision of each store from which you can resume later, with `start_revisions`: you
+        have received every change up to it. A store whose history or state is still being read is
+        left out, and so is one that is not read yet.
+        """
+        found = self._background.do(lambda: self._subscription.revisions)
+        # What was taken over and not given out yet comes again.
+        for (name, _), before in reversed(self._held):
+            if before is None:
+                found.pop(name, None)
+            else:
+                found[name] = before
+        return found
+
+    def __iter__(self) -> PatternSubscription[V]:
         return self
 
     def __enter__(self) -> Self:
@@ -117,11 +132,14 @@ class PatternSubscription(Following[StoreChange, AsyncPatternSubscription]):
         """Stop listening; the iteration ends. Idempotent."""
         self._end()
 
-    def __next__(self) -> StoreChange:
+    def __next__(self) -> StoreChange[V]:
         return self._next_change()
 
-    async def _next(self) -> StoreChange:
+    async def _next(self) -> StoreChange[V]:
         return await anext(self._subscription)
 
-    def _pop(self) -> StoreChange | None:
+    def _pop(self) -> StoreChange[V] | None:
         return self._subscription._pop()
+
+    def _reached(self) -> int | None:
+        return self._subscription._feed.before

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from holdfast.client.blocking.background import Background
 from holdfast.client.handles.transaction import KVTransaction as AsyncKVTransaction
@@ -137,9 +137,24 @@ class StreamTransaction(_Transaction[AsyncStreamTransaction[V]], Generic[V]):
         headers: Headers | None = None,
         msg_id: str | None = None,
         ttl_seconds: float | None = None,
+        subject: str | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_subject: str | None = None,
+        rollup: Literal["sub", "all"] | None = None,
     ) -> None:
-        """Append a message at the commit. The arguments are those of `Stream.append`."""
-        self._transaction.append(value, headers=headers, msg_id=msg_id, ttl_seconds=ttl_seconds)
+        """Append a message at the commit. The arguments are those of `Stream.append`.
+        `expected_last_subject_seq` is checked against the stream as it was before the commit.
+        """
+        self._transaction.append(
+            value,
+            headers=headers,
+            msg_id=msg_id,
+            ttl_seconds=ttl_seconds,
+            subject=subject,
+            expected_last_subject_seq=expected_last_subject_seq,
+            expected_subject=expected_subject,
+            rollup=rollup,
+        )
 
     def set(
         self,

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from holdfast.client.blocking.background import Background
-from holdfast.client.handles.value_reader import ValueReader as AsyncValueReader
+from holdfast.client.large_values.value_reader import ValueReader as AsyncValueReader
 from holdfast.protocol.messages import Entry, Message
 
 _Row = TypeVar("_Row", Message, Entry)

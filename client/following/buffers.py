@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS, SUBSCRIPTION_BUFFER_BYTES
 from holdfast.protocol.messages import Change
 
@@ -109,7 +110,9 @@ def size_of(change: Change) -> int:
     size_bytes += len(held[1]) if isinstance(held[1], bytes) else _DECODED_BYTES
     if change.entry is not None:
         size_bytes += _key_bytes(change.entry.key)
-    if held.headers:
+    if type(held.headers) is HeaderBlock:
+        size_bytes += len(held.headers.block)
+    elif held.headers:
         size_bytes += sum(
             len(name) + len(text) + _ITEM_BYTES for name, text in held.headers.items()
         )

@@ -24,7 +24,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.client.following.buffers import Buffers, Share, size_of
-from holdfast.protocol.changes import STATELESS_CHANGES, change_from_wire, number_of
+from holdfast.protocol.changes import (
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_SET_MESSAGE,
+    STATELESS_CHANGES,
+    change_from_wire,
+    is_unseen,
+    number_of,
+)
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import ChangeBatch, WireChange
 from holdfast.protocol.limits import SUBSCRIPTION_BUFFER_CHANGES
@@ -144,6 +151,20 @@ class Merge:
             seq = message.seq
         self._taken = Cursor(change.revision, seq)
         return change
+
+    def take_all(self) -> list[Change]:
+        """Give out all of `ready`."""
+        found = list(self.ready)
+        if not found:
+            return found
+        self.ready.clear()
+        if self._held:
+            self._share.remove(sum(map(size_of, found)))
+        else:
+            self._share.clear()
+        assert self.cursor is not None
+        self._taken = self.cursor
+        return found
 
     @property
     def taken(self) -> Cursor:
@@ -272,8 +293,12 @@ class Merge:
 
 def _converted(wire: WireChange, revision: int, time: int, view: View | None) -> Change | None:
     """Return what the consumer sees of a change, or None. Raises MalformedFrameError."""
-    if type(wire) is list and wire and number_of(wire) in _STATELESS:
-        return None
+    if type(wire) is list and wire:
+        number = number_of(wire)
+        if number != CHANGE_SET_MESSAGE and number in _STATELESS:
+            return None
+        if number == CHANGE_DELETE_ENTRIES and len(wire) > 1 and is_unseen(wire):
+            return None
     change = change_from_wire(wire, revision, time)
     return change if view is None else view(change)
 

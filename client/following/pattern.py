@@ -8,24 +8,24 @@ their revisions, each once. Changes of different stores come in no particular or
 from __future__ import annotations
 
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Generic, NamedTuple, Self
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.pattern_feed import PatternFeed
-from holdfast.client.values.codec import RAW
+from holdfast.client.values.codec import Codec
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
-from holdfast.protocol.messages import Change
+from holdfast.protocol.messages import Change, V
 
 
-class StoreChange(NamedTuple):
+class StoreChange(NamedTuple, Generic[V]):
     """A change, and the name of the store in which it happened."""
 
     store: str
-    change: Change
+    change: Change[V]
 
 
-class PatternSubscription:
+class PatternSubscription(Generic[V]):
     """An async iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for
     one consumer.
 
@@ -38,12 +38,23 @@ class PatternSubscription:
     message or entry that cannot be read raises ValueUnreadableError, only there.
     """
 
-    def __init__(self, follower: Follower, feed: PatternFeed, link: Link) -> None:
+    def __init__(
+        self, follower: Follower, feed: PatternFeed, link: Link, codec: Codec[V]
+    ) -> None:
         self._follower = follower
         self._feed = feed
         self._link = link
+        self._codec = codec
 
-    def __aiter__(self) -> PatternSubscription:
+    @property
+    def revisions(self) -> dict[str, int]:
+        """The revision of each store from which you can resume later, with `start_revisions`: you
+        have received every change up to it. A store whose history or state is still being read is
+        left out, and so is one that is not read yet.
+        """
+        return self._feed.revisions
+
+    def __aiter__(self) -> PatternSubscription[V]:
         return self
 
     async def __aenter__(self) -> Self:
@@ -63,7 +74,7 @@ class PatternSubscription:
         """Stop listening; the iteration ends. Idempotent."""
         await self._follower.ended(self._feed)
 
-    async def __anext__(self) -> StoreChange:
+    async def __anext__(self) -> StoreChange[V]:
         feed = self._feed
         await feed.start()
         while not feed.closed:
@@ -73,10 +84,10 @@ class PatternSubscription:
             await feed.wait()
         raise StopAsyncIteration
 
-    def _pop(self) -> StoreChange | None:
+    def _pop(self) -> StoreChange[V] | None:
         """Return the next change, if one is here. Raises the error of one of the stores."""
         found = None if self._feed.closed else self._feed.pop()
         if found is None:
             return None
         store, change = found
-        return StoreChange(store, Values(self._link, store, RAW).change(change))
+        return StoreChange(store, Values(self._link, store, self._codec).change(change))

@@ -24,14 +24,14 @@ import functools
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final
 
 from holdfast.client.following.feed import TrackFeed
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.listeners import Listeners, read_broadcast
 from holdfast.client.following.merge import Cursor
-from holdfast.client.following.track import OUTAGES, Track
+from holdfast.client.following.track import OUTAGES, Track, Wanted
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import PACKED_HEAD, head_from_wire
 from holdfast.client.wire.store_queue import StoreKey
@@ -99,10 +99,14 @@ class PatternFeed:
         pattern: str,
         *,
         start_seq: int | None = None,
+        start_revisions: Mapping[str, int] | None = None,
         prefix: str = "",
         with_history: bool,
     ) -> None:
+        """The stores in `start_revisions` resume after these revisions."""
         self.closed = False
+        #: The revision from which the store of the last change could be resumed before it.
+        self.before: int | None = None
         self._follower = follower
         self._link = link
         self._kind = kind
@@ -110,9 +114,12 @@ class PatternFeed:
         self._start_seq = start_seq
         self._prefix = prefix
         self._with_history = with_history
+        self._resumes = bool(start_revisions)
         self._loop = asyncio.get_running_loop()
         #: None for a listed store, a cursor for an idle one, a feed for an active one.
-        self._stores: dict[str, Cursor | StoreFeed | None] = {}
+        self._stores: dict[str, Cursor | StoreFeed | None] = {
+            name: Cursor(revision, 0) for name, revision in (start_revisions or {}).items()
+        }
         #: Listed stores that were not read yet, and those of them that had a broadcast meanwhile.
         self._listed: deque[str] = deque()
         self._heard: dict[str, bool] = {}
@@ -135,6 +142,16 @@ class PatternFeed:
     def active_count(self) -> int:
         """The number of active stores."""
         return sum(isinstance(each, StoreFeed) for each in self._stores.values())
+
+    @property
+    def revisions(self) -> dict[str, int]:
+        """The revision of each store up to which every change was given out; without those whose
+        history or state is still read."""
+        found = {
+            name: each.track.revision if isinstance(each, StoreFeed) else each and each.revision
+            for name, each in self._stores.items()
+        }
+        return {name: revision for name, revision in found.items() if revision is not None}
 
     # For the consumer
 
@@ -163,6 +180,10 @@ class PatternFeed:
         self._begun = True
         self._list_later()
         self._follower.pattern_started(self)
+        if self._resumes:
+            # Ask what has happened since the revisions to resume after.
+            self._hasty = len(self._stores)
+            self._check_idle()
         self._link.spawn(self._look_after())
         self._go_on()
 
@@ -177,6 +198,7 @@ class PatternFeed:
             feed.in_line = False
             if feed.closed:
                 continue
+            self.before = feed.track.revision
             change = feed.track.pop()
             # Send it to the end of the line, or ask its owner.
             self.news(feed)
@@ -272,16 +294,14 @@ class PatternFeed:
 
     def _activate(self, name: str, start_revision: Cursor | None) -> StoreFeed:
         key = (int(self._kind), name)
-        track = Track(
-            self._link,
-            self._follower.buffers,
-            key,
+        wanted = Wanted(
             start_seq=self._start_seq,
             prefix=self._prefix,
             start_revision=start_revision,
             # If the state came already or is not wanted, only a reset is followed by a READY.
             marks_ready=start_revision is None and self._kind is StoreKind.KV,
         )
+        track = Track(self._link, self._follower.buffers, key, wanted)
         feed = StoreFeed(self, self._link, self._follower.listeners, key, track)
         self._stores[name] = feed
         self._follower.started(feed)

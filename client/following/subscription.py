@@ -9,11 +9,11 @@ retries errors that a retry can help without end, including a failing disk.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Generic, Self
+from typing import Any, Generic, Self
 
 from holdfast.client.following.feed import TrackFeed
 from holdfast.client.following.follower import Follower
-from holdfast.client.following.track import Track
+from holdfast.client.following.track import Track, Wanted
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.store_queue import StoreKey
@@ -36,10 +36,13 @@ class Subscription(Generic[V]):
     ValueUnreadableError, only there.
     """
 
-    def __init__(self, follower: Follower, feed: TrackFeed, values: Values[V]) -> None:
+    def __init__(
+        self, follower: Follower, feed: TrackFeed, values: Values[V], *, meta_only: bool = False
+    ) -> None:
         self._follower = follower
         self._feed = feed
         self._values = values
+        self._meta_only = meta_only
 
     @property
     def revision(self) -> int | None:
@@ -77,7 +80,7 @@ class Subscription(Generic[V]):
         while not feed.closed:
             change = track.pop()
             if change is not None:
-                return self._values.change(change)
+                return self._shown(change)
             if not track.begun:
                 await self._start()
             elif track.wants_owner:
@@ -89,7 +92,18 @@ class Subscription(Generic[V]):
     def _pop(self) -> Change[V] | None:
         """Return the next change, if it is here."""
         change = None if self._feed.closed else self._feed.track.pop()
-        return None if change is None else self._values.change(change)
+        return None if change is None else self._shown(change)
+
+    def _shown(self, change: Change) -> Change[V]:
+        """Return a change as the application sees it."""
+        if not self._meta_only:
+            return self._values.change(change)
+        told: Any = change
+        if change.entry is not None:
+            entry: Any = change.entry
+            told = told._replace(entry=entry._replace(value=None))
+        shown: Change[V] = told
+        return shown
 
     async def _start(self) -> None:
         await self._feed.listen()
@@ -98,27 +112,11 @@ class Subscription(Generic[V]):
 
 
 def subscription_to(
-    link: Link,
-    follower: Follower,
-    key: StoreKey,
-    values: Values[V],
-    *,
-    start_seq: int | None = None,
-    prefix: str = "",
-    start_revision: int | None = None,
-    marks_ready: bool = False,
+    link: Link, follower: Follower, key: StoreKey, values: Values[V], wanted: Wanted
 ) -> Subscription[V]:
     """Return a subscription to a store. Nothing is sent before it is entered or iterated over."""
-    track = Track(
-        link,
-        follower.buffers,
-        key,
-        start_seq=start_seq,
-        prefix=prefix,
-        start_revision=start_revision,
-        marks_ready=marks_ready,
-    )
+    track = Track(link, follower.buffers, key, wanted)
     feed = TrackFeed(link, follower.listeners, key, track)
-    subscription = Subscription(follower, feed, values)
+    subscription = Subscription(follower, feed, values, meta_only=wanted.meta_only)
     follower.end_with(subscription, feed)
     return subscription

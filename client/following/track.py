@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.client.following.buffers import Buffers, size_of
-from holdfast.client.following.merge import Cursor, Merge
+from holdfast.client.following.merge import Cursor, Merge, View
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     PACKED_HEAD,
@@ -37,9 +37,10 @@ from holdfast.protocol.errors import (
     StorageFailedError,
     UnavailableError,
 )
-from holdfast.protocol.frames import CHANGES, GET_ENTRIES, GET_MESSAGES, pack
-from holdfast.protocol.messages import Change, ChangeKind
+from holdfast.protocol.frames import CHANGES, GET_BY_SUBJECT, GET_ENTRIES, GET_MESSAGES, pack
+from holdfast.protocol.messages import Change, ChangeKind, Entry
 from holdfast.protocol.names import StoreKind
+from holdfast.protocol.subject_filters import Filters
 
 #: A pause between tries, for errors that come at once.
 _RETRY_SECONDS: Final = 0.2
@@ -47,22 +48,30 @@ _RETRY_SECONDS: Final = 0.2
 OUTAGES: Final = (UnavailableError, StorageFailedError, StaleFileSystemError)
 
 
+class Wanted(NamedTuple):
+    """What the consumer of a store wants to hear of it."""
+
+    #: Messages of history from here on; None: none.
+    start_seq: int | None = None
+    #: Resume after this revision, or at this cursor.
+    start_revision: int | Cursor | None = None
+    #: Which keys and subjects.
+    prefix: str = ""
+    filters: list[str] | None = None
+    #: A READY change marks the end of history or state. After the reset of a kv, one always does.
+    marks_ready: bool = False
+    #: Without it a kv begins with what happens from now on. After a reset its state is read all the
+    #: same.
+    with_state: bool = True
+    #: Entries have no values and no headers.
+    meta_only: bool = False
+
+
 class Track:
     """One follower's way through one store."""
 
-    def __init__(
-        self,
-        link: Link,
-        buffers: Buffers,
-        key: StoreKey,
-        *,
-        start_seq: int | None = None,
-        prefix: str = "",
-        start_revision: int | Cursor | None = None,
-        marks_ready: bool = False,
-    ) -> None:
-        """`start_revision` may be a whole cursor. With `marks_ready`, a READY change marks the end
-        of history or state; after the reset of a kv, one always does."""
+    def __init__(self, link: Link, buffers: Buffers, key: StoreKey, wanted: Wanted) -> None:
+        start_seq, start_revision, prefix, filters, marks_ready, with_state, meta_only = wanted
         self.begun = False
         self.closed = False
         self._deleted = False
@@ -76,8 +85,16 @@ class Track:
             start_revision = Cursor(start_revision, 0)
         self._start = start_revision
         self._marks_ready = marks_ready
+        self._filters = filters
+        self._with_state = with_state
+        self._meta_only = meta_only
         self._share = buffers.share(self.shed)
-        self.merge = Merge(share=self._share, view=self._visible if prefix else None)
+        view: View | None = None
+        if prefix or meta_only:
+            view = self._visible
+        elif filters is not None:
+            view = _view_of(Filters(filters))
+        self.merge = Merge(share=self._share, view=view)
         self._reset: Change | None = None
         self._announce: Change | None = None
         #: Rows of history or state, which are given out before the changes of the merge.
@@ -162,6 +179,16 @@ class Track:
             return ready._replace(revision=merge.cursor.revision if merge.cursor else 0)
         return None
 
+    def pop_all(self) -> list[Change]:
+        """Return all changes that are here. In a loop, `pop` would ask for the size of each."""
+        merge = self.merge
+        if self.begun and self._reset is None and not self._rows and not self._reading:
+            found = merge.take_all()
+            if found or self._announce is None:
+                return found
+        change = self.pop()
+        return [] if change is None else [change]
+
     async def advance(self) -> None:
         """Ask the owner for the next piece. While it begins, it raises what any read raises. Later
         it waits for outages to pass, and raises only what no retry can help."""
@@ -191,7 +218,10 @@ class Track:
         head = head_from_wire(wire)
         self._until = Cursor(head.revision, head.last_seq)
         self._next_row = self._row_given = None if self._is_kv else start_seq
-        self._reading = self._is_kv or (start_seq is not None and start_seq <= head.last_seq)
+        if self._is_kv:
+            self._reading = self._with_state or self.begun
+        else:
+            self._reading = start_seq is not None and start_seq <= head.last_seq
         self._deleted = self.begun and head.revision == 0
         self._begin_live(self._until)
 
@@ -214,6 +244,9 @@ class Track:
             await self._pause(error)
             return
         rows = self._rows_from_wire(wires)
+        if isinstance(next_row, int) and next_row > self._until.seq:
+            # Messages beyond come as live changes.
+            next_row = None
         self._next_row = next_row
         self._reading = next_row is not None
         if self._reading and self._buffers.page_rows(self.merge.change_bytes) is None:
@@ -230,6 +263,8 @@ class Track:
                     continue
                 if self._is_kv:
                     entry = entry_from_wire(wire)
+                    if self._meta_only:
+                        entry = _without_value(entry)
                     rows.append(Change(ChangeKind.SET, entry.revision, entry.time, entry=entry))
                 else:
                     message = message_from_wire(wire)
@@ -242,7 +277,10 @@ class Track:
     def _fetch(self) -> asyncio.Future[Any]:
         limit = self._buffers.page_rows(self.merge.change_bytes)
         if self._is_kv:
-            packed = pack([GET_ENTRIES, self._prefix, self._next_row, limit, True])
+            with_values = not self._meta_only
+            packed = pack([GET_ENTRIES, self._prefix, self._next_row, limit, with_values])
+        elif self._filters is not None:
+            packed = pack([GET_BY_SUBJECT, self._filters, self._next_row, None, limit, None])
         else:
             packed = pack([GET_MESSAGES, self._next_row, self._until.seq, None, limit])
         return self._link.submit(self._key, packed, False)
@@ -284,13 +322,31 @@ class Track:
         self.merge.shed()
 
     def _visible(self, change: Change) -> Change | None:
-        """Return the part of a change that concerns the prefix, or None."""
+        """Return the part of a change that the consumer of a kv wants, or None."""
         if change.entry is not None:
-            return change if change.entry.key.startswith(self._prefix) else None
+            if not change.entry.key.startswith(self._prefix):
+                return None
+            if self._meta_only:
+                return change._replace(entry=_without_value(change.entry))
+            return change
         if change.kind is ChangeKind.TRIM:
             return change
         keys = tuple(key for key in change.keys if key.startswith(self._prefix))
         return change._replace(keys=keys) if keys else None
+
+
+def _without_value(entry: Entry) -> Entry:
+    return Entry(entry.key, b"", {}, entry.revision, entry.time)
+
+
+def _view_of(filters: Filters) -> View:
+    """Return a view that leaves out messages of other subjects."""
+
+    def view(change: Change) -> Change | None:
+        message = change.message
+        return change if message is None or filters.matches(message.subject) else None
+
+    return view
 
 
 def _place_after(change: Change) -> int | str:

@@ -1,1 +1,1 @@
-"""What applications hold: streams, key-value stores, consumers, transactions, large values."""
+"""What applications hold: streams, key-value stores, consumers, transactions."""

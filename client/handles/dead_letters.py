@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple
 
-from holdfast.client.handles.value_reader import ValueReader
-from holdfast.client.handles.value_source import write_file
-from holdfast.client.handles.value_upload import put_file
+from holdfast.client.large_values.value_reader import ValueReader
+from holdfast.client.large_values.value_source import write_file
+from holdfast.client.large_values.value_upload import put_file
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
@@ -34,7 +34,7 @@ from holdfast.client.wire.operations import (
     messages_from_wire,
 )
 from holdfast.client.wire.store_queue import StoreKey
-from holdfast.protocol.errors import InvalidArgumentError, NotFoundError
+from holdfast.protocol.errors import InvalidArgumentError, NotFoundError, TooLargeError
 from holdfast.protocol.frames import (
     CONFIG,
     CONFIGURE,
@@ -43,8 +43,9 @@ from holdfast.protocol.frames import (
     GET_MESSAGES,
     pack,
 )
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import MAX_DEDUPE_WINDOW_SECONDS, UPLOAD_ID_BYTES
-from holdfast.protocol.messages import Ack, Durability, LargeValue, Message, V
+from holdfast.protocol.messages import Ack, Durability, Headers, LargeValue, Message, V
 from holdfast.protocol.own_headers import (
     DEAD_CONSUMER_HEADER,
     DEAD_DELIVERIES_HEADER,
@@ -156,22 +157,32 @@ class DeadLetters(Generic[V]):
         return (self._key[0], name)
 
 
-def _without_origin(headers: Mapping[str, str]) -> dict[str, str]:
+def _without_origin(headers: Headers) -> Headers:
     """Return the headers that a message had before it was dead."""
+    if isinstance(headers, HeaderBlock):
+        return headers.without(DEAD_HEADERS)
     return {name: text for name, text in headers.items() if name not in DEAD_HEADERS}
 
 
 def _origin_headers(
     row: Message, stream: str, consumer: str, delivery_count: int, reason: str
-) -> dict[str, str]:
+) -> Headers:
     """Return the headers of the copy of `row`."""
-    return _without_origin(row.headers) | {
+    origin = {
         DEAD_STREAM_HEADER: stream,
         DEAD_SEQ_HEADER: str(row.seq),
         DEAD_CONSUMER_HEADER: consumer,
         DEAD_DELIVERIES_HEADER: str(delivery_count),
         DEAD_REASON_HEADER: reason,
     }
+    before = _without_origin(row.headers)
+    if not isinstance(before, HeaderBlock):
+        return {**before, **origin}
+    try:
+        return before.with_added(origin)
+    except TooLargeError:
+        # A block that is full. That the message is dead matters more than its headers.
+        return HeaderBlock.of(origin)
 
 
 def _letter_of(stored: Message, told: Message[V]) -> DeadLetter[V] | None:
@@ -205,7 +216,7 @@ async def _copy_message(
     source: StoreKey,
     target: StoreKey,
     row: Message,
-    headers: Mapping[str, str],
+    headers: Headers,
     identity: str,
     timeout_seconds: float | None,
 ) -> Ack:
@@ -214,7 +225,9 @@ async def _copy_message(
     digest = hashlib.sha256(identity.encode())
 
     async def commit(value: Value | LargeValue) -> Ack:
-        packed = pack(append_operation(value, headers, digest.hexdigest()))
+        packed = pack(
+            append_operation(value, headers, digest.hexdigest(), subject=row.subject)
+        )
         answer = await link.submit(target, packed, True, 0, timeout_seconds)
         return answer if type(answer) is Ack else _ack(*link.unwrap(answer))
 

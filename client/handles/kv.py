@@ -1,4 +1,4 @@
-"""A kv: the last value of each key, no history."""
+"""A kv: the last value of each key, and with a history the former ones too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -19,14 +18,16 @@ from typing import Any, Generic, Unpack
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription, subscription_to
+from holdfast.client.following.track import Wanted
 from holdfast.client.handles import configuration
 from holdfast.client.handles.destroying import destroy
-from holdfast.client.handles.large_value import is_large, with_large_value
+from holdfast.client.handles.entry_reads import EntryReads
 from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.transaction import KVTransaction
-from holdfast.client.handles.value_reader import ValueReader
-from holdfast.client.handles.value_source import Source, write_file
-from holdfast.client.handles.value_upload import put_file, put_value
+from holdfast.client.large_values.large_value import is_large, with_large_value
+from holdfast.client.large_values.value_reader import ValueReader
+from holdfast.client.large_values.value_source import Source, write_file
+from holdfast.client.large_values.value_upload import put_file, put_value
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
@@ -34,6 +35,7 @@ from holdfast.client.wire.operations import (
     Value,
     check_count,
     checked_durability,
+    dated_changes,
     delete_entries_operation,
     entry_from_wire,
     head_from_wire,
@@ -45,10 +47,17 @@ from holdfast.protocol.errors import (
     OperationTimeoutError,
     WrongRevisionError,
 )
-from holdfast.protocol.frames import CLEAR, GET_ENTRIES, GET_ENTRY, pack
+from holdfast.protocol.frames import (
+    CLEAR,
+    GET_ENTRY,
+    GET_ENTRY_AT,
+    HISTORY,
+    pack,
+)
 from holdfast.protocol.messages import (
     Ack,
     AnyDurability,
+    Change,
     Deleted,
     Durability,
     Entry,
@@ -63,11 +72,14 @@ from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 _PACKED_CLEAR = pack([CLEAR])
 #: The longest pause, but for jitter, before `update` tries again after others were faster.
 _UPDATE_PAUSE_SECONDS = 0.05
+#: How many keys with a prefix are deleted at once. The owner looks each of them up in the file, and
+#: serves nobody else meanwhile: a millisecond or two.
+_DELETED_AT_ONCE = 256
 
 
 class KV(Generic[V]):
-    """A handle on one kv of the client's tenant: the last value of each key, without history. It
-    holds only a name, so making one is cheap.
+    """A handle on one kv of the client's tenant: the last value of each key, and the values before
+    it if the kv is configured to keep a history. It holds only a name, so making one is cheap.
 
     Every method may raise these errors, besides those that it names:
 
@@ -91,6 +103,7 @@ class KV(Generic[V]):
         self._link = link
         self._follower = follower
         self._key = (int(StoreKind.KV), str(name))
+        self._reads = EntryReads(link, self._key)
 
     def __repr__(self) -> str:
         return f"KV({self.name!r})"
@@ -201,35 +214,79 @@ class KV(Generic[V]):
             raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
         return [Ack(None, result[1], time, stored) for result in results]
 
-    async def get(self, key: str, *, timeout_seconds: float | None = None) -> Entry[V] | None:
+    async def get(
+        self, key: str, *, revision: int | None = None, timeout_seconds: float | None = None
+    ) -> Entry[V] | None:
         """Return the entry of `key`, or None if the key does not exist.
+
+        With `revision`, return the entry as it was when the kv had that revision, which may have
+        been written with it or before it. This needs a history: see `configure`.
 
         A large value is returned whole; `get_reader` and `get_file` keep only a few chunks of it in
         memory.
 
-        Raises ValueUnreadableError if the value cannot be decompressed or decoded.
+        Raises ValueUnreadableError if the value cannot be decompressed or decoded;
+        RevisionGoneError if the history does not reach back to `revision`, and InvalidArgumentError
+        if the kv has not reached it.
+
+            ack = await kv.set("theme", b"dark")
+            await kv.set("theme", b"light")
+            before = await kv.get("theme", revision=ack.revision)
         """
-        entry = await self._find(key, timeout_seconds)
+        entry = await self._find(key, timeout_seconds, revision)
         if entry is not None and entry.large is not None:
             entry = await with_large_value(
                 entry,
                 lambda found: self._reader(found, timeout_seconds).read(),
-                lambda: self._find(key, timeout_seconds),
+                lambda: self._find(key, timeout_seconds, revision),
             )
         return None if entry is None else self._values.entry(entry)
 
+    async def history(
+        self, key: str, *, timeout_seconds: float | None = None
+    ) -> list[Change[V]]:
+        """Return what happened to `key`, oldest first: each set as a SET change with its entry, and
+        each delete as a DELETE change.
+
+        How many values are kept is configured: `configure(history=10)`. Deletes between them are
+        told besides. Without a history this is the set of the present value, if there is one. A
+        value whose ttl has ended is not told, nor is its end.
+
+        Large values are not included: `entry.large` stands for one, and `get_reader` reads it. If a
+        value cannot be read, reading `entry.value` raises ValueUnreadableError.
+
+            for change in await kv.history("theme"):
+                print(change.revision, change.kind, change.entry)
+        """
+        found: list[Change[V]] = []
+        after_revision: int | None = 0
+        check_key(key)
+        while after_revision is not None:
+            packed = pack([HISTORY, key, after_revision])
+            answer, *_ = await self._link.call(self._key, packed, False, 0, timeout_seconds)
+            dated, after_revision = dated_changes(answer)
+            found += map(self._values.change, dated)
+        return found
+
     async def get_reader(
-        self, entry: str | Entry[Any], *, timeout_seconds: float | None = None
+        self,
+        entry: str | Entry[Any],
+        *,
+        revision: int | None = None,
+        timeout_seconds: float | None = None,
     ) -> ValueReader[Entry] | None:
         """Return a reader of the value of an entry, or None if the key does not exist.
 
-        `entry` is a key, or an Entry that `get_all` or `watch` returned. `timeout_seconds` applies
-        to each chunk.
+        `entry` is a key, or an Entry that `get_all`, `watch` or `history` returned. With
+        `revision`, the key is looked up as `get` does. `timeout_seconds` applies to each chunk.
         """
         if isinstance(entry, Entry) and entry.large is None and not self._values.is_raw:
             # Its value is decoded: what is stored is asked for.
             entry = entry.key
-        found = entry if isinstance(entry, Entry) else await self._find(entry, timeout_seconds)
+        if isinstance(entry, Entry):
+            found: Entry | None = entry
+        else:
+            found = await self._find(entry, timeout_seconds, revision)
         if found is None:
             return None
         return self._reader(self._values.plain_entry(found), timeout_seconds)
@@ -239,6 +296,7 @@ class KV(Generic[V]):
         entry: str | Entry[Any],
         path: str | os.PathLike[str],
         *,
+        revision: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Entry | None:
         """Write the value of an entry to the file `path`. Return the entry, without a large value;
@@ -247,7 +305,7 @@ class KV(Generic[V]):
         The file is written completely and synced, or not at all. Raises what a ValueReader raises,
         and OSError.
         """
-        reader = await self.get_reader(entry, timeout_seconds=timeout_seconds)
+        reader = await self.get_reader(entry, revision=revision, timeout_seconds=timeout_seconds)
         if reader is None:
             return None
         await write_file(reader, path)
@@ -282,13 +340,44 @@ class KV(Generic[V]):
         )
         return await put_file(self._link, self._key, source, commit, upload_id, timeout_seconds)
 
+    async def get_many(
+        self, keys: Sequence[str], *, timeout_seconds: float | None = None
+    ) -> list[Entry[V] | None]:
+        """Return the entry of each of `keys`, or None for a key that does not exist, all as they
+        were at one moment, however many there are and whoever writes meanwhile.
+
+        Large values are not included, and values that cannot be read are as in `get_all`.
+        `timeout_seconds` applies to each page of about 512 KiB.
+
+        Raises OperationTimeoutError too if more than 10,000 deletes happened during each try.
+
+            theme, font = await kv.get_many(["theme", "font"])
+        """
+        found = await self._reads.many(keys, timeout_seconds)
+        return [None if entry is None else self._values.listed_entry(entry) for entry in found]
+
     async def get_all(
-        self, *, prefix: str = "", timeout_seconds: float | None = None
+        self,
+        *,
+        prefix: str = "",
+        after_key: str | None = None,
+        limit: int | None = None,
+        revision: int | None = None,
+        timeout_seconds: float | None = None,
     ) -> AsyncIterator[Entry[V]]:
         """Yield the entries whose key starts with `prefix`, in order of their keys.
 
+        - `limit` ends after so many entries.
+        - `after_key` leaves out the keys up to and including this one, which need not exist. So the
+          last key of one page is the cursor of the next one.
+
         Pages are fetched one ahead; `timeout_seconds` applies to each. Each page is a consistent
         view, but all pages together are not.
+
+        With `revision`, the entries are those of the time when the kv had that revision, in all
+        pages. This needs a history, which must reach back to there for every key: see `configure`.
+        Raises RevisionGoneError if it does not, and InvalidArgumentError if the kv has not reached
+        that revision.
 
         Large values are not included: `entry.large` stands for one, and `get_reader` reads it. If a
         value cannot be read, reading `entry.value` raises ValueUnreadableError, and
@@ -297,19 +386,27 @@ class KV(Generic[V]):
             async for entry in kv.get_all(prefix="user."):
                 print(entry.key, entry.value)
         """
-        pages = self._pages(prefix, True, timeout_seconds)
+        pages = self._reads.pages(prefix, after_key, limit, True, timeout_seconds, revision)
         async with contextlib.aclosing(pages):
             async for page in pages:
                 for wire in page:
                     yield self._values.listed_entry(entry_from_wire(wire))
 
     async def keys(
-        self, *, prefix: str = "", timeout_seconds: float | None = None
+        self,
+        *,
+        prefix: str = "",
+        after_key: str | None = None,
+        limit: int | None = None,
+        timeout_seconds: float | None = None,
     ) -> AsyncIterator[str]:
-        """Yield the keys that start with `prefix`, in order, without their values.
-        `timeout_seconds` applies to each page.
+        """Yield the keys that start with `prefix`, in order, without their values. The arguments
+        are those of `get_all`.
+
+            page = [key async for key in kv.keys(limit=100)]
+            following = [key async for key in kv.keys(after_key=page[-1], limit=100)]
         """
-        pages = self._pages(prefix, False, timeout_seconds)
+        pages = self._reads.pages(prefix, after_key, limit, False, timeout_seconds)
         async with contextlib.aclosing(pages):
             async for page in pages:
                 for wire in page:
@@ -380,8 +477,20 @@ class KV(Generic[V]):
 
         return await self._update(key, ask, headers, ttl_seconds, durability, timeout_seconds)
 
-    async def delete_all(self, *, timeout_seconds: float | None = None) -> Deleted:
-        """Delete every key. Return how many existed."""
+    async def delete_all(
+        self, *, prefix: str = "", timeout_seconds: float | None = None
+    ) -> Deleted:
+        """Delete every key, at once. Return how many existed.
+
+        With `prefix` the keys that start with it are read and deleted, up to 256 at a time, so that
+        others are not held up. It takes several operations for more, each atomic, and needs the
+        right to read; `timeout_seconds` applies to each. Keys that are set meanwhile may stay. If
+        it is interrupted, call it again.
+
+            await kv.delete_all(prefix="session.")
+        """
+        if check_key(prefix):
+            return await self._delete_prefix(prefix, timeout_seconds)
         call = self._link.call(self._key, _PACKED_CLEAR, True, 0, timeout_seconds)
         (count, revision), *_ = await call
         return Deleted(count, revision)
@@ -401,6 +510,11 @@ class KV(Generic[V]):
         keys that exceed new limits are removed at once, beginning with those that were set longest
         ago.
 
+        `history`, from 1 to MAX_HISTORY, is how many values of each key are kept, its present one
+        included; 1, the default, keeps no history. It begins when it is configured. A lower number
+        removes values at once. Former values count in `max_bytes` and are removed before any key
+        is; `max_messages` counts keys, and one that it removes goes with its history.
+
         Raises InvalidArgumentError for an unknown setting or a wrong value.
         """
         return await configuration.configure(self._link, self._key, settings, timeout_seconds)
@@ -410,8 +524,9 @@ class KV(Generic[V]):
         return await configuration.config(self._link, self._key, timeout_seconds)
 
     async def destroy(self, *, timeout_seconds: float | None = None) -> bool:
-        """Remove the kv and every copy of it: its file, snapshots, quarantined files and
-        configuration. Return False if it did not exist. Nothing can restore it.
+        """Remove the kv: its file, snapshots, quarantined files and configuration. Return False if
+        it did not exist. Nothing can restore it, but what it held stays in logs for a while, and in
+        exported tables; operators can purge it there (docs/erasure.md).
 
         Its name is free afterwards. A later write creates a new kv, which a retry of this call
         leaves alone. Followers receive a RESET. The call needs its own NATS permission
@@ -421,7 +536,14 @@ class KV(Generic[V]):
         """
         return await destroy(self._link, self._key, timeout_seconds)
 
-    def watch(self, *, prefix: str = "", start_revision: int | None = None) -> Subscription[V]:
+    def watch(
+        self,
+        *,
+        prefix: str = "",
+        start_revision: int | None = None,
+        with_state: bool = True,
+        meta_only: bool = False,
+    ) -> Subscription[V]:
         """Follow the kv. Return an async iterator of Change: each change once, in the order of
         revisions.
 
@@ -429,6 +551,13 @@ class KV(Generic[V]):
         keys; then a READY change; then every change as it happens. With `start_revision` (see
         `Subscription.revision`) the changes since that revision take the place of the entries; of a
         key that was set several times since then you get only the last value.
+
+        - With `with_state` False you get only what happens from now on, without the entries and the
+          READY; *now* is when you enter the subscription with `async with`, or ask for the first
+          change.
+        - With `meta_only` the entries have keys, revisions and times alone: `value` is None, and
+          `headers` are empty. The state comes over the network without values; live changes have
+          theirs, which are dropped on arrival.
 
         The subscription survives reconnects and changes of owner. After a RESET change, discard
         everything you know: the entries and another READY follow again. A RESET comes if the owner
@@ -448,9 +577,13 @@ class KV(Generic[V]):
             self._follower,
             self._key,
             self._values,
-            prefix=prefix,
-            start_revision=start_revision,
-            marks_ready=True,
+            Wanted(
+                prefix=prefix,
+                start_revision=start_revision,
+                marks_ready=with_state,
+                with_state=with_state,
+                meta_only=meta_only,
+            ),
         )
 
     async def _update(
@@ -496,9 +629,28 @@ class KV(Generic[V]):
                         timeout_seconds=timeout, reason=str(error)
                     ) from error
 
-    async def _find(self, key: str, timeout_seconds: float | None) -> Entry | None:
+    async def _delete_prefix(self, prefix: str, timeout_seconds: float | None) -> Deleted:
+        count, revision = 0, None
+        pages = self._reads.pages(prefix, None, None, False, timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                keys = [row[0] for row in page]
+                for start in range(0, len(keys), _DELETED_AT_ONCE):
+                    part = keys[start : start + _DELETED_AT_ONCE]
+                    deleted = await self.delete(part, timeout_seconds=timeout_seconds)
+                    count, revision = count + deleted.count, deleted.revision
+        if revision is None:
+            revision = (await self.head(timeout_seconds=timeout_seconds)).revision
+        return Deleted(count, revision)
+
+    async def _find(
+        self, key: str, timeout_seconds: float | None, revision: int | None = None
+    ) -> Entry | None:
         link = self._link
-        packed = pack((GET_ENTRY, check_key(key)))
+        if revision is None:
+            packed = pack((GET_ENTRY, check_key(key)))
+        else:
+            packed = pack((GET_ENTRY_AT, check_key(key), check_count("revision", revision)))
         if link.full:
             await link.wait_for_room(timeout_seconds)
         answer = await link.submit(self._key, packed, False, 0, timeout_seconds)
@@ -533,27 +685,6 @@ class KV(Generic[V]):
 
         operation(b"")
         return commit
-
-    async def _pages(
-        self, prefix: str, with_values: bool, timeout_seconds: float | None
-    ) -> AsyncGenerator[list[list[Any]], None]:
-        """Yield the rows of the keys that start with `prefix`, page by page."""
-        after_key: str | None = None
-        check_key(prefix)
-        page = self._fetch(prefix, after_key, with_values, timeout_seconds)
-        while True:
-            (rows, after_key), *_ = self._link.unwrap(await page)
-            if after_key is not None:
-                page = self._fetch(prefix, after_key, with_values, timeout_seconds)
-            yield rows
-            if after_key is None:
-                return
-
-    def _fetch(
-        self, prefix: str, after_key: str | None, with_values: bool, timeout_seconds: float | None
-    ) -> Any:
-        packed = pack([GET_ENTRIES, prefix, after_key, None, with_values])
-        return self._link.submit(self._key, packed, False, 0, timeout_seconds)
 
 
 def _ack(result: Sequence[Any], time: int, durability: Durability) -> Ack:

@@ -2,51 +2,52 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Generic, Unpack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Generic, Literal, Unpack
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription, subscription_to
+from holdfast.client.following.track import Wanted
 from holdfast.client.handles import configuration
 from holdfast.client.handles.consumer import Consumer, consumer_infos
 from holdfast.client.handles.destroying import destroy
-from holdfast.client.handles.large_value import is_large, with_large_value
+from holdfast.client.handles.message_reads import MessageReads, checked_filters
 from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.transaction import StreamTransaction
-from holdfast.client.handles.value_reader import ValueReader
-from holdfast.client.handles.value_source import Source, write_file
-from holdfast.client.handles.value_upload import put_file, put_value
+from holdfast.client.large_values.large_value import is_large, with_large_value
+from holdfast.client.large_values.value_reader import ValueReader
+from holdfast.client.large_values.value_source import Source, write_file
+from holdfast.client.large_values.value_upload import put_file, put_value
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     PACKED_HEAD,
     Value,
     append_operation,
+    append_options,
     check_count,
     check_seq,
     checked_durability,
     delete_messages_operation,
+    expect_operation,
     head_from_wire,
     message_from_wire,
-    messages_from_wire,
     pack_batch,
     packed_append,
     range_end,
     range_start,
     set_message_operation,
     split_value,
-    time_ms,
 )
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
 from holdfast.protocol.errors import (
     InvalidArgumentError,
     MalformedFrameError,
 )
-from holdfast.protocol.frames import GET_MESSAGE, GET_MESSAGES, TRIM, pack
+from holdfast.protocol.frames import GET_MESSAGE, PURGE, TRIM, pack
 from holdfast.protocol.messages import (
     Ack,
     AnyDurability,
@@ -56,10 +57,12 @@ from holdfast.protocol.messages import (
     Headers,
     LargeValue,
     Message,
+    SubjectInfo,
     V,
 )
 from holdfast.protocol.names import StoreKind, StoreName
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
+from holdfast.protocol.subject_filters import check_filter
 
 
 class Stream(Generic[V]):
@@ -88,6 +91,7 @@ class Stream(Generic[V]):
         self._link = link
         self._follower = follower
         self._key = (int(StoreKind.STREAM), str(name))
+        self._reads = MessageReads(link, self._key)
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
@@ -102,10 +106,14 @@ class Stream(Generic[V]):
         ttl_seconds: float | None = None,
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
+        subject: str | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_subject: str | None = None,
+        rollup: Literal["sub", "all"] | None = None,
     ) -> Ack:
         """Append a message. The ack has its seq and revision.
 
-        - `headers` maps text to text.
+        - `headers` maps text to text, or is a HeaderBlock, which is stored byte for byte.
         - `msg_id` makes the append idempotent: if a message with this `msg_id` was stored within
           the last two minutes (or the stream's `dedupe_window_seconds`), nothing is stored, and the
           ack is that of the first time, with `duplicate` true.
@@ -114,26 +122,43 @@ class Stream(Generic[V]):
         - `ttl_seconds` removes the message so long after it was stored.
         - `durability` is the level that the ack waits for: "applied", "synced" or "stored"; the
           stream's own by default.
+        - `subject` says what the message is about: tokens joined by dots, without wildcards.
+          Messages can be read, counted, limited and removed by their subjects.
+        - `expected_last_subject_seq` stores the message only if that is the seq of the last message
+          with its subject (0: there is none). With `expected_subject`, a filter, that of the last
+          message that matches it.
+        - `rollup` removes earlier messages when this one is stored: those with its subject ("sub"),
+          or all ("all").
 
         A value above MAX_VALUE_BYTES is uploaded in chunks first; `timeout_seconds` then applies to
         each chunk.
 
         Raises WrongLastSeqError; LimitExceededError and RateLimitedError if the stream is
-        configured with limits. After these errors nothing was stored or removed.
+        configured with limits; DeniedError if it is sealed. After these errors nothing was stored
+        or removed.
 
             ack = await stream.append(b"hello", msg_id="order-17")
             print(ack.seq, ack.duplicate)
         """
         # Written out rather than through `Link.call`: this is the path of every message.
         link, values = self._link, self._values
+        options = None
+        if expected_last_subject_seq is not None or expected_subject is not None or rollup:
+            options = append_options(expected_last_subject_seq, expected_subject, rollup)
         data = values.encoded(value)
         if is_large(data):
             append = self._committing(
-                None, headers, msg_id, expected_last_seq, ttl_seconds, durability, timeout_seconds
+                None,
+                headers,
+                (msg_id, expected_last_seq, ttl_seconds, subject, options),
+                durability,
+                timeout_seconds,
             )
             return await put_value(link, self._key, data, append, timeout_seconds)
         data, headers = values.stored(data, headers)
-        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
+        packed = packed_append(
+            data, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
+        )
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -150,6 +175,10 @@ class Stream(Generic[V]):
         ttl_seconds: float | None = None,
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
+        subject: str | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_subject: str | None = None,
+        rollup: Literal["sub", "all"] | None = None,
     ) -> PendingAck:
         """Start an `append`, with the same arguments, and return without waiting for its ack.
 
@@ -161,8 +190,13 @@ class Stream(Generic[V]):
         PendingAck.
         """
         link, values = self._link, self._values
+        options = None
+        if expected_last_subject_seq is not None or expected_subject is not None or rollup:
+            options = append_options(expected_last_subject_seq, expected_subject, rollup)
         data, headers = values.stored(values.encoded(value), headers)
-        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
+        packed = packed_append(
+            data, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
+        )
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
@@ -172,30 +206,43 @@ class Stream(Generic[V]):
 
     async def append_many(
         self,
-        values: Sequence[V | Value | tuple[V | Value, Headers | None]],
+        values: Sequence[
+            V
+            | Value
+            | tuple[V | Value, Headers | None]
+            | tuple[V | Value, Headers | None, str | None]
+        ],
         *,
         durability: AnyDurability | None = None,
         expected_last_seq: int | None = None,
         ttl_seconds: float | None = None,
         timeout_seconds: float | None = None,
+        subject: str | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_subject: str | None = None,
     ) -> list[Ack]:
         """Append all of `values` or none. Return an ack for each, in order; [] if there are none.
 
-        Each item is a value, or a pair `(value, headers)`. The messages get consecutive seqs. The
-        other arguments are those of `append`.
+        Each item is a value, a pair `(value, headers)`, or `(value, headers, subject)`. Items
+        without a subject of their own have `subject`. The messages get consecutive seqs. The other
+        arguments are those of `append`; what is expected of a subject is that of the first message.
 
         Raises TooLargeError unless all fit into one frame of about 1 MB and 4096 messages;
         WrongLastSeqError, LimitExceededError and RateLimitedError as `append` does, also if the
         stream cannot keep all of them.
         """
+        options = append_options(expected_last_subject_seq, expected_subject, None)
         operations = []
         for item in values:
-            value, headers = split_value(item)
+            value, headers, own_subject = split_value(item)
             data, headers = self._values.stored(self._values.encoded(value), headers)
+            about = subject if own_subject is None else own_subject
             operations.append(
-                append_operation(data, headers, None, expected_last_seq, ttl_seconds)
+                append_operation(
+                    data, headers, None, expected_last_seq, ttl_seconds, about, options
+                )
             )
-            expected_last_seq = None
+            expected_last_seq = options = None
         return await self._batch(operations, durability, timeout_seconds)
 
     async def set(
@@ -204,27 +251,32 @@ class Stream(Generic[V]):
         value: V | Value,
         *,
         headers: Headers | None = None,
+        expected_revision: int | None = None,
         ttl_seconds: float | None = None,
         durability: AnyDurability | None = None,
         timeout_seconds: float | None = None,
     ) -> Ack:
         """Replace message `seq`, even if it was deleted. At the last seq + 1 it appends.
 
-        The ttl and the age of the message begin anew. The other arguments are those of `append`.
+        With `expected_revision` it does so only if that is the revision of the message (0: there is
+        no message `seq`). The ttl and the age of the message begin anew. The other arguments are
+        those of `append`.
 
-        Raises InvalidSeqError if `seq` is above the last seq + 1; LimitExceededError and
-        RateLimitedError as `append` does.
+        Raises InvalidSeqError if `seq` is above the last seq + 1; WrongRevisionError, which carries
+        the actual revision; LimitExceededError and RateLimitedError as `append` does. After these
+        errors nothing was stored.
+
+            message = await stream.get(7)
+            await stream.set(7, message.value.upper(), expected_revision=message.revision)
         """
         data = self._values.encoded(value)
+        replace = self._committing(
+            *(seq, headers, (None, None, ttl_seconds), durability, timeout_seconds),
+            expected_revision=expected_revision,
+        )
         if is_large(data):
-            replace = self._committing(
-                seq, headers, None, None, ttl_seconds, durability, timeout_seconds
-            )
             return await put_value(self._link, self._key, data, replace, timeout_seconds)
-        data, headers = self._values.stored(data, headers)
-        packed = pack(set_message_operation(seq, data, headers, ttl_seconds))
-        level = checked_durability(durability)
-        return _ack(*await self._link.call(self._key, packed, True, level, timeout_seconds))
+        return await replace(data)
 
     async def set_many(
         self,
@@ -253,13 +305,7 @@ class Stream(Generic[V]):
         Raises ValueUnreadableError if the value cannot be decompressed or decoded.
         """
         message = await self._find(seq, timeout_seconds)
-        if message is not None and message.large is not None:
-            message = await with_large_value(
-                message,
-                lambda found: self._reader(found, timeout_seconds).read(),
-                lambda: self._find(seq, timeout_seconds),
-            )
-        return None if message is None else self._values.message(message)
+        return None if message is None else await self._whole(message, timeout_seconds)
 
     async def get_reader(
         self, message: int | Message[Any], *, timeout_seconds: float | None = None
@@ -310,6 +356,7 @@ class Stream(Generic[V]):
         durability: AnyDurability | None = None,
         upload_id: bytes | None = None,
         timeout_seconds: float | None = None,
+        subject: str | None = None,
     ) -> Ack:
         """Append the content of a file, or with `seq` replace that message.
 
@@ -324,7 +371,11 @@ class Stream(Generic[V]):
         Raises what `append` and `set` raise, and OSError.
         """
         commit = self._committing(
-            seq, headers, msg_id, expected_last_seq, ttl_seconds, durability, timeout_seconds
+            seq,
+            headers,
+            (msg_id, expected_last_seq, ttl_seconds, subject),
+            durability,
+            timeout_seconds,
         )
         return await put_file(self._link, self._key, source, commit, upload_id, timeout_seconds)
 
@@ -337,6 +388,7 @@ class Stream(Generic[V]):
         last: int | None = None,
         limit: int | None = None,
         timeout_seconds: float | None = None,
+        subjects: str | Sequence[str] | None = None,
     ) -> AsyncIterator[Message[V]]:
         """Yield messages in order of seq.
 
@@ -346,6 +398,8 @@ class Stream(Generic[V]):
           milliseconds since the epoch, or a datetime with a time zone.
         - `last` takes the last so many messages of that range, and `limit` the first so many of the
           rest. So `end_seq=50, last=3` yields 48 to 50.
+        - `subjects` leaves out messages whose subject matches none of these filters: subjects in
+          which `*` stands for any one token and a last `>` for one or more. It excludes `last`.
 
         Pages are fetched one ahead; `timeout_seconds` applies to each. Each page is a consistent
         view, but all pages together are not: a message that is set meanwhile may appear in its old
@@ -358,11 +412,72 @@ class Stream(Generic[V]):
             async for message in stream.get_all(last=10):
                 print(message.seq, message.value)
         """
-        pages = self._pages(start_seq, end_seq, start_time, last, limit, timeout_seconds)
+        pages = self._reads.pages(
+            start_seq, end_seq, start_time, last, limit, timeout_seconds, subjects
+        )
         async with contextlib.aclosing(pages):
             async for page in pages:
                 for message in page:
                     yield self._values.listed_message(message)
+
+    async def get_last(
+        self, subject: str, *, timeout_seconds: float | None = None
+    ) -> Message[V] | None:
+        """Return the last message with this subject, or the last one that matches this filter; None
+        if there is none. A large value is returned as `get` does it.
+
+        Raises ValueUnreadableError.
+
+            temperature = await stream.get_last("room.7.temperature")
+        """
+        message = await self._reads.last(subject, timeout_seconds)
+        return None if message is None else await self._whole(message, timeout_seconds)
+
+    async def get_lasts(
+        self,
+        subjects: str | Sequence[str] = ">",
+        *,
+        up_to_seq: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> AsyncIterator[Message[V]]:
+        """Yield the last message of each subject that matches, in order of seq.
+
+        With `up_to_seq`, the stream is read as if it ended there: of each subject you get the last
+        message up to this seq that still exists. Pages, large values and values that cannot be read
+        are as in `get_all`.
+
+            async for message in stream.get_lasts("room.*.temperature"):
+                print(message.subject, message.value)
+        """
+        pages = self._reads.last_pages(subjects, up_to_seq, timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for message in page:
+                    yield self._values.listed_message(message)
+
+    async def subjects(
+        self, subjects: str = ">", *, timeout_seconds: float | None = None
+    ) -> AsyncIterator[SubjectInfo]:
+        """Yield each subject that matches a filter and has messages, in order of its UTF-8 bytes.
+        Pages are fetched one ahead; `timeout_seconds` applies to each.
+        """
+        pages = self._reads.subject_pages(subjects, timeout_seconds)
+        async with contextlib.aclosing(pages):
+            async for page in pages:
+                for subject in page:
+                    yield subject
+
+    async def count(
+        self,
+        subjects: str | Sequence[str] = ">",
+        *,
+        start_seq: int = 1,
+        timeout_seconds: float | None = None,
+    ) -> int:
+        """Return how many messages with a matching subject there are from `start_seq` on. For the
+        number of all messages, see `head`.
+        """
+        return await self._reads.count(subjects, start_seq, timeout_seconds)
 
     async def delete(
         self, seqs: int | Sequence[int], *, timeout_seconds: float | None = None
@@ -390,6 +505,47 @@ class Stream(Generic[V]):
         packed = pack([TRIM, end_seq])
         (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
         return Deleted(count, revision)
+
+    async def purge(
+        self,
+        subject: str | None = None,
+        *,
+        end_seq: int | None = None,
+        keep: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> Deleted:
+        """Delete the messages with this subject, or those that match this filter; without it, of
+        all. Return how many existed.
+
+        `end_seq` deletes only messages up to and including that seq. `keep` leaves the last so many
+        that match; the two exclude each other.
+
+        It takes several operations for more than 16,384 messages, each atomic; `timeout_seconds`
+        applies to each. If it is interrupted, call it again.
+
+        Raises DeniedError if the stream is configured with `deny_purge` or `sealed`.
+
+            await stream.purge("room.7.>", keep=1)
+        """
+        if subject is not None:
+            check_filter(subject)
+        if keep is not None and end_seq is not None:
+            reason = "end_seq and keep exclude each other"
+            raise InvalidArgumentError(argument="keep", reason=reason)
+        end_seq = range_end("end_seq", end_seq)
+        if end_seq == 0:
+            return await self._nothing_deleted(timeout_seconds)
+        before_seq = None if end_seq is None else end_seq + 1
+        if keep is not None:
+            check_count("keep", keep)
+        packed = pack([PURGE, subject, before_seq, keep])
+        purged, more = 0, True
+        while more:
+            (count, revision, more), *_ = await self._link.call(
+                self._key, packed, True, 0, timeout_seconds
+            )
+            purged += count
+        return Deleted(purged, revision)
 
     def transaction(
         self,
@@ -443,8 +599,9 @@ class Stream(Generic[V]):
         return await configuration.config(self._link, self._key, timeout_seconds)
 
     async def destroy(self, *, timeout_seconds: float | None = None) -> bool:
-        """Remove the stream and every copy of it: its file, snapshots, quarantined files, consumers
-        and configuration. Return False if it did not exist. Nothing can restore it.
+        """Remove the stream: its file, snapshots, quarantined files, consumers and configuration.
+        Return False if it did not exist. Nothing can restore it, but what it held stays in logs for
+        a while, and in exported tables; operators can purge it there (docs/erasure.md).
 
         Its name is free afterwards. A later write creates a new stream, which a retry of this call
         leaves alone. Followers receive a RESET. The call needs its own NATS permission
@@ -455,7 +612,11 @@ class Stream(Generic[V]):
         return await destroy(self._link, self._key, timeout_seconds)
 
     def subscribe(
-        self, *, start_seq: int | None = None, start_revision: int | None = None
+        self,
+        *,
+        start_seq: int | None = None,
+        start_revision: int | None = None,
+        subjects: str | Sequence[str] | None = None,
     ) -> Subscription[V]:
         """Follow the stream. Return an async iterator of Change: each change once, in the order of
         revisions.
@@ -466,6 +627,9 @@ class Stream(Generic[V]):
         - With `start_revision` it resumes after that revision (see `Subscription.revision`). A
           message that was set or deleted several times since then appears only with its latest
           state.
+        - With `subjects`, SET changes of messages whose subject matches none of these filters are
+          left out. DELETE and TRIM changes are not: they may name messages of other subjects.
+          Live changes are filtered by the client, so all of them come over the network.
 
         The subscription survives reconnects and changes of owner. After a RESET change, discard
         everything you know: all messages (from `start_seq` on) follow again. A RESET comes if the
@@ -493,8 +657,11 @@ class Stream(Generic[V]):
             self._follower,
             self._key,
             self._values,
-            start_seq=start_seq,
-            start_revision=start_revision,
+            Wanted(
+                start_seq=start_seq,
+                start_revision=start_revision,
+                filters=None if subjects is None else checked_filters(subjects),
+            ),
         )
 
     def consumer(
@@ -527,36 +694,18 @@ class Stream(Generic[V]):
         """Return the state of each consumer of this stream, in order of their names."""
         return await consumer_infos(self._link, self._key, None, timeout_seconds)
 
-    async def _pages(
-        self,
-        start_seq: int,
-        end_seq: int | None,
-        start_time: datetime.datetime | int | None,
-        last: int | None,
-        limit: int | None,
-        timeout_seconds: float | None,
-    ) -> AsyncGenerator[list[Message], None]:
-        """Yield what `get_all` does, page by page."""
-        next_seq: int | None = range_start("start_seq", start_seq)
-        end_seq = range_end("end_seq", end_seq)
-        for argument, number in (("last", last), ("limit", limit)):
-            if number is not None:
-                check_count(argument, number)
-        since = time_ms(start_time)
-        if last == 0 or limit == 0 or end_seq == 0:
-            return
-        page = self._fetch(next_seq, end_seq, since, limit, last, timeout_seconds)
-        while True:
-            (rows, next_seq), *_ = self._link.unwrap(await page)
-            if limit is not None:
-                rows = rows[:limit]
-                limit -= len(rows)
-            more = next_seq is not None and limit != 0
-            if more:
-                page = self._fetch(next_seq, end_seq, since, limit, None, timeout_seconds)
-            yield messages_from_wire(rows)
-            if not more:
-                return
+    async def _whole(
+        self, message: Message, timeout_seconds: float | None
+    ) -> Message[V] | None:
+        """Return a message as the application sees it, with its value even if that is large."""
+        if message.large is None:
+            return self._values.message(message)
+        whole = await with_large_value(
+            message,
+            lambda found: self._reader(found, timeout_seconds).read(),
+            lambda: self._find(message.seq, timeout_seconds),
+        )
+        return None if whole is None else self._values.message(whole)
 
     async def _nothing_deleted(self, timeout_seconds: float | None) -> Deleted:
         return Deleted(0, (await self.head(timeout_seconds=timeout_seconds)).revision)
@@ -574,24 +723,34 @@ class Stream(Generic[V]):
         self,
         seq: int | None,
         headers: Headers | None,
-        msg_id: str | None,
-        expected_last_seq: int | None,
-        ttl_seconds: float | None,
+        others: tuple[Any, ...],
         durability: AnyDurability | None,
         timeout_seconds: float | None,
+        *,
+        expected_revision: int | None = None,
     ) -> Callable[[Value | LargeValue], Awaitable[Ack]]:
-        """Return what makes a value, or what was uploaded, a message. Raises before anything is
-        sent."""
+        """Return what makes a value, or what was uploaded, a message. `others` are the arguments of
+        `append_operation` from `msg_id` on. Raises before anything is sent."""
         level = checked_durability(durability)
+        condition = None if expected_revision is None else expect_operation(seq, expected_revision)
 
         def operation(value: Value | LargeValue) -> list[Any]:
             value, marked = self._values.stored_or_large(value, headers)
             if seq is None:
-                return append_operation(value, marked, msg_id, expected_last_seq, ttl_seconds)
-            return set_message_operation(seq, value, marked, ttl_seconds)
+                return append_operation(value, marked, *others)
+            return set_message_operation(seq, value, marked, others[2])
 
         async def commit(value: Value | LargeValue) -> Ack:
+            if condition is not None:
+                batch = [condition, operation(value)]
+                whole = pack_batch(batch, self._link.operation_limit_bytes)
+                results, time, stored = await self._link.call(
+                    self._key, whole, True, level, timeout_seconds
+                )
+                return _ack(results[1], time, stored)
             packed = pack(operation(value))
+            if self._link.full:
+                await self._link.wait_for_room(timeout_seconds)
             answer = await self._link.submit(self._key, packed, True, level, timeout_seconds)
             return answer if type(answer) is Ack else _ack(*self._link.unwrap(answer))
 
@@ -614,18 +773,6 @@ class Stream(Generic[V]):
         if len(results) != len(operations):
             raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
         return [_ack(result, time, stored) for result in results]
-
-    def _fetch(
-        self,
-        start_seq: int | None,
-        end_seq: int | None,
-        start_time: int | None,
-        limit: int | None,
-        last: int | None,
-        timeout_seconds: float | None,
-    ) -> asyncio.Future[Any]:
-        packed = pack([GET_MESSAGES, start_seq, end_seq, start_time, limit, last])
-        return self._link.submit(self._key, packed, False, 0, timeout_seconds)
 
 
 def _ack(result: Sequence[Any], time: int, durability: Durability) -> Ack:

@@ -20,16 +20,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     Value,
     append_operation,
+    append_options,
     check_seq,
     checked_durability,
     checked_headers,
+    checked_map,
     checked_value,
     delete_entries_operation,
     delete_messages_operation,
@@ -57,6 +59,7 @@ from holdfast.protocol.frames import (
     GET_SEQS,
     pack,
 )
+from holdfast.protocol.header_block import headers_from_wire
 from holdfast.protocol.limits import (
     MAX_CONTENDED_KEYS,
     MAX_CONTENDED_STORES,
@@ -282,7 +285,7 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         data = values.encoded(value)
         stored, marked = values.stored(data, headers)
         self._operations.append(set_entry_operation(key, stored, marked, None, ttl_seconds))
-        plain = Entry(key, checked_value(data), checked_headers(headers) or {}, 0, 0)
+        plain = Entry(key, checked_value(data), checked_map(headers), 0, 0)
         self._written[key] = values.entry(plain)
 
     def delete(self, keys: str | Sequence[str]) -> None:
@@ -349,11 +352,20 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         headers: Headers | None = None,
         msg_id: str | None = None,
         ttl_seconds: float | None = None,
+        subject: str | None = None,
+        expected_last_subject_seq: int | None = None,
+        expected_subject: str | None = None,
+        rollup: Literal["sub", "all"] | None = None,
     ) -> None:
-        """Append a message at the commit. The arguments are those of `Stream.append`."""
+        """Append a message at the commit. The arguments are those of `Stream.append`.
+        `expected_last_subject_seq` is checked against the stream as it was before the commit.
+        """
         self._check_open()
+        options = append_options(expected_last_subject_seq, expected_subject, rollup)
         stored, marked = self._values.stored(self._values.encoded(value), headers)
-        self._operations.append(append_operation(stored, marked, msg_id, None, ttl_seconds))
+        self._operations.append(
+            append_operation(stored, marked, msg_id, None, ttl_seconds, subject, options)
+        )
 
     def set(
         self,
@@ -369,7 +381,8 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         data = values.encoded(value)
         stored, marked = values.stored(data, headers)
         self._operations.append(set_message_operation(seq, stored, marked, ttl_seconds))
-        plain = Message(seq, checked_value(data), checked_headers(headers) or {}, 0, 0)
+        there = headers_from_wire(checked_headers(headers))
+        plain = Message(seq, checked_value(data), there, 0, 0)
         self._written[seq] = values.message(plain)
 
     def delete(self, seqs: int | Sequence[int]) -> None:

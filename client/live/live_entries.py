@@ -16,24 +16,31 @@ writes that are not confirmed. The application sees the second on top of the fir
 - **The owner's order is kept**: the confirmed state of a key only moves to higher revisions. Only a
   reset replaces everything at once, when the new state is complete.
 - One write of a key is in flight at a time. Of later writes only the last one waits.
-- **A large value is never merged**: its bytes are not held, and a LargeValue shows in their place.
-  If a merge would need it, the local write is rejected and the owner's value stays.
+- **A large value is never merged**: its bytes are not held, and a LargeValue shows in their place;
+  those of a local write are held until it is stored. If a merge would need a value that is not
+  held, the local write is rejected and the owner's value stays.
+- **Headers and ttl belong to the local write**: a merge keeps them, unless it chooses the remote
+  value. An owner's value that is the local one counts as its write only with its headers.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from holdfast.client.live.live_notices import Notices, Origin, Rejection
 from holdfast.protocol.errors import BusyError, HoldfastError, LargeValueNotHeldError
 from holdfast.protocol.limits import MAX_UNSAVED_BYTES, MAX_UNSAVED_WRITES
-from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue
+from holdfast.protocol.messages import Change, ChangeKind, Entry, Headers, LargeValue
 
 V = TypeVar("V")
+
+NO_HEADERS: Final[Headers] = MappingProxyType({})
 
 Merge = Callable[[bytes | None, bytes | None, bytes | None], bytes | None]
 """`(base, local, remote)` to the new value; None means that the key does not exist."""
@@ -64,6 +71,12 @@ class EntryWrite(NamedTuple):
     key: str
     value: bytes | None
     expected_revision: int
+    headers: Headers = NO_HEADERS
+    ttl_seconds: float | None = None
+
+
+def _no_headers() -> Headers:
+    return NO_HEADERS
 
 
 class _State(StrEnum):
@@ -89,13 +102,23 @@ class _Unsaved:
     wanted: bytes | None
     #: The state that `wanted` was made on.
     base: _Known
+    #: What the application wrote with it.
+    headers: Headers = field(default_factory=_no_headers)
+    ttl_seconds: float | None = None
     state: _State = _State.WAITING
-    #: The value in flight.
+    #: The value in flight, and what was sent with it.
     sent: bytes | None = None
+    sent_headers: Headers = field(default_factory=_no_headers)
+    sent_ttl_seconds: float | None = None
     #: The number of the oldest write since it was sent, 0 if none.
     next_number: int = 0
-    #: `(value,)` of a write without an answer, which may be stored.
-    unsure: tuple[bytes | None] | None = None
+    #: `(value, headers)` of a write without an answer, which may be stored.
+    unsure: tuple[bytes | None, Headers] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but a value to store."""
+        return not self.headers and self.ttl_seconds is None
 
 
 _ABSENT: Final = _Known(None, 0)
@@ -128,7 +151,13 @@ class LiveEntries:
 
     # What the application does
 
-    def write(self, key: str, value: bytes | None) -> None:
+    def write(
+        self,
+        key: str,
+        value: bytes | None,
+        headers: Headers = NO_HEADERS,
+        ttl_seconds: float | None = None,
+    ) -> None:
         """Set `key`, or delete it. Raises BusyError if too much is unsaved."""
         unsaved = self._unsaved.get(key)
         size_bytes = len(value or b"")
@@ -141,11 +170,13 @@ class LiveEntries:
             raise BusyError(what="the queue of unsaved writes")
         self.last_write += 1
         if unsaved is None:
-            self._unsaved[key] = _Unsaved(self.last_write, value, self._known(key))
+            known = self._known(key)
+            self._unsaved[key] = _Unsaved(self.last_write, value, known, headers, ttl_seconds)
             self._waiting[key] = None
             self.unsaved_bytes += size_bytes
         else:
             self._want(unsaved, value)
+            unsaved.headers, unsaved.ttl_seconds = headers, ttl_seconds
             if unsaved.state is _State.SENT and not unsaved.next_number:
                 unsaved.next_number = self.last_write
         self._show(key, Origin.LOCAL)
@@ -193,15 +224,27 @@ class LiveEntries:
                 self._settle(key, Origin.LOCAL)  # created and deleted before it was sent
                 continue
             unsaved.state, unsaved.sent = _State.SENT, unsaved.wanted
+            unsaved.sent_headers = unsaved.headers
+            unsaved.sent_ttl_seconds = unsaved.ttl_seconds
             limit_bytes -= len(unsaved.wanted or b"")
-            flight.append(EntryWrite(key, unsaved.wanted, unsaved.base.revision))
+            flight.append(
+                EntryWrite(
+                    *(key, unsaved.wanted, unsaved.base.revision),
+                    *(unsaved.headers, unsaved.ttl_seconds),
+                )
+            )
         return flight
 
-    def stored(self, key: str, revision: int, time: int) -> None:
-        """Note that the owner stored what was sent of `key`."""
+    def stored(
+        self, key: str, revision: int, time: int, large: LargeValue | None = None
+    ) -> None:
+        """Note that the owner stored what was sent of `key`, perhaps as a large value."""
         unsaved = self._unsaved[key]
-        value = unsaved.sent
-        entry = None if value is None else Entry(key, value, {}, revision, time)
+        value: Held | None = large or unsaved.sent
+        entry = None
+        if value is not None:
+            held = value if isinstance(value, bytes) else b""
+            entry = Entry(key, held, dict(unsaved.sent_headers), revision, time, large)
         self._learn(key, revision, entry)
         if not unsaved.next_number:
             self._settle(key, Origin.REMOTE)
@@ -225,7 +268,7 @@ class LiveEntries:
         """Note that what was sent of `key` may be stored or not. It is sent again, on the
         same base."""
         unsaved = self._unsaved[key]
-        unsaved.unsure, unsaved.next_number = (unsaved.sent,), 0
+        unsaved.unsure, unsaved.next_number = (unsaved.sent, unsaved.sent_headers), 0
         self._wait(key, unsaved)
         self._reconsider(key, unsaved)
 
@@ -311,6 +354,13 @@ class LiveEntries:
         entry = self.confirmed.get(key)
         return _ABSENT if entry is None else _Known(entry.large or entry.value, entry.revision)
 
+    def _holds(self, key: str, value: bytes | None, headers: Headers) -> bool:
+        """Whether the owner is known to have this value, with these headers if there are any."""
+        if not _is_same(self._known(key).value, value):
+            return False
+        entry = self.confirmed.get(key)
+        return not headers or (entry is not None and dict(entry.headers) == dict(headers))
+
     @staticmethod
     def _hold(entries: dict[str, Entry], key: str, entry: Entry | None) -> None:
         if entry is None:
@@ -334,12 +384,16 @@ class LiveEntries:
         remote = self._known(key)
         if remote.revision == unsaved.base.revision:
             return
-        if remote.value == unsaved.wanted:
-            self._settle(key, Origin.REMOTE)
-            return
         base, unsaved.base = unsaved.base, remote
         unsure, unsaved.unsure = unsaved.unsure, None
-        if unsure == (remote.value,):
+        was_stored = unsure is not None and self._holds(key, *unsure)
+        has_ttl = was_stored and unsaved.sent_ttl_seconds == unsaved.ttl_seconds
+        if self._holds(key, unsaved.wanted, unsaved.headers) and (
+            unsaved.ttl_seconds is None or has_ttl
+        ):
+            self._settle(key, Origin.REMOTE)
+            return
+        if was_stored:
             return  # the answer was lost but the write was stored; later writes are based on it
         if self._merge is local_wins:
             merged = unsaved.wanted
@@ -350,8 +404,9 @@ class LiveEntries:
             return
         else:
             merged = self._merge(base.value, unsaved.wanted, remote.value)
+        is_local = merged == unsaved.wanted and not unsaved.is_plain
         self._want(unsaved, merged)
-        if merged == remote.value:
+        if _is_same(remote.value, merged) and not is_local:
             self._settle(key, Origin.REMOTE)
         else:
             self._show(key, Origin.REMOTE)
@@ -390,7 +445,20 @@ class LiveEntries:
             del self.visible[key]
         else:
             self.visible[key] = value
+        if isinstance(previous, bytes) and _is_same(value, previous):
+            return  # an own large value is held no longer, now that it is stored
         self.notices.change(EntryChange(key, value, previous, origin))
+
+
+def _is_same(held: Held | None, value: bytes | None) -> bool:
+    """Whether what is held is this value, or stands for it."""
+    if isinstance(held, LargeValue):
+        return (
+            value is not None
+            and len(value) == held.size_bytes
+            and hashlib.sha256(value).digest() == held.sha256
+        )
+    return held == value
 
 
 def _apply(entries: dict[str, Entry], change: Change) -> None:

@@ -20,7 +20,7 @@ any case. If an outage of five minutes or more hides that an own write was store
 built on it since, the write is merged with itself. An idempotent merge, as for sets and texts, is
 not affected by that.
 
-**Large values** (above MAX_VALUE_BYTES), which `KV.set` and `KV.put_file` write, are not held.
+**Large values** (above MAX_VALUE_BYTES) are not held once they are stored, whoever wrote them.
 Their keys show. Reading one raises LargeValueNotHeldError; `KV.get_reader` of `Client.kv` reads it.
 In changes a LargeValue takes the place of the value, and `entry(key).large` has it too. Such a key
 can be set and deleted as any other. A merge needs all its values: if one of them is large, the
@@ -34,13 +34,15 @@ would be lost, so it raises TypeError. Change a copy and assign that:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from collections.abc import Awaitable, Callable, ItemsView, Iterator, MutableMapping, ValuesView
 from enum import Enum
 from typing import Any, Final, TypeVar
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription
 from holdfast.client.handles.kv import KV
+from holdfast.client.large_values.large_value import is_large
+from holdfast.client.large_values.value_upload import put_value
 from holdfast.client.live.live_entries import EntryChange, EntryWrite, Held, LiveEntries, local_wins
 from holdfast.client.live.live_replica import (
     FLIGHT_BYTES,
@@ -49,13 +51,15 @@ from holdfast.client.live.live_replica import (
     OUTAGES,
     LiveReplica,
 )
+from holdfast.client.live.live_values import encoded_for_live
 from holdfast.client.live.read_only import read_only
 from holdfast.client.values.codec import RAW, Codec
-from holdfast.client.values.values import Values, decoded_or_raise
+from holdfast.client.values.values import Values, check_headers_free, decoded_or_raise
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     checked_durability,
-    checked_value,
+    checked_map,
+    checked_ttl,
     delete_entries_operation,
     set_entry_operation,
 )
@@ -67,7 +71,7 @@ from holdfast.protocol.errors import (
     WrongRevisionError,
 )
 from holdfast.protocol.frames import pack
-from holdfast.protocol.messages import Ack, AnyDurability, Entry, LargeValue
+from holdfast.protocol.messages import Ack, AnyDurability, Entry, Headers, LargeValue
 from holdfast.protocol.names import StoreKind, StoreName, check_key
 
 V = TypeVar("V")
@@ -101,11 +105,13 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
     A value is decoded at each read, and its dictionaries and lists are read-only. Change a copy and
     assign that.
 
+    Values above MAX_VALUE_BYTES are uploaded in the background, and not held once they are stored.
+
     Writing raises InvalidNameError, InvalidArgumentError and TooLargeError for what can never be
-    stored; BusyError if MAX_UNSAVED_WRITES keys or MAX_UNSAVED_BYTES are unsaved (`await save()`
-    makes room); ConnectionFailedError if the replica is not open. Reading raises
-    ValueUnreadableError for a value that another codec wrote, and LargeValueNotHeldError for a
-    large value.
+    stored, such as a value above MAX_UNSAVED_BYTES; BusyError if MAX_UNSAVED_WRITES keys or
+    MAX_UNSAVED_BYTES are unsaved (`await save()` makes room); ConnectionFailedError if the replica
+    is not open. Reading raises ValueUnreadableError for a value that another codec wrote, and
+    LargeValueNotHeldError for a large value.
 
         async with hf.live_kv("settings", codec="json") as settings:
             settings["theme"] = "dark"
@@ -142,8 +148,27 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         return self._visible(value)
 
     def __setitem__(self, key: str, value: V) -> None:
+        self.set(key, value)
+
+    def set(
+        self,
+        key: str,
+        value: V,
+        *,
+        headers: Headers | None = None,
+        ttl_seconds: float | None = None,
+    ) -> None:
+        """Set `key`, as `live[key] = value` does, with headers or a ttl. Like the value, they show
+        everywhere: see `entry`. `ttl_seconds` counts from when the owner stores it.
+
+            live.set("ada", {"typing": True}, ttl_seconds=5)
+        """
         self._check_open()
-        self._core.write(check_key(key), checked_value(self._codec.encode(value)))
+        given = checked_map(headers)
+        check_headers_free(given)
+        ttl_seconds = checked_ttl(ttl_seconds)
+        data = encoded_for_live(self._codec, value)
+        self._core.write(check_key(key), data, given, ttl_seconds)
         self._written()
 
     def __delitem__(self, key: str) -> None:
@@ -218,26 +243,59 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         except OperationTimeoutError as error:
             return error
         flight = self._core.take_flight(FLIGHT_WRITES, FLIGHT_BYTES)
+        large = [write for write in flight if is_large(write.value or b"")]
+        small = [write for write in flight if not is_large(write.value or b"")]
         answers = [
             link.submit(
                 self._store_key, self._packed(write), True, self._durability, FLIGHT_SECONDS
             )
-            for write in flight
+            for write in small
         ]
         if answers:
             await asyncio.wait(answers)
         outage: HoldfastError | None = None
-        for write, answer in zip(flight, answers, strict=True):
-            outage = self._answered(write, answer.result()) or outage
+        for write, answer in zip(small, answers, strict=True):
+            found = answer.result()
+            outage = await self._answered(write, self._told_answer(found)) or outage
+        for write in large:
+            outage = await self._answered(write, self._upload(write)) or outage
         return outage
 
-    def _answered(self, write: EntryWrite, answer: Any) -> HoldfastError | None:
+    async def _told_answer(self, answer: Any) -> tuple[int, int, LargeValue | None]:
+        """Return revision and time of a write that was stored. Raises the error of another."""
+        if type(answer) is Ack:
+            return answer.revision, answer.time, None
+        (_, revision), time, _ = self._link.unwrap(answer)
+        return revision, time, None
+
+    async def _upload(self, write: EntryWrite) -> tuple[int, int, LargeValue | None]:
+        """Store a large value. Return revision and time, and what stands for the value."""
+        assert write.value is not None
+        stored: list[LargeValue] = []
+
+        async def commit(value: LargeValue) -> Ack:
+            stored.append(value)
+            headers = dict(write.headers) or None
+            operation = set_entry_operation(
+                write.key, value, headers, write.expected_revision, write.ttl_seconds
+            )
+            answer = await self._link.submit(
+                self._store_key, pack(operation), True, self._durability, FLIGHT_SECONDS
+            )
+            if type(answer) is Ack:
+                return answer
+            (_, revision), time, durability = self._link.unwrap(answer)
+            return Ack(None, revision, time, durability)
+
+        ack = await put_value(self._link, self._store_key, write.value, commit, FLIGHT_SECONDS)
+        return ack.revision, ack.time, stored[-1]
+
+    async def _answered(
+        self, write: EntryWrite, answer: Awaitable[tuple[int, int, LargeValue | None]]
+    ) -> HoldfastError | None:
         """Tell the core the result of a write. Return the error if it is an outage."""
         try:
-            if type(answer) is not Ack:
-                (_, revision), time, _ = self._link.unwrap(answer)
-            else:
-                revision, time = answer.revision, answer.time
+            revision, time, large = await answer
         except WrongRevisionError:
             self._core.refused(write.key)
         except OUTAGES as error:
@@ -248,7 +306,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         except HoldfastError as error:
             self._core.rejected(write.key, error)
         else:
-            self._core.stored(write.key, revision, time)
+            self._core.stored(write.key, revision, time, large)
         return None
 
     async def _wait_for_work(self) -> None:
@@ -285,7 +343,7 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
             merged = self._user_merge(*values)
             if isinstance(merged, KeyRemoval):
                 return None
-            return checked_value(self._codec.encode(merged))
+            return encoded_for_live(self._codec, merged)
         except Exception as error:  # noqa: BLE001 (an error of the application)
             self._report("the merge of a live kv failed: the local value wins", error)
             return local
@@ -308,5 +366,9 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
     def _packed(self, write: EntryWrite) -> bytes:
         if write.value is None:
             return pack(delete_entries_operation(write.key, write.expected_revision))
-        value, headers = self._values.stored(write.value, None)
-        return pack(set_entry_operation(write.key, value, headers, write.expected_revision))
+        value, headers = self._values.stored(write.value, dict(write.headers) or None)
+        return pack(
+            set_entry_operation(
+                write.key, value, headers, write.expected_revision, write.ttl_seconds
+            )
+        )

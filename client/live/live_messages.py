@@ -30,7 +30,7 @@ from typing import Generic, NamedTuple, TypeVar
 from holdfast.client.live.live_notices import Notices, Origin, Rejection
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.limits import MAX_UNSAVED_BYTES, MAX_UNSAVED_WRITES
-from holdfast.protocol.messages import Ack, Change, ChangeKind, Headers, Message
+from holdfast.protocol.messages import Ack, Change, ChangeKind, Headers, LargeValue, Message
 from holdfast.protocol.own_headers import LIVE_HEADER
 
 M = TypeVar("M")
@@ -60,6 +60,7 @@ class Draft:
     value: bytes
     headers: Headers
     last_seq: int
+    ttl_seconds: float | None = None
 
 
 class MessageChange(NamedTuple, Generic[M]):
@@ -101,7 +102,9 @@ class LiveMessages:
 
     # What the application does
 
-    def append(self, value: bytes, headers: Headers) -> None:
+    def append(
+        self, value: bytes, headers: Headers, ttl_seconds: float | None = None
+    ) -> None:
         """Write a message. Raises BusyError if too much is unsaved."""
         if (
             len(self.drafts) >= MAX_UNSAVED_WRITES
@@ -109,7 +112,7 @@ class LiveMessages:
         ):
             raise BusyError(what="the queue of unsaved writes")
         self.last_write += 1
-        draft = Draft(self.last_write, value, headers, self._last_seq)
+        draft = Draft(self.last_write, value, headers, self._last_seq, ttl_seconds)
         self.drafts.append(draft)
         self.unsaved_bytes += len(value)
         self.notices.change(MessageChange(MessageChangeKind.ADDED, draft, None, Origin.LOCAL))
@@ -125,12 +128,14 @@ class LiveMessages:
     def take_flight(self, limit: int, limit_bytes: int) -> list[Draft]:
         """Return the oldest drafts, at least one if there are any, to send in one batch with
         `headers_of` each. Call `stored`, `unsent`, `looked_for` or `rejected` before the
-        next flight."""
+        next flight. A large value flies alone, since it is above `limit_bytes`."""
         flight: list[Draft] = []
         for draft in self.drafts:
             limit_bytes -= len(draft.value)
             if flight and (len(flight) >= limit or limit_bytes < 0):
                 break
+            if flight and draft.ttl_seconds != flight[0].ttl_seconds:
+                break  # a batch has one ttl
             flight.append(draft)
         self._flight = flight
         return flight
@@ -139,11 +144,14 @@ class LiveMessages:
         """Return the headers to send with a draft."""
         return {**draft.headers, LIVE_HEADER: f"{self._prefix}{draft.number}"}
 
-    def stored(self, acks: Iterable[Ack]) -> None:
-        """Note that the flight is stored, with these acks."""
+    def stored(self, acks: Iterable[Ack], large: LargeValue | None = None) -> None:
+        """Note that the flight is stored, with these acks. `large` stands for the value of the only
+        one, if that is a large one."""
         for draft, ack in zip(self._flight, acks, strict=True):
             seq = ack.seq or 0
-            message = Message(seq, draft.value, self.headers_of(draft), ack.time, ack.revision)
+            value = draft.value if large is None else b""
+            headers = self.headers_of(draft)
+            message = Message(seq, value, headers, ack.time, ack.revision, large)
             self._confirm(draft.number, message)
         self._flight = []
 

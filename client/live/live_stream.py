@@ -17,10 +17,9 @@ The replica follows everything that happens to the stream: messages that are rep
 `Stream.set`, deleted, trimmed, expired and evicted. `start_seq` or `last` decides which messages
 are held.
 
-A large value (above MAX_VALUE_BYTES), which `Stream.append` and `Stream.put_file` write, is not
-held: reading its message raises LargeValueNotHeldError, and `Stream.get_reader` of
-`Client.stream` reads it. In changes a LargeValue takes the place of the value. A large value
-cannot be appended here.
+A large value (above MAX_VALUE_BYTES) is not held once it is stored, whoever wrote it: reading its
+message raises LargeValueNotHeldError, and `Stream.get_reader` of `Client.stream` reads it. In
+changes a LargeValue takes the place of the value.
 
 To recognise its own messages, it adds a header to each (`live`). It hides the header from its own
 readers; others see it.
@@ -35,7 +34,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription, subscription_to
+from holdfast.client.following.track import Wanted
 from holdfast.client.handles.stream import Stream
+from holdfast.client.large_values.large_value import is_large
+from holdfast.client.large_values.value_upload import put_value
 from holdfast.client.live.live_messages import (
     Draft,
     LiveMessages,
@@ -48,15 +50,17 @@ from holdfast.client.live.live_replica import (
     OUTAGES,
     LiveReplica,
 )
+from holdfast.client.live.live_values import encoded_for_live
 from holdfast.client.live.read_only import read_only
 from holdfast.client.values.codec import RAW, Codec
 from holdfast.client.values.values import Values, check_headers_free, decoded_or_raise
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
+    append_operation,
     check_count,
     checked_durability,
-    checked_headers,
-    checked_value,
+    checked_map,
+    checked_ttl,
     range_start,
 )
 from holdfast.protocol.errors import (
@@ -72,7 +76,7 @@ from holdfast.protocol.errors import (
     StorageFailedError,
 )
 from holdfast.protocol.frames import DELETE_MESSAGES, pack
-from holdfast.protocol.messages import AnyDurability, Headers, LargeValue, Message
+from holdfast.protocol.messages import Ack, AnyDurability, Headers, LargeValue, Message
 from holdfast.protocol.names import StoreKind, StoreName
 from holdfast.protocol.own_headers import LIVE_HEADER
 
@@ -115,7 +119,10 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
     calls, each once, whatever is lost or restarted meanwhile. If the owner rejects a message, it
     disappears and `on_reject` is called.
 
-    Appending raises InvalidArgumentError and TooLargeError for what can never be stored; BusyError
+    A value above MAX_VALUE_BYTES is uploaded in the background, and not held once it is stored.
+
+    Appending raises InvalidArgumentError and TooLargeError for what can never be stored, such as a
+    value above MAX_UNSAVED_BYTES; BusyError
     if MAX_UNSAVED_WRITES messages or MAX_UNSAVED_BYTES are unsaved (`await save()` makes room);
     ConnectionFailedError if the replica is not open. Reading raises ValueUnreadableError for a
     value that another codec wrote, and LargeValueNotHeldError for a large value.
@@ -183,16 +190,19 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         held: list[Held] = [*self._core.messages, *self._core.drafts]
         return map(self._shown, held)
 
-    def append(self, value: V, *, headers: Headers | None = None) -> None:
+    def append(
+        self, value: V, *, headers: Headers | None = None, ttl_seconds: float | None = None
+    ) -> None:
         """Append a message. It shows at once and is stored in the background. `headers` maps text
-        to text.
+        to text. `ttl_seconds` removes the message so long after the owner stored it.
         """
         self._check_open()
-        given = checked_headers(headers) or {}
+        given = checked_map(headers)
         check_headers_free(given)
         if LIVE_HEADER in given:
             raise InvalidArgumentError(argument="headers", reason=f"{LIVE_HEADER!r} is reserved")
-        self._core.append(checked_value(self._codec.encode(value)), given)
+        data = encoded_for_live(self._codec, value)
+        self._core.append(data, given, checked_ttl(ttl_seconds))
         self._written()
 
     def find(self, seq: int) -> LiveMessage[V] | None:
@@ -260,8 +270,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
             self._follower,
             self._store_key,
             self._values,
-            start_seq=self._core.start_seq,
-            marks_ready=True,
+            Wanted(start_seq=self._core.start_seq, marks_ready=True),
         )
 
     async def _start_of_last(self, count: int) -> int:
@@ -279,11 +288,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
         flight = self._core.take_flight(limit, FLIGHT_BYTES)
         self._single_count = max(0, self._single_count - 1)
         try:
-            acks = await self._stream.append_many(
-                [(draft.value, self._core.headers_of(draft)) for draft in flight],
-                durability=self._durability,
-                timeout_seconds=FLIGHT_SECONDS,
-            )
+            acks, large = await self._append(flight)
         except _NOT_STORED as error:
             self._core.unsent()
             return error
@@ -299,8 +304,37 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
             else:
                 self._core.rejected(error)
         else:
-            self._core.stored(acks)
+            self._core.stored(acks, large)
         return None
+
+    async def _append(self, flight: list[Draft]) -> tuple[list[Ack], LargeValue | None]:
+        """Store a flight. Return the acks, and what stands for its value if that is large."""
+        first = flight[0]
+        if not is_large(first.value):
+            acks = await self._stream.append_many(
+                [(draft.value, self._core.headers_of(draft)) for draft in flight],
+                durability=self._durability,
+                ttl_seconds=first.ttl_seconds,
+                timeout_seconds=FLIGHT_SECONDS,
+            )
+            return acks, None
+        stored: list[LargeValue] = []
+
+        async def commit(value: LargeValue) -> Ack:
+            stored.append(value)
+            headers = self._core.headers_of(first)
+            operation = append_operation(value, headers, None, None, first.ttl_seconds)
+            level = checked_durability(self._durability)
+            answer = await self._link.submit(
+                self._store_key, pack(operation), True, level, FLIGHT_SECONDS
+            )
+            if type(answer) is Ack:
+                return answer
+            (seq, revision), time, durability = self._link.unwrap(answer)
+            return Ack(seq, revision, time, durability)
+
+        ack = await put_value(self._link, self._store_key, first.value, commit, FLIGHT_SECONDS)
+        return [ack], stored[-1]
 
     async def _look_for(self, flight: list[Draft]) -> HoldfastError | None:
         """Find out whether a flight was stored whose answer was lost. Return the error of

@@ -7,16 +7,13 @@ same codec.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, Literal, Protocol, TypeVar
 
+import msgpack
+
+from holdfast.client.values.json_dates import dumps, loads
 from holdfast.client.wire.operations import checked_value
-from holdfast.protocol.errors import (
-    InvalidArgumentError,
-    MalformedFrameError,
-    ValueUnreadableError,
-)
-from holdfast.protocol.frames import pack, unpack
+from holdfast.protocol.errors import InvalidArgumentError, ValueUnreadableError
 
 V = TypeVar("V")
 
@@ -49,39 +46,47 @@ class RawCodec:
 
 
 class JsonCodec:
-    """Values that JSON can represent, as compact UTF-8."""
+    """Values that JSON can represent, as compact UTF-8, and datetimes with a time zone."""
 
     def encode(self, value: Any) -> bytes:
         try:
-            text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-            return text.encode()
-        except (TypeError, ValueError, RecursionError) as error:
+            return dumps(value).encode()
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidArgumentError(argument="value", reason=f"not JSON: {error}") from error
 
     def decode(self, data: bytes) -> Any:
         try:
-            return json.loads(data)
+            return loads(data)
         except (ValueError, RecursionError) as error:
             raise ValueUnreadableError(what="a value", reason=f"not JSON: {error}") from error
 
 
 class MsgpackCodec:
-    """Values that msgpack can represent. It keeps text and bytes apart."""
+    """Values that msgpack can represent, with datetimes as its timestamps. It keeps text and bytes
+    apart."""
 
     def encode(self, value: Any) -> bytes:
         try:
-            return pack(value)
+            # No shared packer: threads of blocking code encode at the same time.
+            packed: bytes = msgpack.packb(value, datetime=True)
+            return packed
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidArgumentError(argument="value", reason=f"not msgpack: {error}") from error
 
     def decode(self, data: bytes) -> Any:
         try:
-            return unpack(data)
-        except MalformedFrameError as error:
-            raise ValueUnreadableError(what="a value", reason=error.reason) from error
+            return msgpack.unpackb(data, strict_map_key=False, timestamp=_AS_DATETIME)
+        except (
+            *(ValueError, TypeError, OverflowError, RecursionError),
+            msgpack.UnpackException,
+        ) as error:
+            reason = f"not msgpack: {error or type(error).__name__}"
+            raise ValueUnreadableError(what="a value", reason=reason) from error
 
 
 RAW: Final = RawCodec()
+#: msgpack-python's number for timestamps as datetimes in UTC.
+_AS_DATETIME: Final = 3
 _CODECS: Final[dict[str, Codec[Any]]] = {
     "raw": RAW,
     "json": JsonCodec(),

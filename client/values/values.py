@@ -24,6 +24,7 @@ from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import Value, checked_value
 from holdfast.protocol.compression import ENCODING_HEADER, compressed, decompressed
 from holdfast.protocol.errors import InvalidArgumentError, ValueUnreadableError
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import COMPRESS_ABOVE_BYTES
 from holdfast.protocol.messages import Change, Entry, Headers, LargeValue, Message, V
 
@@ -87,6 +88,9 @@ class Values(Generic[V]):
             if type(value) is bytes and len(value) <= COMPRESS_ABOVE_BYTES:
                 return value, None
         else:
+            if type(headers) is HeaderBlock:
+                # It is stored byte for byte, so nothing may be added to it.
+                return value, headers
             check_headers_free(headers)
         if not self._link.compresses:
             return value, headers
@@ -111,7 +115,8 @@ class Values(Generic[V]):
     def plain_message(self, row: Message) -> Message:
         """Return a message with its value decompressed but not decoded. Raises
         ValueUnreadableError."""
-        if ENCODING_HEADER not in row.headers:
+        # A header block is not looked into: its value is never compressed.
+        if type(row.headers) is HeaderBlock or ENCODING_HEADER not in row.headers:
             return row
         value, headers = self._plain(row.value, row.headers, self.message_name(row.seq))
         return row._replace(value=value, headers=headers)
@@ -119,7 +124,7 @@ class Values(Generic[V]):
     def plain_entry(self, row: Entry) -> Entry:
         """Return an entry with its value decompressed but not decoded. Raises
         ValueUnreadableError."""
-        if ENCODING_HEADER not in row.headers:
+        if type(row.headers) is HeaderBlock or ENCODING_HEADER not in row.headers:
             return row
         value, headers = self._plain(row.value, row.headers, self.entry_name(row.key))
         return row._replace(value=value, headers=headers)
@@ -195,6 +200,8 @@ def _with_error(row: Message | Entry, error: ValueUnreadableError) -> Iterator[A
 
 def check_headers_free(headers: Headers | None) -> None:
     """Raise InvalidArgumentError if headers contain the one reserved for compressed values."""
+    if type(headers) is HeaderBlock:
+        return
     if isinstance(headers, Mapping) and ENCODING_HEADER in headers:
         raise InvalidArgumentError(argument="headers", reason=f"{ENCODING_HEADER!r} is reserved")
 

@@ -34,7 +34,7 @@ What happens on each event:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ from holdfast.client.wire.in_flight import FramesInFlight
 from holdfast.client.wire.reply import read_reply
 from holdfast.client.wire.schedule import IDLE, Schedule
 from holdfast.client.wire.store_queue import QueuedGroup, QueueState, StoreKey, StoreQueue
-from holdfast.client.wire.waiting import Operation, PackedBatch, fail
+from holdfast.client.wire.waiting import Operation, PackedRun, fail
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     BusyError,
@@ -66,10 +66,11 @@ from holdfast.protocol.limits import (
     FRAMES_IN_FLIGHT,
     MAX_WAITING_BYTES,
 )
-from holdfast.protocol.messages import Durability
+from holdfast.protocol.messages import Ack, Durability
 
 _DURABILITIES: Final = {int(level): level for level in Durability}
 _STORED: Final = int(Durability.STORED)
+_new: Final = tuple.__new__
 
 
 class Coalescer:
@@ -128,8 +129,8 @@ class Coalescer:
             queue = self._schedule.open(key)
         if is_write:
             queue.writes.append(operation)
-            if type(packed) is PackedBatch:
-                queue.holds_batches = True
+            if type(packed) is not bytes:
+                queue.holds_several = True
         else:
             queue.reads.append(operation)
         credit = self._credit
@@ -177,9 +178,14 @@ class Coalescer:
             group = frame.groups[index]
             if group is None:
                 continue
-            if isinstance(answer, Outcome):
-                self._answered(frame, group, answer, now)
+            if type(answer) is Outcome:
+                is_run = type(answer[3]) is Run
+                if is_run and group.result_count == 1 and group.counter and not group.has_runs:
+                    self._answered_alone(group, answer, now)
+                else:
+                    self._answered(frame, group, answer, now)
             else:
+                assert isinstance(answer, HoldfastError)
                 self._refused(frame, group, answer, now)
             close_group(frame, index)
         if not frame.stale:
@@ -305,6 +311,8 @@ class Coalescer:
         else:
             count = len(results)
             answers = zip(results, repeat(time), repeat(durability), strict=False)
+        if group.has_runs:
+            answers = _answers_with_runs(operations, results, time, durability)
         for operation, answer in zip(operations, answers, strict=False):
             waiter = operation[1]
             if not waiter.done():
@@ -330,6 +338,37 @@ class Coalescer:
                 queue.requeue_reads(operations[count:])
                 if queue.state is IDLE:
                     self._schedule.activate(queue)
+
+    def _answered_alone(self, group: QueuedGroup, outcome: Outcome, now: float) -> None:
+        """Do what `_answered` does for a group of one write whose result is one of a run. With many
+        stores nearly all are, and this takes less time."""
+        if group.answered:
+            return
+        group.answered = True
+        queue, credit = group.queue, self._credit
+        _, waiter, deadline_at, _, timeout_seconds = group.operations[0]
+        if not waiter.done():
+            _, time, level, (seq, revision, _) = outcome
+            durability = _DURABILITIES.get(level, Durability.DEFAULT)
+            # Faster than the class: see `_new` in `frames.py`.
+            waiter.set_result(_new(Ack, (seq or None, revision, time, durability, False)))
+        queue.attempt = 0
+        queue.last_error = None
+        groups = queue.groups
+        if len(groups) == 1:
+            groups.clear()
+            credit.pending_count -= 1
+        else:
+            credit.pending_count -= 1 + queue.settle()
+        if queue.writes and queue.state is IDLE:
+            self._schedule.resume(queue)
+        credit.answered(
+            1,
+            now - (deadline_at - timeout_seconds),
+            timeout_seconds,
+            now,
+            stored=group.durability == _STORED,
+        )
 
     def _refused(self, frame: Frame, group: QueuedGroup, error: HoldfastError, now: float) -> None:
         group.refused_count += 1
@@ -395,3 +434,22 @@ class Coalescer:
             for operation in waiting:
                 fail(operation, error)
             waiting.clear()
+
+
+def _answers_with_runs(
+    operations: list[Operation], results: Run | list[Any], time: int, durability: Durability
+) -> Iterator[Any]:
+    """Yield the answer to each operation of a group in which some are runs."""
+    start = 0
+    for packed, *_ in operations:
+        end = start + (packed.operation_count if type(packed) is PackedRun else 1)
+        if type(results) is Run:
+            part = results.part(start, end - start)
+            if type(packed) is PackedRun:
+                yield part, time, durability
+            else:
+                yield part.acks(time, durability)[0]
+        else:
+            found = results[start:end]
+            yield found if type(packed) is PackedRun else found[0], time, durability
+        start = end

@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.client.wire.frame import FrameBuilder
 from holdfast.client.wire.store_queue import QueuedGroup, StoreQueue
-from holdfast.client.wire.waiting import Operation, PackedBatch
+from holdfast.client.wire.waiting import Operation, PackedBatch, PackedRun
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 
 _packed: Final = itemgetter(0)
@@ -60,7 +60,7 @@ def _fill_lone(frame: FrameBuilder, queue: StoreQueue) -> bool:
     stores most groups have one operation, and this takes a third less time than the general path.
     """
     writes, reads = queue.writes, queue.reads
-    if len(writes) + len(reads) != 1 or queue.holds_batches:
+    if len(writes) + len(reads) != 1 or queue.holds_several:
         return False
     waiting = writes or reads
     operation = waiting[0]
@@ -92,9 +92,12 @@ def _form(
     """Form a group from the front of `waiting`, as large as fits."""
     limit_bytes = frame.room_bytes - queue.overhead_bytes
     limit_operations = frame.room_operations
-    if queue.holds_batches and counter:
-        # The first batch of a frame may fill a whole frame.
-        limit_operations = limit_operations if frame.groups else MAX_FRAME_OPERATIONS
+    if queue.holds_several and counter:
+        if not frame.groups:
+            # The first batch of a frame may fill a whole frame. Runs are spread over frames.
+            first = waiting[0][0]
+            run_count = first.operation_count if type(first) is PackedRun else MAX_FRAME_OPERATIONS
+            limit_operations = max(limit_operations, run_count)
     elif len(waiting) == 1:
         operation = waiting[0]
         size_bytes = len(operation[0])
@@ -107,9 +110,15 @@ def _form(
         if operations:
             return _group(queue, counter, operations, len(operations)), 0
     operations, count, dropped = _take_checked(waiting, limit_operations, limit_bytes)
-    if queue.holds_batches and counter and not waiting:
-        queue.holds_batches = False
-    return (_group(queue, counter, operations, count) if operations else None), dropped
+    if not operations:
+        return None, dropped
+    group = _group(queue, counter, operations, count)
+    if queue.holds_several and counter:
+        runs = [packed for packed, *_ in operations if type(packed) is PackedRun]
+        group.has_runs = bool(runs)
+        group.result_count += sum(run.operation_count - 1 for run in runs)
+        queue.holds_several = bool(waiting)
+    return group, dropped
 
 
 def _group(
@@ -147,7 +156,7 @@ def _take_checked(
 ) -> tuple[list[Operation], int, int]:
     """Take from the front what one group can hold, without operations whose callers gave up.
 
-    Return them, their number including those in batches, and how many were left out.
+    Return them, their number including those in batches and runs, and how many were left out.
     """
     operations: list[Operation] = []
     count = 0
@@ -164,7 +173,7 @@ def _take_checked(
             if operations:
                 break
             durability = level
-        length = packed.operation_count if isinstance(packed, PackedBatch) else 1
+        length = packed.operation_count if isinstance(packed, PackedBatch | PackedRun) else 1
         if len(packed) > limit_bytes or count + length > limit_operations:
             break
         limit_bytes -= len(packed)

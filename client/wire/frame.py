@@ -44,7 +44,7 @@ class FrameBuilder:
     def add(self, group: QueuedGroup, first_unacked: int) -> None:
         """Add `group`, which must fit."""
         operations = group.operations
-        count = len(operations)
+        count = group.result_count
         group.frame = self.number
         group.sent_count += 1
         self.room_bytes -= group.size_bytes

@@ -106,6 +106,8 @@ class Link:
         self.operation_limit_bytes = self._coalescer.frame_limit_bytes - _OPERATION_OVERHEAD_BYTES
         self._wake = asyncio.Event()
         self._awake = False
+        #: Called before the next frames are made.
+        self._gathering: list[Callable[[], None]] = []
         #: The time of the first event of this turn. Reading the clock for each operation would cost
         #: as much as packing it.
         self._now = self._loop.time()
@@ -241,6 +243,13 @@ class Link:
         self._coalescer.submit(key, (packed, waiter, deadline_at, durability, timeout), is_write)
         if deadline_at < self._timer_at:
             self._arm(deadline_at)
+
+    def before_sending(self, gather: Callable[[], None]) -> None:
+        """Call `gather` just before the next frames are made. It may submit operations, and must
+        not raise."""
+        self._gathering.append(gather)
+        if not self._awake:
+            self._rouse()
 
     @staticmethod
     def unwrap(answer: Answer | Ack) -> Answer:
@@ -447,14 +456,18 @@ class Link:
         while self._closed_by is None:
             await self._wake.wait()
             self._wake.clear()
+            gathering, self._gathering = self._gathering, []
+            for gather in gathering:
+                gather()
             for effect in self._coalescer.turn(self._loop.time()):
                 if isinstance(effect, SendFrame):
                     subject = self.subjects.server(self.tenant, effect.server)
                     await self.bus.publish(subject, effect.payload, f"{self._inbox}{effect.number}")
                 else:
                     self.spawn(self._questions.ask(effect))
+            # All that waits is in these frames, so there is nothing to gather.
+            self.bus.send_now()
             if self._answered_count:
-                # The bus writes at the end of this turn of the loop, and this runs after that.
                 self._loop.call_soon(self._take_late_replies)
             at = self._coalescer.wake_at
             if at < self._timer_at:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final
 
 from holdfast.client.wire.waiting import PackedBatch
-from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
+from holdfast.protocol.changes import change_from_wire
+from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError, TooLargeError
 from holdfast.protocol.frames import (
     APPEND,
     BATCH,
@@ -25,6 +27,7 @@ from holdfast.protocol.frames import (
     large_value_from_wire,
     pack,
 )
+from holdfast.protocol.header_block import HeaderBlock, check_block, headers_from_wire
 from holdfast.protocol.limits import (
     MAX_DELETE_COUNT,
     MAX_FRAME_OPERATIONS,
@@ -35,6 +38,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.messages import (
     AnyDurability,
+    Change,
     Durability,
     Entry,
     Head,
@@ -45,12 +49,18 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.names import check_key
 from holdfast.protocol.own_headers import given
 from holdfast.protocol.store_config import ttl_ms
+from holdfast.protocol.subject_filters import check_filter, check_subject_of_message
 
 #: Bytes of any kind, as a handle with the codec "raw" stores them.
 Value = bytes | bytearray | memoryview
 
+#: What the rollups of an append are called: of its subject, and of all messages.
+ROLLUPS: Final = ("sub", "all")
+
 #: Asks for the head of a store.
 PACKED_HEAD: Final = pack([HEAD])
+#: Where a head has the time of the last change.
+_HEAD_TIME: Final = 11
 
 _new: Final = tuple.__new__
 _value_of: Final = itemgetter(3)
@@ -66,6 +76,8 @@ def packed_append(
     msg_id: str | None = None,
     expected_last_seq: int | None = None,
     ttl_seconds: float | None = None,
+    subject: str | None = None,
+    options: dict[str, Any] | None = None,
 ) -> bytes:
     """Return an append, packed."""
     if (
@@ -75,10 +87,16 @@ def packed_append(
         and msg_id is None
         and expected_last_seq is None
         and ttl_seconds is None
+        and subject is None
+        and options is None
     ):
         # Most messages are like this one, and this takes a quarter of the time.
         return _APPEND_HEADS[len(value)] + value
-    return pack(append_operation(value, headers, msg_id, expected_last_seq, ttl_seconds))
+    return pack(
+        append_operation(
+            value, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
+        )
+    )
 
 
 def append_operation(
@@ -87,8 +105,10 @@ def append_operation(
     msg_id: str | None = None,
     expected_last_seq: int | None = None,
     ttl_seconds: float | None = None,
+    subject: str | None = None,
+    options: dict[str, Any] | None = None,
 ) -> list[Any]:
-    """Return the wire form of an append."""
+    """Return the wire form of an append. `options` are those of `append_options`."""
     wire = value
     if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
         wire = wire_value(value)
@@ -102,8 +122,32 @@ def append_operation(
             _checked_msg_id(msg_id),
             expected_last_seq,
             checked_ttl(ttl_seconds),
+            None if subject is None else _checked_subject(subject, options),
+            None,
+            options,
         ]
     )
+
+
+def append_options(
+    expected_last_subject_seq: int | None, expected_subject: str | None, rollup: str | None
+) -> dict[str, Any] | None:
+    """Return the options of an append, checked; None if there are none."""
+    options: dict[str, Any] = {}
+    if expected_last_subject_seq is not None:
+        check_count("expected_last_subject_seq", expected_last_subject_seq)
+        options["expected_last_subject_seq"] = expected_last_subject_seq
+    if expected_subject is not None:
+        if expected_last_subject_seq is None:
+            reason = "it needs expected_last_subject_seq"
+            raise InvalidArgumentError(argument="expected_subject", reason=reason)
+        options["expected_subject"] = check_filter(expected_subject)
+    if rollup is not None:
+        if rollup not in ROLLUPS:
+            reason = f"must be one of {', '.join(ROLLUPS)}"
+            raise InvalidArgumentError(argument="rollup", reason=reason)
+        options["rollup"] = rollup
+    return options or None
 
 
 def set_message_operation(
@@ -137,7 +181,7 @@ def set_entry_operation(
         check_count("expected_revision", expected_revision)
     ttl = checked_ttl(ttl_seconds)
     return _without_trailing_nil(
-        [SET_ENTRY, key, wire, checked_headers(headers), expected_revision, ttl]
+        [SET_ENTRY, key, wire, checked_map(headers) or None, expected_revision, ttl]
     )
 
 
@@ -182,13 +226,15 @@ def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> PackedBatch
     return packed
 
 
-def split_value(item: Any) -> tuple[Any, Headers | None]:
-    """Return value and headers of one element of a batch."""
-    if isinstance(item, tuple):
-        if len(item) != 2:
-            raise InvalidArgumentError(argument="values", reason="a tuple must be (value, headers)")
-        return item
-    return item, None
+def split_value(item: Any) -> tuple[Any, Headers | None, str | None]:
+    """Return value, headers and subject of one element of a batch."""
+    if not isinstance(item, tuple):
+        return item, None, None
+    if len(item) not in (2, 3):
+        reason = "a tuple must be (value, headers) or (value, headers, subject)"
+        raise InvalidArgumentError(argument="values", reason=reason)
+    value, headers, *subject = item
+    return value, headers, subject[0] if subject else None
 
 
 def wire_value(value: Value | LargeValue) -> Any:
@@ -215,10 +261,24 @@ def checked_ttl(ttl_seconds: float | None) -> float | None:
     return ttl_seconds
 
 
-def checked_headers(headers: Headers | None) -> dict[str, str] | None:
-    """Return the headers as a dict, or None if there are none."""
+def checked_headers(headers: Headers | None) -> dict[str, str] | bytes | None:
+    """Return the headers as a dict, a header block as its bytes, or None if there are none."""
     if not headers:
         return None
+    if type(headers) is HeaderBlock:
+        check_block(headers.block)
+        return headers.block
+    return _checked_map(headers)
+
+
+def checked_map(headers: Headers | None) -> dict[str, str]:
+    """Return the headers as a dict; of a header block, what is in it."""
+    if type(headers) is HeaderBlock:
+        headers = headers.joined()
+    return _checked_map(headers) if headers else {}
+
+
+def _checked_map(headers: Headers) -> dict[str, str]:
     if not isinstance(headers, Mapping):
         raise InvalidArgumentError(argument="headers", reason="must map text to text")
     for name, text in headers.items():
@@ -309,14 +369,15 @@ def time_ms(time: datetime.datetime | int | None) -> int | None:
 
 
 def message_from_wire(wire: Sequence[Any]) -> Message:
-    """Return the message in `[seq, revision, time, value, headers | nil]`."""
+    """Return the message in `[seq, revision, time, value, headers | nil, subject | nil]`."""
     value = wire[3]
-    headers = wire[4] if len(wire) > 4 and wire[4] else {}
+    headers = headers_from_wire(wire[4]) if len(wire) > 4 else {}
+    subject = wire[5] if len(wire) > 5 else None
     if type(value) is list:
         large = large_value_from_wire(value)
-        return Message(wire[0], b"", headers, wire[2], wire[1], large)
+        return Message(wire[0], b"", headers, wire[2], wire[1], large, subject)
     # Does what the class does, without a Python call.
-    return _new(Message, (wire[0], value, headers, wire[2], wire[1], None))
+    return _new(Message, (wire[0], value, headers, wire[2], wire[1], None, subject))
 
 
 def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
@@ -326,27 +387,45 @@ def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
     try:
         return [
             # Does what the class does, without a Python call for each.
-            _new(Message, (seq, value, headers or {}, time, revision, None))
+            _new(Message, (seq, value, headers_from_wire(headers), time, revision, None, None))
+            if headers
+            else _new(Message, (seq, value, {}, time, revision, None, None))
             for seq, revision, time, value, headers in rows
         ]
     except ValueError:
-        # Rows of another length, from an older or newer version.
+        # Rows with a subject, or of another length, from an older or newer version.
         return [message_from_wire(wire) for wire in rows]
 
 
 def entry_from_wire(wire: Sequence[Any]) -> Entry:
     """Return the entry in `[key, revision, time, value, headers | nil]`."""
     value = wire[3]
-    headers = wire[4] if len(wire) > 4 and wire[4] else {}
+    # Owners took header blocks for entries once.
+    headers = headers_from_wire(wire[4]) if len(wire) > 4 else {}
     if type(value) is list:
         large = large_value_from_wire(value)
         return Entry(wire[0], b"", headers, wire[1], wire[2], large)
     return _new(Entry, (wire[0], value, headers, wire[1], wire[2], None))
 
 
+def dated_changes(answer: Any) -> tuple[list[Change], int | None]:
+    """Return a page of a key's history, and after which revision the next one begins, or None.
+    Raises MalformedFrameError."""
+    try:
+        dated, next_revision = answer[:2]
+        found = [change_from_wire(wire, revision, time) for revision, time, wire in dated]
+        if type(next_revision) not in (int, type(None)):
+            raise TypeError("a revision")
+    except (TypeError, ValueError) as error:
+        raise MalformedFrameError(reason=f"a page of a history: {error}") from error
+    return found, next_revision
+
+
 def head_from_wire(wire: Iterable[Any]) -> Head:
-    """Return the head in `[revision, first_seq, last_seq, count, bytes, epoch, server]`."""
-    return Head(*list(wire)[:7])
+    """Return the head in `[revision, first_seq, last_seq, count, bytes, epoch, server, ..., time]`.
+    An earlier owner leaves out the time."""
+    fields = list(wire)
+    return Head(*fields[:7], *fields[_HEAD_TIME : _HEAD_TIME + 1])
 
 
 def _without_trailing_nil(operation: list[Any]) -> list[Any]:
@@ -364,6 +443,18 @@ def _checked_msg_id(msg_id: str | None) -> str | None:
     if size_bytes > MAX_MSG_ID_BYTES:
         raise TooLargeError(what="msg_id", size=size_bytes, limit=MAX_MSG_ID_BYTES)
     return msg_id
+
+
+def _checked_subject(subject: str, options: dict[str, Any] | None) -> str:
+    if type(subject) is str and not options:
+        return _known_subject(subject)
+    return check_subject_of_message(
+        subject, literal_wildcards=options is not None and options.get("rollup") == ROLLUPS[0]
+    )
+
+
+#: Most messages of a client have one of few subjects. A thousand take 1 MB at the most.
+_known_subject: Final = lru_cache(1024)(check_subject_of_message)
 
 
 def _check_delete_count(count: int) -> None:

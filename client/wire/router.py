@@ -6,7 +6,8 @@ keeps its owner. One request carries all stores that were wanted in the same tur
 If a coordinator dies, the questions sent to it are lost silently. So a question is sent again when
 the answer is late, and the first answer to any copy counts. That is harmless because all questions
 are idempotent: `resolve` assigns only stores without an owner, `suspect` joins a running probe, a
-drain sets a mark that may be set already, and the others only read.
+drain sets a mark that may be set already, a move names where a store shall be, and the others only
+read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from holdfast.protocol.errors import (
     error_from_wire,
 )
 from holdfast.protocol.frames import decode_control, encode_control
-from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_PARTS
+from holdfast.protocol.monitoring.samples import PartStatistics
+from holdfast.protocol.monitoring.telling import decode_report
+from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
 
 #: Stores in one request. With the longest names it fills a fifth of a NATS message.
@@ -50,6 +54,43 @@ class AskedOfServer(NamedTuple):
     server: str
     operations: float
     bytes: float
+
+
+class LoadOfServer(NamedTuple):
+    """What a server was asked for in the last seconds, a second."""
+
+    server: str
+    #: All that follows, in operations a second.
+    load: float
+    operations: float
+    bytes: float
+    open_stores: int
+
+
+class ProposedMove(NamedTuple):
+    """A store that another server should have."""
+
+    store: StoreId
+    source: str
+    target: str
+    load: float
+
+
+class Rebalance(NamedTuple):
+    """How even the servers' loads are, and what is or would be done about it."""
+
+    servers: list[LoadOfServer]
+    moves: list[ProposedMove]
+    #: Stores are being moved. What the present or the last run did follows.
+    running: bool
+    moved: int
+    failed: int
+
+    @property
+    def imbalance(self) -> float:
+        """The load of the busiest server, divided by the mean."""
+        loads = [each.load for each in self.servers]
+        return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
 class Router:
@@ -100,6 +141,36 @@ class Router:
         except (KeyError, TypeError) as error:
             raise MalformedFrameError(reason=f"servers: {error!r}") from error
 
+    async def statistics(self, timeout_seconds: float | None = None) -> list[PartStatistics]:
+        """Return what each part told the coordinator last. Waits for a coordinator. Parts whose
+        numbers this version cannot read are left out.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError,
+        UnknownOperationError from a coordinator of an earlier version.
+        """
+        found: list[PartStatistics] = []
+        after: object = None
+        for _ in range(MAX_PARTS):
+            fields = await self._ask(
+                "statistics", patient=True, timeout_seconds=timeout_seconds, after=after
+            )
+            try:
+                rows, after = fields["parts"], fields["next"]
+                found += filter(None, map(_part, rows))
+            except (KeyError, TypeError, ValueError) as error:
+                raise MalformedFrameError(reason=f"statistics: {error!r}") from error
+            if after is None:
+                break
+        return found
+
+    async def report(self, kind: str, name: str, report: bytes) -> None:
+        """Tell the coordinator what a gateway counts (`monitoring/telling.py`).
+
+        Raises NoCoordinatorError, ConnectionFailedError, UnknownOperationError from a coordinator
+        of an earlier version.
+        """
+        await self._ask("report", kind=kind, name=name, report=report)
+
     async def drain(self, server: str, *, undo: bool = False, by: str = "") -> None:
         """Drain a server, so that it hands over its stores and gets no new ones. With `undo`,
         end that. `by` is who does it, for the audit log.
@@ -109,6 +180,53 @@ class Router:
         NoCoordinatorError, ConnectionFailedError.
         """
         await self._ask_as_operator("undrain" if undo else "drain", server=server, by=by)
+
+    async def forget(self, server: str, *, reassign: bool = False, by: str = "") -> None:
+        """Take a dead server off the list of servers. With `reassign`, also if it is recorded as
+        the last owner of stores: each gets a new owner when it is next used. `by` is who does it,
+        for the audit log.
+
+        Raises InvalidNameError, NotFoundError, ServerInUseError, NoCoordinatorError,
+        ConnectionFailedError.
+        """
+        await self._ask_as_operator("forget", server=server, reassign=reassign, by=by)
+
+    async def move(self, store: StoreId, server: str, *, by: str = "") -> tuple[Owner, bool]:
+        """Have `server` own a store. Return who owns it, and whether that one was told to hand it
+        over, which it soon does, unless a job uses the store. `by` is who does it, for the audit
+        log.
+
+        Raises InvalidNameError, NotFoundError if there is no such store or the server takes none,
+        InvalidArgumentError from a cluster without a shared file system, NoCoordinatorError,
+        ConnectionFailedError, MalformedFrameError.
+        """
+        fields = await self._ask_as_operator(
+            "move", tenant=store.tenant, kind=store.kind, name=store.name, server=server, by=by
+        )
+        try:
+            return _owner(*fields["owner"][:3]), bool(fields["moving"])
+        except (KeyError, TypeError) as error:
+            raise MalformedFrameError(reason=f"move: {error!r}") from error
+
+    async def rebalance(self, *, dry_run: bool, by: str = "") -> Rebalance:
+        """Return what the servers do, and the moves that would even it out. Unless `dry_run`, begin
+        a run that makes such moves until there are none. `by` is who does it, for the audit log.
+
+        Raises NoCoordinatorError, ConnectionFailedError, MalformedFrameError.
+        """
+        fields = await self._ask_as_operator("rebalance", dry_run=dry_run, by=by)
+        try:
+            return Rebalance(
+                servers=[LoadOfServer(*row[:5]) for row in fields["servers"]],
+                moves=[
+                    ProposedMove(StoreId(*row[:3]), *row[3:6]) for row in fields["moves"]
+                ],
+                running=bool(fields["running"]),
+                moved=int(fields["moved"]),
+                failed=int(fields["failed"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedFrameError(reason=f"rebalance: {error!r}") from error
 
     async def tenants(self) -> AsyncIterator[str]:
         """Yield the tenants that have stores, or had some, in order. For operators only.
@@ -330,3 +448,21 @@ def _encodings(fields: Mapping[str, Any]) -> frozenset[str]:
     if not isinstance(named, list):
         return frozenset()
     return frozenset(each for each in named if isinstance(each, str))
+
+
+def _part(row: list[Any]) -> PartStatistics | None:
+    kind, name, tenant, incarnation, age_seconds, told = row[:6]
+    try:
+        report = decode_report(told)
+    except HoldfastError:
+        return None
+    return PartStatistics(
+        str(kind),
+        str(name),
+        report.host,
+        report.started_at_ms,
+        float(age_seconds),
+        report.samples,
+        str(tenant),
+        str(incarnation),
+    )

@@ -58,10 +58,12 @@ class QueuedGroup:
         "counter",
         "durability",
         "frame",
+        "has_runs",
         "operation_count",
         "operations",
         "queue",
         "refused_count",
+        "result_count",
         "sent_count",
         "size_bytes",
     )
@@ -74,11 +76,14 @@ class QueuedGroup:
         operation_count: int,
         size_bytes: int,
     ) -> None:
-        """`operation_count` includes the operations in batches."""
+        """`operation_count` includes the operations in batches and runs."""
         self.queue = queue
         self.counter = counter
         self.operations = operations
         self.operation_count = operation_count
+        #: How many results the owner answers: one for a batch, and all of a run.
+        self.result_count = len(operations)
+        self.has_runs = False
         self.size_bytes = size_bytes
         self.durability = operations[0][3] if counter else 0
         #: The number of the frame that last carried it, or 0 if it has to be sent.
@@ -150,7 +155,7 @@ class StoreQueue:
         "attempt",
         "groups",
         "head",
-        "holds_batches",
+        "holds_several",
         "key",
         "last_error",
         "next_counter",
@@ -174,8 +179,8 @@ class StoreQueue:
         self.reads: deque[Operation] = deque()
         #: Whether the last frame had no room for the reads.
         self.reads_passed_over = False
-        #: Whether there may be batches among the writes.
-        self.holds_batches = False
+        #: Whether there may be batches or runs among the writes.
+        self.holds_several = False
         #: Unanswered write groups, by counter.
         self.groups: deque[QueuedGroup] = deque()
         self.next_counter = first_counter

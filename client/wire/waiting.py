@@ -26,6 +26,13 @@ class PackedBatch(bytes):
     operation_count: int
 
 
+class PackedRun(bytes):
+    """Several operations, packed one after the other, that travel together and have one waiter. Its
+    answer is `(results, time, durability)`: a Run, or a list with the result of each."""
+
+    operation_count: int
+
+
 Operation = tuple[bytes, Waiter, float, int, float]
 """`(packed, waiter, deadline_at, durability, timeout_seconds)`. A plain tuple, because one is made
 for each operation, and a NamedTuple takes six times as long to make."""

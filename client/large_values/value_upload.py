@@ -16,7 +16,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from holdfast.client.handles.value_source import BytesSource, FileSource, Source, opened
+from holdfast.client.large_values.value_source import (
+    FILE_PIECE_BYTES,
+    BytesSource,
+    FileSource,
+    Source,
+    opened,
+)
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import Value
 from holdfast.client.wire.store_queue import StoreKey
@@ -169,20 +175,23 @@ class _Upload:
         on_their_way: deque[asyncio.Future[Any]] = deque()
         while True:
             offset = hashed.size_bytes
-            data = await asyncio.to_thread(hashed.read, CHUNK_BYTES)
+            data = await asyncio.to_thread(hashed.read, FILE_PIECE_BYTES)
             if not data:
                 break
-            if self._link.full:
-                await self._link.wait_for_room(self._timeout_seconds)
-            packed = pack((PUT_CHUNK, self._upload_id, offset, data))
-            # The commit has the durability that was asked for, which then covers its chunks too.
-            on_their_way.append(
-                self._link.submit(
-                    self._key, packed, True, int(Durability.APPLIED), self._timeout_seconds
+            for start in range(0, len(data), CHUNK_BYTES):
+                if self._link.full:
+                    await self._link.wait_for_room(self._timeout_seconds)
+                chunk = data[start : start + CHUNK_BYTES]
+                packed = pack((PUT_CHUNK, self._upload_id, offset + start, chunk))
+                # The commit has the durability that was asked for, which then covers its chunks
+                # too.
+                on_their_way.append(
+                    self._link.submit(
+                        self._key, packed, True, int(Durability.APPLIED), self._timeout_seconds
+                    )
                 )
-            )
-            if len(on_their_way) >= CHUNKS_IN_FLIGHT:
-                self._link.unwrap(await on_their_way.popleft())
+                if len(on_their_way) >= CHUNKS_IN_FLIGHT:
+                    self._link.unwrap(await on_their_way.popleft())
         for future in on_their_way:
             self._link.unwrap(await future)
         return hashed.value(self._upload_id)

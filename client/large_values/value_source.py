@@ -10,16 +10,20 @@ import secrets
 import threading
 from collections.abc import AsyncIterable, Callable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from holdfast.protocol.limits import (
     MAX_VALUE_BYTES,
+    MIB,
 )
 
 #: A path, or a file that is open for reading bytes and is read from its position.
 Source = str | os.PathLike[str] | BinaryIO
 
 _Opened = TypeVar("_Opened")
+
+#: What a thread reads or writes at once: a call of a thread costs as much as 256 KiB of work.
+FILE_PIECE_BYTES: Final = MIB
 
 
 class BytesSource:
@@ -102,8 +106,15 @@ async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str])
     file = await opened(lambda: draft.open("xb"), undo)
     try:
         try:
+            piece: list[bytes] = []
+            piece_bytes = 0
             async for chunk in chunks:
-                await asyncio.to_thread(file.write, chunk)
+                piece.append(chunk)
+                piece_bytes += len(chunk)
+                if piece_bytes >= FILE_PIECE_BYTES:
+                    await asyncio.to_thread(file.writelines, piece)
+                    piece, piece_bytes = [], 0
+            await asyncio.to_thread(file.writelines, piece)
             await asyncio.to_thread(_sync, file)
         finally:
             await asyncio.to_thread(file.close)

@@ -1,0 +1,1 @@
+"""Values of any size: sent and fetched in chunks, never held whole."""
