@@ -1,0 +1,1 @@
+"""JetStream's API as data: requests, replies, configurations, headers, errors. All pure."""

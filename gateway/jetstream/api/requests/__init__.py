@@ -1,0 +1,1 @@
+"""What clients ask for: subjects and bodies of JetStream's API into checked values."""

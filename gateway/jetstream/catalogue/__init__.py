@@ -1,0 +1,1 @@
+"""The catalogue of a tenant's streams: a mirror of it, and how it is changed."""

@@ -1,0 +1,174 @@
+"""Plain messages of one stream, appended in runs.
+
+A message that asks for nothing waits here until the client makes its next frame, in the same turn
+of the loop if the stream is idle. While RUNS_IN_FLIGHT runs are unanswered, more messages gather
+for the next run, but for GATHER_SECONDS at most. So a lone message loses no time, and under load
+there are few runs and frames. A message costs a few elements of lists: it has neither a future nor
+an operation of its own.
+
+Runs leave in the order of their messages. `submit` sends what waits before something that must come
+after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.client.handles.serving import ServingStream
+from holdfast.gateway.jetstream.wire.ports import PortMessage
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.frames import Run
+from holdfast.protocol.messages import Ack
+
+#: Two keep gateway and owner busy at the same time.
+RUNS_IN_FLIGHT: Final = 2
+#: Far less than a publisher notices under load, and several times a sync of a good disk. It matters
+#: where answers take long: with durability `stored`, and with slow disks.
+GATHER_SECONDS: Final = 0.005
+#: The most messages of a run. A run of usual size fits into a frame several times.
+RUN_MESSAGES: Final = 512
+#: The most that they may take together, by `waiting_bytes`. A larger message is a run by itself.
+RUN_BYTES: Final = 512 * 1024
+#: What a waiting message takes besides its value, headers and subject.
+_WAITING_BYTES: Final = 512
+
+
+def waiting_bytes(message: PortMessage) -> int:
+    """Return what a message takes until it is answered; more than in a frame."""
+    subject, _, headers, payload = message
+    return len(payload) + len(headers) + 4 * len(subject) + _WAITING_BYTES
+
+
+#: Gets the messages of a run, their bytes, and `(results, time, durability)`, where results are a
+#: Run or one for each message; or `(error, 0, None)` for all.
+Answered = Callable[[list[PortMessage], int, Any], None]
+
+
+class PlainRuns:
+    """The plain messages of one stream that are not answered yet."""
+
+    def __init__(self, store: ServingStream, answered: Answered) -> None:
+        self._store = store
+        self._answered = answered
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[PortMessage] = []
+        self._waiting_bytes = 0
+        self._in_flight = 0
+        #: Whether the client will ask for what waits before its next frame.
+        self._asked = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, message: PortMessage, size_bytes: int) -> None:
+        """Append a message. `size_bytes` is that of `waiting_bytes`."""
+        self._waiting.append(message)
+        self._waiting_bytes += size_bytes
+        if not self._asked:
+            self._go_on()
+
+    def submit(self) -> None:
+        """Send all that waits: what is appended next comes after it."""
+        while self._waiting:
+            self._send_run()
+        self._forget_timer()
+
+    def drop(self) -> tuple[int, int]:
+        """Forget what waits. Return how many messages that were, and their bytes."""
+        dropped = len(self._waiting), self._waiting_bytes
+        self._waiting, self._waiting_bytes = [], 0
+        self._forget_timer()
+        return dropped
+
+    def answered(self, run: list[PortMessage], size_bytes: int, answer: Any) -> None:
+        """Take the answer to a run; on the loop, among those to other operations."""
+        self._in_flight -= 1
+        self._answered(run, size_bytes, answer)
+        if self._waiting and not self._asked:
+            self._go_on()
+
+    @property
+    def _may_send(self) -> bool:
+        return (
+            self._in_flight < RUNS_IN_FLIGHT
+            or len(self._waiting) >= RUN_MESSAGES
+            or self._waiting_bytes >= RUN_BYTES
+        )
+
+    def _go_on(self) -> None:
+        """See that what waits is sent in time."""
+        if self._may_send:
+            self._asked = True
+            self._store.before_sending(self._send)
+        elif self._timer is None:
+            self._timer = self._loop.call_later(GATHER_SECONDS, self.submit)
+
+    def _send(self) -> None:
+        self._asked = False
+        while self._waiting and self._may_send:
+            self._send_run()
+        if not self._waiting:
+            self._forget_timer()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(GATHER_SECONDS, self.submit)
+
+    def _send_run(self) -> None:
+        messages, size_bytes = self._take()
+        waiter = _Waiter(self, messages, size_bytes)
+        self._in_flight += 1
+        try:
+            if len(messages) == 1:
+                subject, _, headers, payload = messages[0]
+                self._store.append_soon(waiter, subject, payload, headers)
+            else:
+                run = [(subject, payload, headers) for subject, _, headers, payload in messages]
+                self._store.append_run_soon(waiter, run)
+        except HoldfastError as error:
+            waiter.set_result((error, 0, None))
+
+    def _take(self) -> tuple[list[PortMessage], int]:
+        """Return the messages of the next run, and their bytes."""
+        waiting, size_bytes = self._waiting, self._waiting_bytes
+        if len(waiting) <= RUN_MESSAGES and size_bytes <= RUN_BYTES:
+            self._waiting, self._waiting_bytes = [], 0
+            return waiting, size_bytes
+        count = size_bytes = 0
+        for message in waiting[:RUN_MESSAGES]:
+            message_bytes = waiting_bytes(message)
+            if count and size_bytes + message_bytes > RUN_BYTES:
+                break
+            count += 1
+            size_bytes += message_bytes
+        self._waiting = waiting[count:]
+        self._waiting_bytes -= size_bytes
+        return waiting[:count], size_bytes
+
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Waiter:
+    """Waits for the answer to one run."""
+
+    __slots__ = ("_is_done", "_messages", "_runs", "_size_bytes")
+
+    def __init__(self, runs: PlainRuns, messages: list[PortMessage], size_bytes: int) -> None:
+        self._runs = runs
+        self._messages = messages
+        self._size_bytes = size_bytes
+        self._is_done = False
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, answer: Any) -> None:
+        self._is_done = True
+        if type(answer) is Ack:
+            seq, revision, time, durability, _ = answer
+            answer = Run(seq or 0, revision, 1), time, durability
+        elif len(self._messages) == 1 and not isinstance(answer[0], HoldfastError):
+            result, time, durability = answer
+            answer = [result], time, durability
+        self._runs.answered(self._messages, self._size_bytes, answer)

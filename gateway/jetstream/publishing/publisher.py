@@ -1,0 +1,481 @@
+"""Publishing: what arrives on a stream's subjects becomes appends, in order, and PubAcks.
+
+Everything up to the append happens in the callback of the message, without waiting: so a
+publisher's messages are appended in the order in which they were sent. Most messages have no header
+of JetStream; they take the short way, in runs (`plain_runs.py`).
+
+- A message is answered once its owner has stored it, or with the owner's refusal in JetStream's
+  words. Where nobody can say whether it was stored, it is not answered: the publisher times out and
+  tries again, with its message id if it must not be stored twice.
+- An append that is refused because another gateway serves the stream now is never answered either:
+  that gateway got the message too. `on_deposed` is told.
+- What waits for owners is bounded, for all streams of a gateway together. Beyond that publishers
+  get 429.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from holdfast.client.handles.serving import ServingStream
+from holdfast.client.handles.serving_wire import Appended, NewMessage, ServedMessage
+from holdfast.gateway.jetstream.api import errors
+from holdfast.gateway.jetstream.api.advisories import BatchAbandonReason
+from holdfast.gateway.jetstream.api.errors import ApiError
+from holdfast.gateway.jetstream.api.headers import cut_status
+from holdfast.gateway.jetstream.api.publishing.publish_headers import OF_JETSTREAM, has_batch
+from holdfast.gateway.jetstream.api.publishing.schedules import is_schedule
+from holdfast.gateway.jetstream.api.replies import PubAcks
+from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
+from holdfast.gateway.jetstream.publishing.atomic_batches import (
+    AtomicBatches,
+    WholeBatch,
+)
+from holdfast.gateway.jetstream.publishing.plain_runs import PlainRuns, waiting_bytes
+from holdfast.gateway.jetstream.publishing.publish_rules import PublishRules, counter_value
+from holdfast.gateway.jetstream.publishing.refusals import api_error
+from holdfast.gateway.jetstream.publishing.scheduler import ScheduleListener
+from holdfast.gateway.jetstream.wire.ports import ClientPort, PortMessage
+from holdfast.protocol.errors import (
+    DeposedWriterError,
+    HoldfastError,
+    TooLargeError,
+    internal_error,
+)
+from holdfast.protocol.frames import Run
+from holdfast.protocol.limits import (
+    MAX_HELD_PUBLISHES,
+    MAX_UNANSWERED_PUBLISH_BYTES,
+    MAX_UNANSWERED_PUBLISHES,
+    MAX_VALUE_BYTES,
+)
+from holdfast.protocol.messages import Ack, Durability
+
+logger = logging.getLogger("holdfast.gateway")
+
+#: What a waiting message takes besides its value and headers.
+_WAITING_BYTES: Final = 512
+_PLAIN_LINE: Final = b"NATS/1.0\r\n"
+_OF_FAST_INGEST: Final = ".$FI"
+#: Fewer are a few publishers that wait for each answer: to gather would only delay them.
+_MANY: Final = 3
+_new: Final = tuple.__new__
+_TOO_MANY: Final = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
+
+
+class PublishLoad:
+    """What one gateway has received and not answered yet."""
+
+    __slots__ = ("bytes", "count", "taken", "taken_bytes")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
+        #: All that was received so far.
+        self.taken = 0
+        self.taken_bytes = 0
+
+    def may_gather(self) -> bool:
+        """Whether so many messages are unanswered that the next ones may gather until they are."""
+        return self.count >= _MANY
+
+
+class PublishListener(ScheduleListener):
+    """What a publisher tells the stream that it belongs to. Plain functions."""
+
+    @abstractmethod
+    def batch_abandoned(self, batch_id: str, reason: BatchAbandonReason) -> None:
+        """An atomic batch ended without being stored."""
+
+
+class _Waiting:
+    """A message whose append is unanswered. It is the waiter of its operation."""
+
+    __slots__ = ("append", "is_done", "message", "publisher", "size_bytes")
+
+    def __init__(
+        self, publisher: StreamPublisher, message: PortMessage, append: NewMessage, size_bytes: int
+    ) -> None:
+        self.publisher = publisher
+        self.message = message
+        self.append = append
+        self.size_bytes = size_bytes
+        self.is_done = False
+
+    def done(self) -> bool:
+        return self.is_done
+
+    def set_result(self, answer: Any) -> None:
+        """The owner's answer; on the loop, among those to other appends."""
+        self.is_done = True
+        publisher = self.publisher
+        try:
+            self.answer(answer)
+        except Exception:
+            # It costs this answer and nobody else's.
+            logger.exception("jetstream.publish_failed stream=%s", publisher.stream)
+        publisher.settle(1, self.size_bytes)
+
+    def answer(self, answer: Any) -> None:
+        """Take the answer."""
+        self.publisher.answered(self.message, self.append, answer)
+
+
+class _WaitingBatch(_Waiting):
+    """An atomic batch whose commit is unanswered."""
+
+    __slots__ = ("commit",)
+
+    def __init__(
+        self, publisher: StreamPublisher, message: PortMessage, commit: WholeBatch
+    ) -> None:
+        size_bytes = sum(len(each.value) + len(each.headers) for each in commit.messages)
+        super().__init__(publisher, message, commit.messages[-1], size_bytes)
+        self.commit = commit
+
+    def answer(self, answer: Any) -> None:
+        self.publisher.committed(self.message, self.commit, answer)
+
+
+class StreamPublisher:
+    """What one served stream does with the messages on its subjects."""
+
+    def __init__(
+        self,
+        store: ServingStream,
+        client: ClientPort,
+        load: PublishLoad,
+        domain: str,
+        config: ApiStreamConfig,
+        listener: PublishListener,
+    ) -> None:
+        self.stream = config.name
+        self.load = load
+        #: Whether something was stored since somebody last set this to False.
+        self.stored_since = False
+        #: Whether the listener wants to hear of stored messages.
+        self.tells = False
+        self._store = store
+        self._client = client
+        self._runs = PlainRuns(store, self._take_run_answer)
+        self._listener = listener
+        self._acks = PubAcks(config.name, domain)
+        self._unanswered = 0
+        self._drained: asyncio.Future[None] | None = None
+        #: Messages that came while the append before them takes its time; None if none does.
+        self._held: deque[PortMessage] | None = None
+        self._closed = False
+        self._batches = AtomicBatches()
+        self._batch_timer: asyncio.TimerHandle | None = None
+        self.configure(config)
+
+    def configure(self, config: ApiStreamConfig) -> None:
+        """Go by this configuration from now on."""
+        self._rules = PublishRules(config, self._listener.now_ms)
+        self._plain = self._rules.plain
+        self._answers = not config.no_ack
+        self._max_bytes = config.max_msg_size if config.max_msg_size >= 0 else 1 << 62
+
+    def close(self) -> None:
+        """Append nothing more, and answer nothing more."""
+        self._closed = True
+        self._held = None
+        self.settle(*self._runs.drop())
+        self._batches.clear()
+        if self._batch_timer is not None:
+            self._batch_timer.cancel()
+
+    async def drained(self) -> None:
+        """Return once every append is answered."""
+        while self._unanswered:
+            if self._drained is None:
+                self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    def receive(self, message: PortMessage) -> None:
+        """Take a message on a subject of the stream. The callback of its subscriptions."""
+        if self._held is not None or self._closed:
+            self._hold(message)
+            return
+        subject, reply, headers, payload = message
+        if reply and reply.endswith(_OF_FAST_INGEST):
+            self._refuse(message, errors.fast_batch_disabled())
+            return
+        if headers and has_batch(headers):
+            self._take_batched(message)
+            return
+        try:
+            if self._plain and (not headers or OF_JETSTREAM not in headers):
+                if headers and not headers.startswith(_PLAIN_LINE):
+                    headers = cut_status(headers)
+                    message = _new(PortMessage, (subject, reply, headers, payload))
+                if len(headers) + len(payload) > self._max_bytes:
+                    raise errors.message_too_large()
+                if len(payload) <= MAX_VALUE_BYTES:
+                    self._append_plain(message)
+                    return
+                append = _plain_append(message)
+            else:
+                append, asked = self._rules.check(message)
+                if asked.stopped_schedule:
+                    self._append(message, append, asked.stopped_schedule)
+                    return
+        except ApiError as error:
+            self._refuse(message, error)
+            return
+        self._append(message, append)
+
+    def _append_plain(self, message: PortMessage) -> None:
+        load = self.load
+        if load.count >= MAX_UNANSWERED_PUBLISHES or load.bytes >= MAX_UNANSWERED_PUBLISH_BYTES:
+            self._refuse(message, errors.too_many_requests(), _TOO_MANY)
+            return
+        size_bytes = waiting_bytes(message)
+        load.count += 1
+        load.bytes += size_bytes
+        self._unanswered += 1
+        self._runs.add(message, size_bytes)
+
+    def _append(self, message: PortMessage, append: NewMessage, stopped_schedule: str = "") -> None:
+        self._runs.submit()
+        load = self.load
+        if load.count >= MAX_UNANSWERED_PUBLISHES or load.bytes >= MAX_UNANSWERED_PUBLISH_BYTES:
+            self._refuse(message, errors.too_many_requests(), _TOO_MANY)
+            return
+        size_bytes = len(append.value) + len(append.headers) + _WAITING_BYTES
+        load.count += 1
+        load.bytes += size_bytes
+        load.taken += 1
+        load.taken_bytes += size_bytes - _WAITING_BYTES
+        self._unanswered += 1
+        waiting = _Waiting(self, message, append, size_bytes)
+        if stopped_schedule:
+            self._hold_others(waiting, self._append_and_stop(append, stopped_schedule))
+            return
+        if len(append.value) > MAX_VALUE_BYTES:
+            self._hold_others(waiting, self._append_large(append))
+            return
+        try:
+            self._store.append_soon(waiting, *append)
+        except HoldfastError as error:
+            waiting.set_result((error, 0, None))
+
+    def _take_batched(self, message: PortMessage) -> None:
+        """Take a message of an atomic batch."""
+        loop = asyncio.get_running_loop()
+        taken = self._batches.receive(message, self._rules, loop.time())
+        if isinstance(taken, WholeBatch):
+            self._commit(message, taken)
+        elif taken is None:
+            self._reply(message.reply, b"")
+            if self._batch_timer is None:
+                self._batch_timer = loop.call_at(self._batches.wake_at, self._expire_batches)
+        else:
+            if taken.abandoned is not None:
+                self._listener.batch_abandoned(taken.batch_id, taken.abandoned)
+            self._refuse(message, taken.error)
+
+    def _expire_batches(self) -> None:
+        loop = asyncio.get_running_loop()
+        for batch_id in self._batches.expire(loop.time()):
+            self._listener.batch_abandoned(batch_id, BatchAbandonReason.TIMEOUT)
+        wake_at = self._batches.wake_at
+        self._batch_timer = None
+        if wake_at != float("inf"):
+            self._batch_timer = loop.call_at(wake_at, self._expire_batches)
+
+    def _commit(self, message: PortMessage, commit: WholeBatch) -> None:
+        self._runs.submit()
+        waiting = _WaitingBatch(self, message, commit)
+        load = self.load
+        load.count += 1
+        load.bytes += waiting.size_bytes
+        self._unanswered += 1
+        try:
+            self._store.append_batch_soon(waiting, commit.messages)
+        except HoldfastError as error:
+            waiting.set_result((error, 0, None))
+
+    def _hold_others(
+        self, waiting: _Waiting, appending: Coroutine[Any, Any, Appended | ApiError]
+    ) -> None:
+        """Append what takes several requests, and only then what comes behind it."""
+        self._held = deque()
+        self._listener.spawn(self._append_first(waiting, appending))
+
+    async def _append_first(
+        self, waiting: _Waiting, appending: Coroutine[Any, Any, Appended | ApiError]
+    ) -> None:
+        try:
+            stored = await appending
+            answer: Any = (stored, 0, Durability.DEFAULT)
+        except HoldfastError as error:
+            answer = (error, 0, None)
+        except Exception as error:
+            # It costs this message; those that it holds go on.
+            logger.exception("jetstream.publish_failed stream=%s", self.stream)
+            answer = (internal_error("a publish", error), 0, None)
+        waiting.set_result(answer)
+        held, self._held = self._held, None
+        while held:
+            # One of them may take its time again; then it holds the rest.
+            message = held.popleft()
+            self.receive(message)
+            if self._held is not None:
+                self._held.extend(held)
+                return
+
+    async def _append_and_stop(self, append: NewMessage, scheduler: str) -> Appended | ApiError:
+        """Append a message with which a schedule goes."""
+        last = await self._store.last(scheduler)
+        if last is not None and not is_schedule(last.headers):
+            return errors.schedule_scheduler_invalid()
+        packer = self._store.packer
+        operations = [packer.append_operation(append)]
+        if last is not None:
+            operations.append(packer.delete_operation([last.seq]))
+        stored, *_ = await self._store.batch(operations)
+        assert isinstance(stored, Appended)
+        return stored
+
+    async def _append_large(self, append: NewMessage) -> Appended:
+        subject, value, headers, msg_id, expected_last_seq, ttl_seconds, options = append
+        return await self._store.append(
+            subject,
+            value,
+            headers,
+            msg_id=msg_id,
+            expected_last_seq=expected_last_seq,
+            ttl_seconds=ttl_seconds,
+            options=options,
+        )
+
+    def _hold(self, message: PortMessage) -> None:
+        held = self._held
+        if held is None:
+            # Closed: another gateway has it too, or will.
+            return
+        if len(held) >= MAX_HELD_PUBLISHES:
+            self._refuse(message, errors.too_many_requests(), _TOO_MANY)
+            return
+        held.append(message)
+
+    def answered(self, message: PortMessage, append: NewMessage, answer: Any) -> None:
+        """Tell the publisher what became of its message, and the stream's consumers."""
+        self.stored_since = True
+        if type(answer) is Ack:
+            # A message like most.
+            seq, time_ms, value = answer.seq or 0, answer.time, append.value
+            body = self._acks.stored(seq)
+        else:
+            try:
+                stored = answer[0]
+                if isinstance(stored, ApiError):
+                    self._refuse(message, stored)
+                    return
+                if type(stored) is not Appended:
+                    stored = self._store.appended(answer)
+            except DeposedWriterError:
+                self._listener.deposed()
+                return
+            except HoldfastError as error:
+                refusal = api_error(error)
+                if refusal is not None:
+                    self._refuse(message, refusal)
+                return
+            seq, _, time_ms, duplicate, total = stored
+            if duplicate:
+                self._reply(message.reply, self._acks.duplicate(seq))
+                return
+            value, body = append.value, self._acks.stored(seq)
+            if total is not None:
+                value, body = counter_value(total), self._acks.counted(seq, total)
+        if self.tells:
+            self._listener.stored(
+                ServedMessage(seq, append.subject, time_ms, append.headers, value)
+            )
+        self._reply(message.reply, body)
+
+    def _take_run_answer(self, run: list[PortMessage], size_bytes: int, answer: Any) -> None:
+        try:
+            self._run_answered(run, answer)
+        except Exception:
+            # It costs the answers to this run and no others.
+            logger.exception("jetstream.publish_failed stream=%s", self.stream)
+        self.settle(len(run), size_bytes)
+
+    def _run_answered(self, run: list[PortMessage], answer: Any) -> None:
+        """Tell publishers what became of plain messages, and the stream's consumers."""
+        results, time_ms, durability = answer
+        if type(results) is not Run:
+            one_for_all = isinstance(results, HoldfastError)
+            for index, message in enumerate(run):
+                result = results if one_for_all else results[index]
+                self.answered(message, _plain_append(message), (result, time_ms, durability))
+            return
+        self.stored_since = True
+        if self.tells:
+            for seq, (subject, _, headers, value) in enumerate(run, results.seq):
+                fields = (seq, subject, time_ms, headers, value)
+                self._listener.stored(_new(ServedMessage, fields))
+        if self._answers:
+            replies = [message[1] for message in run]
+            self._client.acknowledge(replies, self._acks.stored_run(results.seq, results.length))
+
+    def committed(self, message: PortMessage, commit: WholeBatch, answer: Any) -> None:
+        """Tell the publisher what became of its batch, and the stream's consumers."""
+        self.stored_since = True
+        try:
+            stored = self._store.batch_appended(answer)
+        except DeposedWriterError:
+            self._listener.deposed()
+            return
+        except TooLargeError:
+            self._refuse(message, errors.batch_too_large(len(commit.messages)))
+            return
+        except HoldfastError as error:
+            refusal = api_error(error)
+            if refusal is not None:
+                self._refuse(message, refusal)
+            return
+        for append, (seq, _, time_ms, duplicate, total) in zip(
+            commit.messages, stored, strict=True
+        ):
+            if self.tells and not duplicate:
+                value = append.value if total is None else counter_value(total)
+                self._listener.stored(
+                    ServedMessage(seq, append.subject, time_ms, append.headers, value)
+                )
+        last = stored[-1]
+        body = self._acks.committed(last.seq, commit.batch_id, len(stored), last.total)
+        self._reply(message.reply, body)
+
+    def settle(self, count: int, size_bytes: int) -> None:
+        """So many appends are done with."""
+        load = self.load
+        load.count -= count
+        load.bytes -= size_bytes
+        if not load.count:
+            self._client.end_rest()
+        self._unanswered -= count
+        if not self._unanswered and self._drained is not None:
+            drained, self._drained = self._drained, None
+            if not drained.done():
+                drained.set_result(None)
+
+    def _refuse(self, message: PortMessage, error: ApiError, headers: bytes = b"") -> None:
+        self._reply(message.reply, self._acks.refused(error), headers)
+
+    def _reply(self, reply: str, body: bytes, headers: bytes = b"") -> None:
+        if reply and self._answers:
+            self._client.publish(reply, body, headers=headers)
+
+
+def _plain_append(message: PortMessage) -> NewMessage:
+    subject, _, headers, payload = message
+    return _new(NewMessage, (subject, payload, headers, None, None, None, None))

@@ -1,0 +1,1 @@
+"""Several gateways as one: who lives, who serves which stream, and the process around it."""

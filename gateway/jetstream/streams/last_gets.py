@@ -1,0 +1,151 @@
+"""Direct gets of the last message of one subject, as those of a key-value bucket: most gets are.
+
+All that arrive in one turn of the loop become one read of the owner, and so does all that arrives
+while a read is on its way, so a get costs neither a task nor a frame of its own. Nothing is kept:
+every get is answered from what its owner has after it was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from holdfast.client.handles.serving_wire import ServedMessage
+from holdfast.client.wire.waiting import Waiter
+from holdfast.protocol.errors import HoldfastError
+
+logger = logging.getLogger("holdfast.gateway")
+
+#: Reads that are on their way at a time, and the subjects of one: with at most 1 KiB each, they fit
+#: into a frame.
+_READS: Final = 2
+_SUBJECTS: Final = 256
+
+#: The inbox of a get, and its message, or None if there is none.
+Answer = tuple[str, ServedMessage | None]
+
+
+class LastReads(Protocol):
+    """The reads of a ServingStream that are used here."""
+
+    def lasts_soon(self, waiter: Waiter, subjects: Sequence[str]) -> None: ...
+
+    def found_lasts(self, answer: Any) -> tuple[list[ServedMessage], list[str], bool]: ...
+
+
+class LastGets:
+    """The gets of one stream that are not answered. Each is given to `answer` once, or to `other`
+    if the message has a large value, or to `failed`."""
+
+    def __init__(
+        self,
+        store: LastReads,
+        answer: Callable[[Sequence[Answer]], None],
+        other: Callable[[str, str], None],
+        failed: Callable[[Sequence[str], HoldfastError], None],
+    ) -> None:
+        self._store = store
+        self._answer = answer
+        self._other = other
+        self._failed = failed
+        #: The inboxes of gets that wait for a read, by subject.
+        self._waiting: dict[str, list[str]] = {}
+        self._reads = 0
+        self._scheduled = False
+        #: How many gets are not answered.
+        self.count = 0
+
+    def ask(self, subject: str, inbox: str) -> None:
+        """Answer a get of a subject, which has no wildcard."""
+        self.count += 1
+        inboxes = self._waiting.get(subject)
+        if inboxes is not None:
+            inboxes.append(inbox)
+            return
+        self._waiting[subject] = [inbox]
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._read)
+
+    def _read(self) -> None:
+        """Ask the owner."""
+        self._scheduled = False
+        while self._waiting and self._reads < _READS:
+            asked = self._waiting
+            if len(asked) > _SUBJECTS:
+                asked = {subject: asked.pop(subject) for subject in list(asked)[:_SUBJECTS]}
+            else:
+                self._waiting = {}
+            self._start(asked)
+
+    def _start(self, asked: dict[str, list[str]]) -> None:
+        self._reads += 1
+        try:
+            self._store.lasts_soon(_Read(self._take, asked), list(asked))
+        except HoldfastError as error:
+            self._reads -= 1
+            self.count -= _count(asked)
+            self._fail(asked, error)
+
+    def _take(self, asked: dict[str, list[str]], answer: Any) -> None:
+        """Take what the owner answered."""
+        self._reads -= 1
+        self.count -= _count(asked)
+        try:
+            found, large, is_all = self._store.found_lasts(answer)
+        except HoldfastError as error:
+            self._fail(asked, error)
+        else:
+            answers: list[Answer] = []
+            for message in found:
+                for inbox in asked.pop(message.subject, ()):
+                    answers.append((inbox, message))
+            for subject in large:
+                for inbox in asked.pop(subject, ()):
+                    self._other(subject, inbox)
+            if is_all or not (found or large):
+                answers += [(inbox, None) for inboxes in asked.values() for inbox in inboxes]
+            else:
+                # The page was full.
+                self.count += _count(asked)
+                self._start(asked)
+            if answers:
+                self._answer(answers)
+        self._read()
+
+    def _fail(self, asked: dict[str, list[str]], error: HoldfastError) -> None:
+        self._failed([inbox for inboxes in asked.values() for inbox in inboxes], error)
+
+
+def _count(asked: Mapping[str, Sequence[str]]) -> int:
+    return sum(map(len, asked.values()))
+
+
+class _Read:
+    """One read. It is the waiter of its operation."""
+
+    __slots__ = ("_asked", "_take")
+
+    def __init__(
+        self,
+        take: Callable[[dict[str, list[str]], Any], None],
+        asked: dict[str, list[str]],
+    ) -> None:
+        self._take = take
+        self._asked: dict[str, list[str]] | None = asked
+
+    def done(self) -> bool:
+        return self._asked is None
+
+    def set_result(self, answer: Any) -> None:
+        """The owner's answer; on the loop, among those to other operations."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return
+        try:
+            self._take(asked, answer)
+        except Exception:
+            # It costs these answers and nobody else's.
+            logger.exception("jetstream.direct_get_failed")

@@ -1,0 +1,1 @@
+"""The gateway's two connections to NATS: a client's, to hear, and a leafnode's, to deliver."""

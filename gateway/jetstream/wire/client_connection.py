@@ -1,0 +1,283 @@
+"""The ClientPort over a socket: that of the bus, with headers and queue groups.
+
+Reconnecting, TLS, parsing and noticing a dead connection are the bus's (`protocol/bus`). Published
+messages are written once for each turn of the loop. What a nats-server does not take is bounded: a
+connection with more than MAX_PORT_WAITING_BYTES unwritten is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from holdfast.gateway.jetstream.wire.asking import Asking
+from holdfast.gateway.jetstream.wire.callbacks import call_all
+from holdfast.gateway.jetstream.wire.line_text import (
+    decoded,
+    is_field,
+    is_reply_subject,
+    is_wire_subject,
+    subject_fields,
+)
+from holdfast.gateway.jetstream.wire.ports import (
+    ClientPort,
+    PortMessage,
+    PortSubscription,
+    Quick,
+)
+from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
+from holdfast.protocol.bus.login import NatsLogin
+from holdfast.protocol.bus.nats_client import WatchedSubscription
+from holdfast.protocol.bus.nats_parser import MessageEvent
+from holdfast.protocol.bus.nats_url import parse_url
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    InvalidArgumentError,
+    NotAllowedError,
+    TooLargeError,
+)
+from holdfast.protocol.limits import (
+    MAX_PORT_SUBJECTS_BYTES,
+    MAX_PORT_WAITING_BYTES,
+    PORT_BUSY_BYTES,
+)
+from holdfast.protocol.subjects import Inboxes
+
+logger = logging.getLogger("holdfast.gateway")
+
+_FLUSH_SECONDS: Final = 10.0
+#: How much is published between two looks at what waits to be written.
+_LOOK_BYTES: Final = PORT_BUSY_BYTES // 8
+#: A client that sends each message by itself costs a gateway a wake-up for each. Several times the
+#: cost of a wake-up, and far less than an answer takes under load.
+_REST_SECONDS: Final = 0.002
+_new_message: Final = tuple.__new__
+
+
+class ClientConnection(ClientPort):
+    """A client of NATS. Made by `connect_client`."""
+
+    def __init__(self, bus: NatsBus) -> None:
+        self._bus = bus
+        self._client = bus.client
+        self._asking = Asking(self, bus.new_inbox())
+        self._unlooked_bytes = 0
+        #: Waits until the socket takes data again.
+        self._draining: asyncio.Task[None] | None = None
+        self._flushes: set[asyncio.Future[object]] = set()
+        self._malformed_count = 0
+        self._reconnect_callbacks: list[Callable[[], None]] = []
+        self._writable_callbacks: list[Callable[[], None]] = []
+        bus.on_reconnect(self._reconnected)
+
+    @property
+    def connected(self) -> bool:
+        return self._bus.connected
+
+    @property
+    def writable(self) -> bool:
+        return self._draining is None and self._bus.connected
+
+    @property
+    def max_payload_bytes(self) -> int:
+        return self._bus.max_payload_bytes
+
+    def on_writable(self, callback: Callable[[], None]) -> None:
+        self._writable_callbacks.append(callback)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        self._reconnect_callbacks.append(callback)
+
+    def on_refused(self, callback: Callable[[NotAllowedError], None]) -> None:
+        self._bus.on_refused(callback)
+
+    def rest_while(self, busy: Callable[[], bool]) -> None:
+        self._client.rest_seconds = lambda: _REST_SECONDS if busy() else 0.0
+
+    def end_rest(self) -> None:
+        self._client.end_rest()
+
+    async def subscribe(
+        self,
+        subject: str,
+        callback: Callable[[PortMessage], None],
+        queue: str = "",
+        *,
+        quick: Quick | None = None,
+    ) -> PortSubscription:
+        if not is_wire_subject(subject):
+            raise InvalidArgumentError(argument="subject", reason=f"{subject[:100]!r}")
+        if queue and not is_field(queue):
+            raise InvalidArgumentError(argument="queue", reason=f"{queue[:100]!r}")
+        if self._client.is_closed:
+            raise _closed()
+        heard = functools.partial(self._heard, callback)
+        if quick is not None:
+            heard = functools.partial(self._heard_quickly, quick, callback)
+        return _ClientSubscription(await self._client.listen_raw(subject, heard, queue))
+
+    def publish(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: bytes = b""
+    ) -> None:
+        fields = subject_fields(subject, reply)
+        size = len(headers) + len(payload)
+        if size > self._client.max_payload:
+            raise TooLargeError(what="payload", size=size, limit=self.max_payload_bytes)
+        if headers:
+            line = b"HPUB %b %d %d\r\n%b%b\r\n" % (fields, len(headers), size, headers, payload)
+        else:
+            line = b"PUB %b %d\r\n%b\r\n" % (fields, size, payload)
+        self._post(line)
+
+    def acknowledge(self, replies: Sequence[str], bodies: Sequence[bytes]) -> None:
+        lines = [
+            b"PUB %b %d\r\n%b\r\n" % (field, len(body), body)
+            for reply, body in zip(replies, bodies, strict=True)
+            if 0 < len(field := reply.encode()) <= MAX_PORT_SUBJECTS_BYTES
+        ]
+        self._post(b"".join(lines))
+
+    def answer(self, answers: Iterable[tuple[str, bytes, bytes]]) -> Sequence[str]:
+        most = self._client.max_payload
+        lines, too_large = [], []
+        for reply, headers, payload in answers:
+            field = reply.encode()
+            header_bytes = len(headers)
+            size = header_bytes + len(payload)
+            if size > most or len(field) > MAX_PORT_SUBJECTS_BYTES:
+                too_large.append(reply)
+                continue
+            line = b"HPUB %b %d %d\r\n%b%b\r\n"
+            lines.append(line % (field, header_bytes, size, headers, payload))
+        data = b"".join(lines)
+        self._post(data)
+        return too_large
+
+    async def request(
+        self, subject: str, payload: bytes, *, timeout_seconds: float, headers: bytes = b""
+    ) -> PortMessage:
+        return await self._asking.request(subject, payload, timeout_seconds, headers)
+
+    async def flush(self) -> None:
+        if self._client.is_closed:
+            raise _closed()
+        answered = asyncio.get_running_loop().create_future()
+        self._client.ping(answered)
+        # A reconnect restores the subscriptions, and what was published before it is lost.
+        self._flushes.add(answered)
+        try:
+            await asyncio.wait_for(answered, _FLUSH_SECONDS)
+        except TimeoutError as error:
+            reason = f"no answer within {_FLUSH_SECONDS:g} s"
+            raise ConnectionFailedError(url="NATS", reason=reason) from error
+        finally:
+            self._flushes.discard(answered)
+
+    async def close(self) -> None:
+        if self._draining is not None:
+            self._draining.cancel()
+        await self._bus.close()
+
+    def _heard(self, callback: Callable[[PortMessage], None], event: MessageEvent) -> None:
+        _, subject, reply, headers, payload = event
+        subject_text, reply_text = decoded(subject), decoded(reply)
+        if not is_wire_subject(subject_text):
+            self._malformed(subject)
+            return
+        if reply and not is_reply_subject(reply_text):
+            self._malformed(reply)
+            reply_text = ""
+        callback(_new_message(PortMessage, (subject_text, reply_text, headers, payload)))
+
+    def _heard_quickly(
+        self, quick: Quick, callback: Callable[[PortMessage], None], event: MessageEvent
+    ) -> None:
+        _, subject, reply, _, payload = event
+        if not quick(subject, reply, payload):
+            self._heard(callback, event)
+
+    def _malformed(self, subject: bytes) -> None:
+        """Log the 1st, 2nd, 4th, 8th and so on, so that nobody can flood the log."""
+        self._malformed_count += 1
+        if self._malformed_count & (self._malformed_count - 1) == 0:
+            logger.warning(
+                "gateway.subject_malformed subject=%r count=%d",
+                *(subject[:200], self._malformed_count),
+            )
+
+    def _post(self, lines: bytes) -> None:
+        self._client.post(lines, len(lines))
+        self._unlooked_bytes += len(lines)
+        if self._unlooked_bytes > _LOOK_BYTES:
+            self._look()
+
+    def _look(self) -> None:
+        """See how much waits to be written."""
+        self._unlooked_bytes = 0
+        waiting_bytes = self._client.waiting_bytes
+        if waiting_bytes > MAX_PORT_WAITING_BYTES:
+            logger.warning("gateway.connection_stuck bytes=%d", waiting_bytes)
+            self._client.abort()
+        elif waiting_bytes > PORT_BUSY_BYTES and self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            await self._client.drain()
+        finally:
+            self._draining = None
+        if self.writable:
+            call_all(self._writable_callbacks)
+
+    def _reconnected(self) -> None:
+        for answered in self._flushes:
+            if not answered.done():
+                answered.set_result(None)
+        call_all(self._reconnect_callbacks)
+        if self.writable:
+            call_all(self._writable_callbacks)
+
+
+class _ClientSubscription(PortSubscription):
+    def __init__(self, subscription: WatchedSubscription) -> None:
+        self._subscription = subscription
+
+    async def unsubscribe(self) -> None:
+        await self._subscription.unsubscribe()
+
+    async def stop(self) -> None:
+        await self._subscription.stop()
+
+
+def _closed() -> ConnectionFailedError:
+    return ConnectionFailedError(url="", reason="the connection to NATS")
+
+
+async def connect_client(
+    url: str,
+    *,
+    name: str,
+    login: NatsLogin = NatsLogin(),  # noqa: B008
+    inboxes: Inboxes = Inboxes(),  # noqa: B008
+    timeout_seconds: float = 5.0,
+    patient: bool = False,
+) -> ClientConnection:
+    """Return a connection to `url`, which may name several servers; see `connect_nats`.
+
+    Raises ConnectionFailedError, LoginFailedError, InvalidArgumentError.
+    """
+    if any(server.startswith("ws") for server in parse_url(url).servers):
+        raise InvalidArgumentError(argument="nats", reason="a gateway needs nats:// or tls://")
+    bus = await connect_nats(
+        url,
+        name=name,
+        login=login,
+        inboxes=inboxes,
+        timeout_seconds=timeout_seconds,
+        patient=patient,
+        strict=True,
+    )
+    return ClientConnection(bus)

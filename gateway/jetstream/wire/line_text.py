@@ -1,0 +1,96 @@
+"""What text may stand in a line of NATS's protocol. Pure.
+
+Clients choose inboxes, deliver subjects and the subjects they publish to, so any of them may try to
+add a field or a line to what the gateway sends. nats-server itself takes more bytes for subjects
+than are let through here: see `protocol/bus/nats_parser.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from typing import Final
+
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.limits import MAX_DELIVERY_SUBJECT_CHARACTERS, MAX_PORT_SUBJECTS_BYTES
+
+#: The start of the subjects of acks.
+ACKS: Final = "$JS.ACK."
+#: Inboxes and subjects that were found to be right are remembered: many deliveries have the same.
+_TEXTS_KEPT: Final = 1024
+
+
+def is_field(text: str) -> bool:
+    """Tell whether `text` is one field of a line: printable, and without spaces. Only characters
+    that print count as such in Unicode, so no blank of another script passes."""
+    return text.isprintable() and " " not in text and bool(text)
+
+
+def is_wire_subject(text: str) -> bool:
+    """Tell whether a message may have `text` as its subject: tokens, which may be wildcards."""
+    return is_field(text) and ".." not in text and text[0] != "." and text[-1] != "."
+
+
+def is_reply_subject(text: str) -> bool:
+    """Tell whether `text` may be answered to: a subject without wildcards."""
+    return is_wire_subject(text) and "*" not in text and ">" not in text
+
+
+def decoded(field: bytes) -> str:
+    """Return the text of a field; "" if it is not UTF-8."""
+    try:
+        return field.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def subject_fields(subject: str, reply: str) -> bytes:
+    """Return the fields for a message's subject and reply subject, if it has one, in the line of a
+    client. Raises InvalidArgumentError."""
+    if not is_wire_subject(subject):
+        raise _invalid("subject", subject)
+    if reply and not is_field(reply):
+        raise _invalid("reply", reply)
+    fields = (f"{subject} {reply}" if reply else subject).encode()
+    if len(fields) > MAX_PORT_SUBJECTS_BYTES:
+        raise _invalid("subject", subject)
+    return fields
+
+
+@functools.lru_cache(_TEXTS_KEPT)
+def _is_inbox(text: str) -> bool:
+    return is_reply_subject(text) and len(text) <= MAX_DELIVERY_SUBJECT_CHARACTERS
+
+
+@functools.lru_cache(_TEXTS_KEPT)
+def _is_delivered_subject(text: str) -> bool:
+    return is_wire_subject(text) and len(text) <= MAX_DELIVERY_SUBJECT_CHARACTERS
+
+
+def delivery_fields(inbox: str, reply: str, subject: str, groups: Collection[str]) -> bytes:
+    """Return the fields in the line of a leafnode, up to the sizes.
+
+    nats-server cuts `@<subject>` off a reply subject below `$JS.ACK`, and gives the message that
+    subject. Raises InvalidArgumentError.
+    """
+    if not _is_inbox(inbox):
+        raise _invalid("inbox", inbox)
+    if subject:
+        if not _is_delivered_subject(subject):
+            raise _invalid("subject", subject)
+        if not reply.startswith(ACKS):
+            raise _invalid("reply", reply)
+    if reply:
+        if not is_field(reply) or len(reply) > MAX_DELIVERY_SUBJECT_CHARACTERS:
+            raise _invalid("reply", reply)
+        if not groups:
+            return (f"{inbox} {reply}@{subject}" if subject else f"{inbox} {reply}").encode()
+        if subject:
+            reply = f"{reply}@{subject}"
+        return f"{inbox} + {reply} {' '.join(groups)}".encode()
+    return f"{inbox} | {' '.join(groups)}".encode() if groups else inbox.encode()
+
+
+def _invalid(argument: str, text: str) -> InvalidArgumentError:
+    reason = f"NATS cannot carry a message with {text[:100]!r} ({len(text)} characters)"
+    return InvalidArgumentError(argument=argument, reason=reason)
