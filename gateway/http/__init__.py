@@ -1,0 +1,1 @@
+"""The HTTP gateway: a stateless client of the cluster that speaks HTTP."""

@@ -1,0 +1,1 @@
+"""Streams and kvs of holdfast as plain HTTP."""

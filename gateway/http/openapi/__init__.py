@@ -1,0 +1,1 @@
+"""The OpenAPI document of the gateway: what programs read instead of docs/http.md."""
