@@ -20,24 +20,28 @@ from holdfast.gateway.auth.login import Answering
 from holdfast.gateway.auth.nats_configuration import CLUSTER_ACCOUNT
 from holdfast.gateway.auth.service import AuthService
 from holdfast.gateway.auth.system_account import INBOXES
+from holdfast.gateway.reporting import ReportingUser, gateway_name
 from holdfast.protocol.access.audit_event import AuditEvent
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import TLS_OPTIONS, NatsLogin
 from holdfast.protocol.bus.nats_url import parse_url, without_passwords
 from holdfast.protocol.errors import ConnectionFailedError, HoldfastError, InvalidArgumentError
+from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.audit_trail import AuditTrail
 from holdfast.protocol.serving.process import (
-    OnSignals,
+    ServerProcess,
     add_inbox_prefix,
     inboxes_of,
     login_of,
     process_parser,
     run_process,
 )
+from holdfast.protocol.serving.process_numbers import process_statistics
 from holdfast.protocol.subjects import Inboxes
 from holdfast.shared_fs.access.audit_outbox import AuditOutbox
-from holdfast.shared_fs.access.key_folder import AUTH_FILE, SYSTEM_FILE, KeyFolder
+from holdfast.shared_fs.access.key_folder import AUTH_FILE, REPORTS_FILE, SYSTEM_FILE, KeyFolder
 from holdfast.shared_fs.access.registry import AccessRegistry
 from holdfast.shared_fs.access.set_up import KEYS_FOLDER, registry_in_bucket, registry_on_disk
 from holdfast.shared_fs.bucket.bucket import open_bucket
@@ -65,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_process(parser, arguments, _serve)
 
 
-async def _serve(options: argparse.Namespace, on_signals: OnSignals, ready: asyncio.Event) -> None:
+async def _serve(options: argparse.Namespace, process: ServerProcess) -> None:
     task = asyncio.current_task()
     assert task is not None
-    on_signals(task.cancel)
+    process.on_signals(task.cancel)
     keys = _keys(options)
     inboxes = inboxes_of(options).root
     answering = Answering(keys.account_key(), CLUSTER_ACCOUNT, options.prefix, inboxes)
@@ -80,6 +84,8 @@ async def _serve(options: argparse.Namespace, on_signals: OnSignals, ready: asyn
         try:
             trail = _trail(options)
             tokens = KnownTokens(registry, time.monotonic, time.time, trail)
+            statistics = process_statistics(PartKind.AUTH, gateway_name())
+            process.monitor.watch(statistics, lambda: _why_unready(client, process))
             service = AuthService(
                 client,
                 closed,
@@ -90,19 +96,39 @@ async def _serve(options: argparse.Namespace, on_signals: OnSignals, ready: asyn
                 ConnectionKeeper(tokens, CLUSTER_ACCOUNT, time.monotonic, time.time),
                 _system_connection(options, keys),
                 trail,
+                statistics.counters(metrics.LOGINS),
             )
-            telling = asyncio.create_task(trail.run())
+            telling = [asyncio.create_task(trail.run())]
+            if keys.has(REPORTS_FILE):
+                reporting = _reporter(options, keys).keep_reporting(statistics)
+                telling.append(asyncio.create_task(reporting))
+            else:
+                reason = f"there is no {keys.path / REPORTS_FILE}: `holdfast auth init` adds it"
+                logger.warning("gateway.not_told reason=%s", reason)
             try:
-                await service.serve(ready)
+                await service.serve(process.ready)
             finally:
-                telling.cancel()
-                await asyncio.wait([telling])
+                for each in telling:
+                    each.cancel()
+                await asyncio.wait(telling)
                 await trail.finish(_AUDIT_SECONDS)
         finally:
             await client.close()
             logger.info("auth.stopped")
     finally:
         registry.close()
+
+
+def _reporter(options: argparse.Namespace, keys: KeyFolder) -> ReportingUser:
+    nkey = keys.path / REPORTS_FILE
+    inboxes = inboxes_of(options).root
+    return ReportingUser(options.nats, login_of(options), nkey, options.prefix, inboxes)
+
+
+def _why_unready(client: Client, process: ServerProcess) -> str:
+    if not client.is_connected:
+        return "there is no connection to NATS"
+    return "" if process.ready.is_set() else "it starts"
 
 
 def _keys(options: argparse.Namespace) -> KeyFolder:

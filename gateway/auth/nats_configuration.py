@@ -23,6 +23,7 @@ from holdfast.gateway.auth.system_account import (
 from holdfast.protocol.access.nats_permissions import (
     NatsPermissions,
     permissions_of,
+    reports_permissions,
     servers_permissions,
 )
 from holdfast.protocol.access.tokens import Token, read_token
@@ -30,6 +31,7 @@ from holdfast.protocol.limits import MIN_PAYLOAD_BYTES
 from holdfast.protocol.subjects import DEFAULT_INBOXES
 from holdfast.shared_fs.access.key_folder import (
     AUTH_FILE,
+    REPORTS_FILE,
     SERVERS_FILE,
     SYSTEM_FILE,
     PublicKeys,
@@ -75,7 +77,7 @@ ping_max: 2
 
 def callout_configuration(keys: PublicKeys, prefix: str, inboxes: str = DEFAULT_INBOXES) -> str:
     """Return the configuration for a NATS whose clients' tokens the auth service checks."""
-    nkeys = [keys.servers, keys.auth, *([keys.system] if keys.system else [])]
+    nkeys = [keys.servers, keys.auth, *filter(None, (keys.system, keys.reports))]
     return f"""\
 # nats-server for holdfast. It asks `holdfast auth serve` what the holder of a token may do.
 {_HEAD}
@@ -86,6 +88,7 @@ accounts {{
       # Persist servers and the coordinator log in with {SERVERS_FILE}. The permissions are: publish
       # everything of the cluster and answer every inbox; hear all requests.
       {_user({"nkey": keys.servers}, servers_permissions(prefix, inboxes))}
+{_reporters(keys.reports, prefix, inboxes, " " * 6)}
     ]
   }}
   # The auth service alone, so that no client hears what nats-server asks, or answers in its place.
@@ -115,6 +118,21 @@ authorization {{
 """
 
 
+def _reporters(nkey: str | None, prefix: str, inboxes: str, indent: str) -> str:
+    if nkey is None:
+        lines = [
+            f"# The keys have no {REPORTS_FILE}: the auth service, and gateways of many tenants,",
+            "# tell nobody what they count. `holdfast auth init` adds it; then write this anew.",
+        ]
+    else:
+        lines = [
+            f"# The auth service and gateways log in with {REPORTS_FILE}, to tell the coordinator",
+            "# what they count. It permits nothing else.",
+            _user({"nkey": nkey}, reports_permissions(prefix, inboxes)),
+        ]
+    return "\n".join(indent + line for line in lines)
+
+
 def _system_account(nkey: str | None) -> str:
     if nkey is None:
         return f"""\
@@ -132,7 +150,7 @@ def _system_account(nkey: str | None) -> str:
 
 
 def static_configuration(
-    servers_nkey: str, prefix: str, tokens: Iterable[str], inboxes: str = DEFAULT_INBOXES
+    keys: PublicKeys, prefix: str, tokens: Iterable[str], inboxes: str = DEFAULT_INBOXES
 ) -> str:
     """Return the configuration for a NATS that knows each of `tokens`, which are verified texts.
 
@@ -151,7 +169,8 @@ authorization {{
   users = [
     # Persist servers and the coordinator log in with {SERVERS_FILE}. The permissions are: publish
     # everything of the cluster and answer every inbox; hear all requests.
-    {_user({"nkey": servers_nkey}, servers_permissions(prefix, inboxes))}
+    {_user({"nkey": keys.servers}, servers_permissions(prefix, inboxes))}
+{_reporters(keys.reports, prefix, inboxes, " " * 4)}
     # The holder of a token logs in with its id as user, and with the token as password. It may ask
     # servers in its own name, hear changes of stores that it may read, and its own inboxes.
 {users}

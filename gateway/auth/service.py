@@ -26,6 +26,7 @@ from holdfast.protocol.access.audit_event import AuditAction, AuditOutcome
 from holdfast.protocol.access.nkeys_text import KeyKind, public_text
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import HoldfastError, InvalidTokenError
+from holdfast.protocol.monitoring.counting import LabelledCounters
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class AuthService:
     #: Connects to the system account; None without a key for it.
     connect_system: Callable[[], Awaitable[Bus]] | None
     audit: Audit = NO_AUDIT
+    logins: LabelledCounters | None = None
 
     async def serve(self, ready: asyncio.Event) -> None:
         """Answer until cancelled; `ready` is set once questions come here.
@@ -132,7 +134,7 @@ class AuthService:
         return self.answering.let_in(request, token, self.wall_clock())
 
     def _note(self, request: LoginRequest, outcome: AuditOutcome, **fields: str) -> None:
+        if self.logins is not None:
+            self.logins.add("accepted" if outcome is AuditOutcome.DONE else "refused")
         details = {"name": request.name} if request.name else {}
-        self.audit.note(
-            AuditAction.LOGIN, outcome, address=request.host, details=details, **fields
-        )
+        self.audit.note(AuditAction.LOGIN, outcome, address=request.host, details=details, **fields)
