@@ -18,6 +18,9 @@ _ADVICE: Final = {
     "invalid_name": "a name of letters, digits, - and _, in tokens joined by dots",
     "invalid_seq": "holdfast stream info NAME shows the first and last seq",
     "wrong_last_seq": "holdfast stream info NAME, then repeat the command with that last seq",
+    "wrong_last_msg_id": "read the last message, then repeat the command with its msg_id",
+    "denied": "holdfast stream config NAME shows the settings, and changes them",
+    "deposed_writer": "holdfast stream config NAME shows the serving_epoch",
     "wrong_revision": "holdfast --json kv get NAME KEY, then repeat the command with that revision",
     "too_large": "smaller values, or fewer at a time",
     "not_allowed": "a NATS user with that permission: --nats nats://USER:PASSWORD@HOST:4222; see "
@@ -25,6 +28,8 @@ _ADVICE: Final = {
     "not_found": "holdfast stream ls; holdfast kv ls; holdfast servers",
     "point_not_reached": "--nearest takes the nearest earlier point; holdfast backups STORE",
     "last_server": "start another server: holdfast persist --help; holdfast servers lists them",
+    "server_in_use": "holdfast drain SERVER if it runs; for a dead one that owns stores: "
+    "holdfast servers --forget SERVER --reassign",
     "drain_called_off": "holdfast servers, then repeat the command",
     "unavailable": "repeat the command in a moment; holdfast servers shows which servers are alive",
     "no_server": "holdfast servers; start one: holdfast persist --help",
@@ -51,12 +56,18 @@ _ADVICE: Final = {
     "not_live": "holdfast servers, and the log of the server",
     "nats_away": "start it; or unset --nats and HOLDFAST_NATS, and holdfast up starts its own",
     "port_in_use": "--port 0 picks a free one",
+    "http_port_in_use": "--http 127.0.0.1:0 picks a free port; --no-http starts no HTTP gateway",
     "cluster_exists": "use another --prefix, or join that cluster with holdfast persist",
     "part_failed": "read the part's log in DATA/run; repeat the command with --verbose",
+    "tokens_exclude_jetstream": "name another --data; or give the clients of JetStream a NATS "
+    "account of their own, and run holdfast gateway: see docs/operations.md",
     "start_timeout": "read the logs in DATA/run; repeat the command with --verbose",
     "git": "--repo DIR names the folder of a git repository",
     "bench_process_failed": "repeat it on an idle machine, with enough space in --data",
     "wrong_read_back": "report this bug; the numbers of this run do not count",
+    "no_table": "holdfast export --bucket URL writes one: tables/changes in the bucket",
+    "table_unreachable": "check its address, and the credentials in the environment; then run the "
+    "same command again",
     "table_conflict": "run the same command again: it resumes",
     "table_damaged": "export to another --table: the bucket holds all the data for a new one",
     "target_differs": "--store-prefix TEXT, or --into-tenant with a tenant that has no such stores",

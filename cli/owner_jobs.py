@@ -10,10 +10,11 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Self
 
 import click
@@ -36,6 +37,8 @@ from holdfast.protocol.names import StoreId, StoreKind, check_store
 from holdfast.protocol.serving.audit_trail import tell_recorder
 
 _POLL_SECONDS: Final = 0.1
+#: How many jobs of one command are under way: half of what a server runs at once.
+_PARALLEL: Final = 128
 _MILLISECONDS: Final = re.compile(r"[0-9]{12,14}")
 
 KIND_OPTION: Final = click.option(
@@ -129,20 +132,59 @@ class ConnectedOwners:
         return self._router
 
     async def ask(self, store: StoreId, verb: str, **fields: object) -> Mapping[str, Any]:
-        """Have a store's owner do a job, and return its report.
+        """Have a store's owner do a job, and return its report, with the owner as `server`.
 
         Raises the error that the job ends with. Waits up to the timeout of the settings for an
         owner that cannot be reached or is busy.
         """
+        return await self._ask(partial(self._owner, store), verb, {**fields, "store": list(store)})
+
+    async def ask_each(
+        self, stores: Sequence[StoreId], verb: str
+    ) -> AsyncIterator[tuple[StoreId, Mapping[str, Any] | HoldfastError]]:
+        """Have the owners of stores do a job for each, many at once, and yield the reports, or the
+        errors that jobs end with, in the order of the stores."""
+        slots = asyncio.Semaphore(_PARALLEL)
+
+        async def one(store: StoreId) -> Mapping[str, Any] | HoldfastError:
+            async with slots:
+                fields = {"store": list(store)}
+                try:
+                    return await self._ask(partial(self._owner, store), verb, fields, shown=False)
+                except HoldfastError as error:
+                    return error
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(one(store)) for store in stores]
+            for store, task in zip(stores, asked, strict=True):
+                yield store, await task
+
+    async def ask_server(self, server: str, verb: str, **fields: object) -> Mapping[str, Any]:
+        """Have one server do a job, as `ask`."""
+
+        async def find() -> str:
+            return server
+
+        return await self._ask(find, verb, fields)
+
+    async def _ask(
+        self,
+        find: Callable[[], Awaitable[str]],
+        verb: str,
+        fields: Mapping[str, Any],
+        *,
+        shown: bool = True,
+    ) -> Mapping[str, Any]:
         give_up_at = time.monotonic() + self._settings.timeout
         job = secrets.token_hex(8)
         server = ""
-        with _Spinner(f"{verb} {store.name}", enabled=not self._settings.json) as working:
+        about = fields["store"][2] if fields.get("store") else str(fields.get("tenant", ""))
+        with _Spinner(f"{verb} {about}", enabled=shown and not self._settings.json) as working:
             while True:
                 try:
                     # Only once, because asking for the owner of a deleted store assigns one.
-                    server = server or await self._owner(store)
-                    reply = await self._ask_once(server, store, job, verb, fields)
+                    server = server or await find()
+                    reply = await self._ask_once(server, job, verb, fields)
                 except UnavailableError:
                     if time.monotonic() > give_up_at:
                         raise
@@ -150,7 +192,7 @@ class ConnectedOwners:
                     job, server = secrets.token_hex(8), ""
                 else:
                     if reply.get("done"):
-                        return reply
+                        return {**reply, "server": server}
                     working()
                     give_up_at = time.monotonic() + self._settings.timeout
                 await asyncio.sleep(_POLL_SECONDS)
@@ -170,10 +212,9 @@ class ConnectedOwners:
         return owner.server
 
     async def _ask_once(
-        self, server: str, store: StoreId, job: str, verb: str, fields: Mapping[str, object]
+        self, server: str, job: str, verb: str, fields: Mapping[str, object]
     ) -> Mapping[str, Any]:
-        by = operating_user()
-        payload = encode_control(job=job, verb=verb, store=list(store), by=by, **fields)
+        payload = encode_control(job=job, verb=verb, by=operating_user(), **fields)
         subject = self._subjects.operator(server)
         return decode_control(await self._bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS))
 

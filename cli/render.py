@@ -20,11 +20,22 @@ import click
 from holdfast.client.handles.dead_letters import DeadLetter
 from holdfast.protocol.consumers import ConsumerInfo
 from holdfast.protocol.control import StoreInfo
-from holdfast.protocol.messages import Ack, Change, ChangeKind, Deleted, Entry, Head, Message
+from holdfast.protocol.header_block import HeaderBlock
+from holdfast.protocol.messages import (
+    Ack,
+    Change,
+    ChangeKind,
+    Deleted,
+    Entry,
+    Head,
+    Message,
+    SubjectInfo,
+)
 from holdfast.protocol.names import StoreKind
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 #: Width of tables in a pipe or a file, which need not fit on a screen.
 _PIPE_WIDTH: Final = 1000
@@ -57,19 +68,45 @@ def print_table(
     """Print rows under a header. Columns in `right` are aligned to the right; bad words in `states`
     are coloured. A terminal that is too narrow leaves out `optional` columns, the first one first.
     """
+    console = stdout_console()
+    table, left_out = fitted_table(
+        columns,
+        rows,
+        console.width,
+        right=right,
+        states=states,
+        optional=optional,
+        wraps=console.is_terminal,
+    )
+    console.print(table)
+    if left_out:
+        click.echo(f"left out here: {', '.join(left_out)}; --json has all", err=True)
+
+
+def fitted_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    width: int,
+    *,
+    right: Sequence[str] = (),
+    states: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    wraps: bool = True,
+) -> tuple[Table, list[str]]:
+    """Return the table that `print_table` prints in `width` characters, and the columns that it
+    leaves out."""
     # Imported here, because the import takes longer than most commands.
     from rich.table import Table
     from rich.text import Text
 
-    console = stdout_console()
     texts = [[str(value) for value in row] for row in rows]
-    shown = _fitting(columns, texts, optional, console.width)
+    shown = _fitting(columns, texts, optional, width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index in shown:
         table.add_column(
             columns[index],
             justify="right" if columns[index] in right else "left",
-            no_wrap=not console.is_terminal,
+            no_wrap=not wraps,
             overflow="fold",
         )
     for row in texts:
@@ -82,10 +119,7 @@ def print_table(
                 for index in shown
             )
         )
-    console.print(table)
-    left_out = [column for index, column in enumerate(columns) if index not in shown]
-    if left_out:
-        click.echo(f"left out here: {', '.join(left_out)}; --json has all", err=True)
+    return table, [column for index, column in enumerate(columns) if index not in shown]
 
 
 def _fitting(
@@ -187,8 +221,13 @@ def message_json(message: Message) -> JsonObject:
 
 
 def message_line(message: Message) -> str:
-    headers = _headers(message.headers)
-    return f"{message.seq:>6}  {moment(message.time)}  {headers}{_row_preview(message)}"
+    about = "" if message.subject is None else f"{printable(message.subject)}  "
+    about += _headers(message.headers)
+    return f"{message.seq:>6}  {moment(message.time)}  {about}{_row_preview(message)}"
+
+
+def subject_json(subject: SubjectInfo) -> JsonObject:
+    return asdict(subject)
 
 
 def entry_json(entry: Entry) -> JsonObject:
@@ -207,7 +246,12 @@ def saved_json(row: Message | Entry, file: Path) -> JsonObject:
 
 def _row_json(row: Message | Entry) -> JsonObject:
     named: JsonObject = {"seq": row.seq} if isinstance(row, Message) else {"key": row.key}
-    return named | {"revision": row.revision, "time": row.time, "headers": dict(row.headers)}
+    headers = row.headers
+    told = headers.joined() if isinstance(headers, HeaderBlock) else dict(headers)
+    shown = named | {"revision": row.revision, "time": row.time, "headers": told}
+    if isinstance(row, Message) and row.subject is not None:
+        shown["subject"] = row.subject
+    return shown
 
 
 def _row_value_json(row: Message | Entry) -> JsonObject:
@@ -283,6 +327,7 @@ def head_json(head: Head) -> JsonObject:
         "bytes": head.bytes,
         "server": head.server,
         "epoch": head.epoch,
+        "time": head.time,
     }
 
 
@@ -312,13 +357,30 @@ def store_row(info: StoreInfo) -> JsonObject:
         "incarnation": info.incarnation,
         "epoch": info.epoch,
         "state": "cold" if info.cold else info.state.name.lower(),
+        "tier": "cold" if info.cold else "hot",
+        "bytes": info.bytes,
     }
 
 
 def _headers(headers: Mapping[str, str]) -> str:
-    return "".join(f"{printable(name)}={printable(value)}  " for name, value in headers.items())
+    told = headers.joined() if isinstance(headers, HeaderBlock) else headers
+    return "".join(f"{printable(name)}={printable(text)}  " for name, text in told.items())
 
 
 def _gone(change: Change) -> str:
     names = [str(seq) for seq in change.seqs] or [printable(key) for key in change.keys]
     return ", ".join(names)
+
+
+def print_remains(rows: Sequence[dict[str, Any]]) -> None:
+    """Print one line for each place that has something left; nothing if none has."""
+    if rows:
+        print_table(
+            ("place", "count", "bytes", "example", "removed by"),
+            [
+                (row["place"], row["count"], size(row["bytes"]), row["example"], row["removed_by"])
+                for row in rows
+            ],
+            right=("count", "bytes"),
+            optional=("example",),
+        )

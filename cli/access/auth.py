@@ -15,6 +15,7 @@ from holdfast.cli.access.registry_options import (
     needed_access_packages,
     registry_options,
 )
+from holdfast.cli.process_options import ProcessOptions, process_options
 from holdfast.cli.render import JsonObject, print_json
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 from holdfast.protocol.access.audit_event import AuditAction
@@ -78,18 +79,7 @@ Next, for a NATS of your own (`holdfast up --auth` does all of this on one machi
 @auth.command()
 @registry_options
 @KEYS_OPTION
-@click.option(
-    "--alive-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Touch this file every few seconds while the event loop runs, for a supervisor.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Log events of this level and above, to stderr.",
-)
+@process_options
 @shared_options("nats", *TLS_OPTIONS, "inbox-prefix", "prefix")
 @pass_settings
 def serve(
@@ -97,8 +87,7 @@ def serve(
     data: Path | None,
     bucket: str | None,
     keys: Path | None,
-    alive_file: Path | None,
-    log_level: str,
+    process: ProcessOptions,
 ) -> None:
     """Run the service that nats-server asks about tokens. Run two or more, on different hosts."""
     place = AccessPlace(data, bucket, keys)
@@ -114,9 +103,7 @@ def serve(
     for name in TLS_OPTIONS:
         if name in (files := settings.login.to_options()):
             arguments += [f"--{name}", files[name]]
-    if alive_file is not None:
-        arguments += ["--alive-file", str(alive_file)]
-    sys.exit(main([*arguments, "--log-level", log_level]))
+    sys.exit(main([*arguments, *process.arguments]))
 
 
 def init_report(keys: str, public_keys: JsonObject) -> JsonObject:

@@ -62,6 +62,6 @@ def nats_config(
     else:
         with place.opened_registry() as registry:
             tokens = list(valid_tokens(registry, time.time()))
-        text = static_configuration(public_keys.servers, settings.prefix, tokens, inboxes)
+        text = static_configuration(public_keys, settings.prefix, tokens, inboxes)
     with new_file(out) as file:
         click.echo(text, nl=False, file=file)

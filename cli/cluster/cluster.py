@@ -8,12 +8,14 @@ operator types. Under `data`:
     bucket/    the bucket
     run/       lock, cluster.json (addresses and pids), one log file for each part
 
-With tokens, an auth service runs too, and `run/nats.conf` makes nats-server ask it.
+With tokens, an auth service runs too, and `run/nats.conf` makes nats-server ask it. With JetStream,
+a gateway runs too, and `run/nats.conf` makes nats-server listen for its leafnode connection. With
+`http`, an HTTP gateway runs.
 
-Invariants: a folder has one cluster. Nothing starts before the folder, the port and the programs
-are known to be fine. Persist servers stop before the coordinator, and the coordinator before
-nats-server. No process outlives the body, even if the body is cancelled, and on Linux even if this
-process is killed.
+Invariants: a folder has one cluster. Nothing starts before the folder, the ports and the programs
+are known to be fine. The gateways stop before the persist servers, these before the coordinator,
+and the coordinator before nats-server. No process outlives the body, even if the body is cancelled,
+and on Linux even if this process is killed.
 
 `restart.py` decides when a part is restarted.
 """
@@ -23,20 +25,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import shlex
-import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from holdfast.cli.advice import first_error
+from holdfast.cli.cluster import http_part, jetstream_part
 from holdfast.cli.cluster.cluster_access import ClusterAccess
+from holdfast.cli.cluster.http_part import HttpAddress
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.cluster.part import Part, Say
+from holdfast.cli.cluster.ports import LOOPBACK, check_port, free_port
 from holdfast.cli.settings import DEFAULT_TENANT
 from holdfast.client.wire.router import Router
 from holdfast.protocol.bus.bus import NoRespondersError
@@ -65,20 +69,12 @@ from holdfast.shared_fs.disk.privacy import private_files, tighten
 
 DEFAULT_PORT: Final = 4222
 MAX_SERVERS: Final = 64
-_ADDRESS: Final = "127.0.0.1"
+#: The part that is not ours.
+_NATS: Final = "nats-server"
 _READY_SECONDS: Final = 60.0
 _NATS_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.05
-#: Free ports are taken from below the range that systems give to outgoing connections (Linux: from
-#: 32768): there a client that connects while nats-server restarts could occupy its port.
-_FREE_PORTS: Final = range(10_000, 32_768)
 
-
-class PortInUseError(HoldfastError):
-    """The port for nats-server is taken."""
-
-    code = "port_in_use"
-    template = "port {port} of {address} cannot be used: {reason}"
 
 
 class ClusterExistsError(HoldfastError):
@@ -119,8 +115,25 @@ class ClusterOptions:
     #: The bucket for snapshots and cold stores. None keeps everything on the shared file system.
     bucket: str | None = None
     cold_after_seconds: float | None = None
+    #: Dollars for the bucket's requests of all servers, in even shares.
+    budget_per_day: float | None = None
     #: Set up tokens, unless the data has them already.
     auth: bool = False
+    #: Serve JetStream's API.
+    jetstream: bool = False
+    #: The leafnode listener of `nats_url`.
+    leafnodes_url: str | None = field(default=None, repr=False)
+    #: Where an HTTP gateway listens; None starts none.
+    http: HttpAddress | None = None
+    #: Origins whose pages may use that gateway, beside its own; "*" for all.
+    http_origins: Sequence[str] = ()
+
+
+class TokensExcludeJetStreamError(HoldfastError):
+    """The cluster asks for tokens, which clients of JetStream have not."""
+
+    code = "tokens_exclude_jetstream"
+    template = "the cluster in {data} asks for tokens, with which no client of JetStream logs in"
 
 
 class Cluster:
@@ -131,8 +144,17 @@ class Cluster:
         self.nats_url = ""
         #: None in an open cluster.
         self.access = ClusterAccess.of(options.data / "shared", make=options.auth)
+        if options.jetstream and self.access is not None:
+            raise TokensExcludeJetStreamError(data=str(options.data))
         self.nats_server: Part | None = None
         self.auth: Part | None = None
+        self.gateway: Part | None = None
+        self.http: Part | None = None
+        #: Where the HTTP gateway listens; None without one.
+        self.http_address: HttpAddress | None = None
+        #: The URLs of the monitors of its parts, by name.
+        self.monitors: dict[str, str] = {}
+        self._leafnodes_url = options.leafnodes_url
         self.coordinator: Part | None = None
         self.servers: list[Part] = []
         self._say = say
@@ -146,8 +168,9 @@ class Cluster:
 
     @property
     def parts(self) -> list[Part]:
-        first = (self.nats_server, self.auth, self.coordinator)
-        return [part for part in first if part is not None] + self.servers
+        before = (self.nats_server, self.auth, self.coordinator)
+        parts = (*before, *self.servers, self.gateway, self.http)
+        return [part for part in parts if part is not None]
 
     def command_for_server(self, name: str) -> str:
         """The command line that adds the persist server `name` to this cluster. It leaves out a URL
@@ -157,7 +180,7 @@ class Cluster:
             [
                 *("holdfast", "persist", "--name", name),
                 *(*self._common_arguments(), *nats, *self.login_arguments(), *self._prefix()),
-                *(*self._bucket(), *self._cold_after()),
+                *(*self._bucket(), *self._tiering()),
             ]
         )
 
@@ -183,6 +206,8 @@ class Cluster:
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start everything and return once all of it works."""
+        if self.options.http is not None:
+            self.http_address = self.options.http.found_free()
         await self._start_nats(tasks)
         program = [sys.executable, "-P", "-m", "holdfast.cli"]
         log_level = "info" if self.options.verbose else "warning"
@@ -194,7 +219,7 @@ class Cluster:
         common += self._bucket()
         self.coordinator = self._part("coordinator", [*program, "coordinator", *common])
         self.servers = [
-            self._part(name, [*program, "persist", "--name", name, *common, *self._cold_after()])
+            self._part(name, [*program, "persist", "--name", name, *common, *self._tiering()])
             for name in (f"s{number + 1}" for number in range(self.options.server_count))
         ]
         tasks.create_task(self._supervise(self.coordinator))
@@ -202,7 +227,25 @@ class Cluster:
         await self._wait_until_live(set())
         for server in self.servers:
             tasks.create_task(self._supervise(server))
+        if self.http_address is not None:
+            arguments = ["--http", self.http_address.text, "--log-level", log_level]
+            if self.access is not None:
+                arguments.append("--require-token")
+                if self.nats_server is not None:
+                    # An own NATS has a user for this key; another one may not.
+                    arguments += ["--reports-nkey", str(self.access.reports_nkey)]
+            arguments += [f"--origin={origin}" for origin in self.options.http_origins]
+            self.http = self._part(http_part.PART, [*program, "gateway", *arguments])
+            tasks.create_task(self._supervise(self.http))
         await self.wait_until_live()
+        if self.http_address is not None:
+            listening = self.http_address.wait_until_it_listens()
+            await self._until(listening, "the HTTP gateway does not listen")
+        if self.options.jetstream:
+            arguments = ["--jetstream", "--log-level", log_level]
+            self.gateway = self._part(jetstream_part.PART, [*program, "gateway", *arguments])
+            tasks.create_task(self._supervise(self.gateway))
+            await self._wait_for_jetstream()
 
     async def wait_until_live(self) -> None:
         """Return once the coordinator says that all servers are live. Raises StartTimeoutError."""
@@ -230,6 +273,33 @@ class Cluster:
         except TimeoutError as error:
             raise StartTimeoutError(timeout_seconds=_READY_SECONDS, reason=reason) from error
 
+    async def _wait_for_jetstream(self) -> None:
+        bus = await connect_nats(self.nats_url, name="holdfast-up", login=self._login)
+        try:
+            reason = "the gateway does not answer JetStream's API"
+            await self._until(jetstream_part.wait_for_jetstream(bus), reason)
+        finally:
+            await bus.close()
+
+    async def _until(self, condition: Coroutine[None, None, None], reason: str) -> None:
+        """Wait for what parts do when they are ready. Raises the failure of a part, or
+        StartTimeoutError with what did not happen."""
+        waiting = asyncio.create_task(condition)
+        try:
+            await asyncio.wait(
+                (waiting, self._failed),
+                timeout=_READY_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if self._failed.done():
+                raise self._failed.result()
+            if not waiting.done():
+                raise StartTimeoutError(timeout_seconds=_READY_SECONDS, reason=reason)
+            waiting.result()
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
     @asynccontextmanager
     async def _router(self) -> AsyncIterator[Router]:
         """Ask the coordinator as servers do, with a token if it asks for one."""
@@ -254,9 +324,11 @@ class Cluster:
 
     async def stop(self) -> None:
         """End all parts, in order."""
-        async with asyncio.TaskGroup() as stopping:
-            for server in self.servers:
-                stopping.create_task(server.stop())
+        gateways = [part for part in (self.gateway, self.http) if part is not None]
+        for together in (gateways, self.servers):
+            async with asyncio.TaskGroup() as stopping:
+                for each in together:
+                    stopping.create_task(each.stop())
         for part in (self.coordinator, self.auth, self.nats_server):
             if part is not None:
                 await part.stop()
@@ -269,16 +341,21 @@ class Cluster:
             await _refuse_second_coordinator(options)
             return
         program = find_nats_server()
-        port = options.port or _free_port()
-        _check_port(port)
-        self.nats_url = f"nats://{_ADDRESS}:{port}"
-        command = [str(program), "--addr", _ADDRESS, "--port", str(port)]
+        port = options.port or free_port()
+        check_port(port)
+        self.nats_url = f"nats://{LOOPBACK}:{port}"
+        command = [str(program), "--addr", LOOPBACK, "--port", str(port)]
         if self.access is not None:
             configuration = self._run_directory / "nats.conf"
             inboxes = Inboxes.of_cluster(options.inbox_prefix, options.prefix)
             self.access.write_configuration(configuration, options.prefix, inboxes.root)
             command += ["--config", str(configuration)]
-        self.nats_server = self._part("nats-server", command)
+        if options.jetstream:
+            configuration, leaf_port = self._run_directory / "nats.conf", free_port()
+            jetstream_part.write_leafnodes(configuration, LOOPBACK, leaf_port)
+            self._leafnodes_url = f"nats-leaf://{LOOPBACK}:{leaf_port}"
+            command += ["--config", str(configuration)]
+        self.nats_server = self._part(_NATS, command)
         tasks.create_task(self._supervise(self.nats_server))
         await _wait_for_nats(port)
 
@@ -294,22 +371,35 @@ class Cluster:
     def _part(self, name: str, command: list[str]) -> Part:
         return Part(
             name,
-            command,
+            [*command, *self._monitor(name)],
             log_file=self._run_directory / f"{name}.log",
             say=self._say,
             # Not with `--nats`, because every user of the machine can read command lines.
-            environment=self._environment(),
-            is_noise=self._is_noise if name == "nats-server" else lambda line: False,
+            environment=self._environment(name),
+            is_noise=self._is_noise if name == _NATS else lambda line: False,
             on_start=self._write_state,
         )
 
-    def _environment(self) -> dict[str, str]:
+    def _monitor(self, part: str) -> list[str]:
+        """Return the option by which a part of ours answers what it counts, on loopback."""
+        if part == _NATS or find_spec("prometheus_client") is None:
+            return []
+        address = f"{LOOPBACK}:{free_port()}"
+        self.monitors[part] = f"http://{address}"
+        return ["--monitor", address]
+
+    def _environment(self, part: str) -> dict[str, str]:
+        login = self._login.to_options()
+        if part == http_part.PART:
+            login = http_part.login_of_gateway(login, with_tokens=self.access is not None)
         values = {
             "nats": self.nats_url,
             "prefix": self.options.prefix,
             "inbox-prefix": self.options.inbox_prefix,
-            **self._login.to_options(),
+            **login,
         }
+        if self._leafnodes_url is not None:
+            values["leafnodes"] = self._leafnodes_url
         return {variable(name): value for name, value in values.items()}
 
     def _is_noise(self, line: str) -> bool:
@@ -323,9 +413,14 @@ class Cluster:
         bucket = self.options.bucket
         return [] if bucket is None else ["--bucket", bucket]
 
-    def _cold_after(self) -> list[str]:
-        seconds = self.options.cold_after_seconds
-        return [] if seconds is None else ["--cold-after-seconds", str(seconds)]
+    def _tiering(self) -> list[str]:
+        options = self.options
+        found: list[str] = []
+        if options.cold_after_seconds is not None:
+            found += ["--cold-after-seconds", str(options.cold_after_seconds)]
+        if options.budget_per_day is not None:
+            found += ["--budget-per-day", str(options.budget_per_day / options.server_count)]
+        return found
 
     def _prefix(self) -> list[str]:
         prefix = self.options.prefix
@@ -336,6 +431,8 @@ class Cluster:
         state = {
             "pid": os.getpid(),
             "nats": self.shown_nats_url,
+            "http": None if self.http_address is None else self.http_address.url,
+            "monitors": self.monitors,
             "prefix": self.options.prefix,
             "shared": str(self.shared),
             "parts": {part.name: part.pid for part in self.parts},
@@ -351,7 +448,7 @@ async def running_cluster(options: ClusterOptions, say: Say) -> AsyncIterator[Cl
     """Run an embedded cluster around the body, which is cancelled if a part fails for good.
 
     `say` gets the lines that the parts log. Raises AlreadyRunningError, PortInUseError,
-    MissingNatsServerError, NatsAwayError, ClusterExistsError, NewerFormatError,
+    HttpPortInUseError, MissingNatsServerError, NatsAwayError, ClusterExistsError, NewerFormatError,
     StorageError, PartFailedError, StartTimeoutError; and what the body raises.
     """
     with private_files():
@@ -385,27 +482,6 @@ def _as_failure(part: Part, error: OSError) -> HoldfastError:
     return failure
 
 
-def _check_port(port: int) -> None:
-    with socket.socket() as probe:
-        # nats-server does the same: a port whose old connections only time out counts as free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_ADDRESS, port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise PortInUseError(port=port, address=_ADDRESS, reason=reason) from error
-
-
-def _free_port() -> int:
-    for port in random.sample(_FREE_PORTS, 200):
-        try:
-            _check_port(port)
-        except PortInUseError:
-            continue
-        return port
-    raise PortInUseError(port=0, address=_ADDRESS, reason="no free port was found")
-
-
 async def _wait_for_nats(port: int) -> None:
     try:
         async with asyncio.timeout(_NATS_SECONDS):
@@ -421,7 +497,7 @@ async def _wait_for_nats(port: int) -> None:
 
 async def _nats_answers(port: int) -> bool:
     try:
-        reader, writer = await asyncio.open_connection(_ADDRESS, port)
+        reader, writer = await asyncio.open_connection(LOOPBACK, port)
     except OSError:
         return False
     try:

@@ -17,7 +17,7 @@ from holdfast.gateway.auth.nats_configuration import callout_configuration
 from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.access.rights import Right
 from holdfast.protocol.access.tokens import EVERY_TENANT, Token, new_token, sign_token
-from holdfast.shared_fs.access.key_folder import SERVERS_FILE, KeyFolder
+from holdfast.shared_fs.access.key_folder import REPORTS_FILE, SERVERS_FILE, KeyFolder
 from holdfast.shared_fs.access.registry import CLUSTER_ISSUER, AccessRegistry
 from holdfast.shared_fs.access.set_up import KEYS_FOLDER, registry_on_disk, set_up
 from holdfast.shared_fs.bucket.bucket_errors import NoBucketError
@@ -55,8 +55,15 @@ class ClusterAccess:
         """The file with which servers log in to NATS."""
         return self._keys.path / SERVERS_FILE
 
+    @property
+    def reports_nkey(self) -> Path:
+        """The file with which parts log in that only tell what they count."""
+        return self._keys.path / REPORTS_FILE
+
     def write_configuration(self, path: Path, prefix: str, inboxes: str) -> None:
-        """Write the configuration of nats-server, which contains no secret."""
+        """Write the configuration of nats-server, which contains no secret. Keys that an older
+        version did not make are added."""
+        self._keys.add_missing()
         path.write_text(callout_configuration(self._keys.public_keys(), prefix, inboxes))
 
     @contextmanager

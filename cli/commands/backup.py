@@ -19,7 +19,7 @@ from holdfast.cli.owner_jobs import (
     check_choice,
     connected_owners,
 )
-from holdfast.cli.render import moment, print_json, print_table, size
+from holdfast.cli.render import moment, print_json, print_remains, print_table, size
 from holdfast.cli.settings import Settings, client_command
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind, check_store
@@ -65,22 +65,21 @@ async def _backup(
                 stores = [await owners.find(name, kind) for name in names]
             else:
                 stores = await owners.all(kind)
-            for store in stores:
-                try:
-                    report = await owners.ask(store, "backup")
-                except HoldfastError as error:
-                    if len(names) == 1:
-                        raise
+            if len(names) == 1:
+                report = await owners.ask(stores[0], "backup")
+                return [version_row(stores[0], report["versions"][0])], []
+            async for store, outcome in owners.ask_each(stores, "backup"):
+                if isinstance(outcome, HoldfastError):
                     failures.append(
                         {
                             "tenant": store.tenant,
                             "name": store.name,
-                            "error": error.code,
-                            "message": str(error),
+                            "error": outcome.code,
+                            "message": str(outcome),
                         }
                     )
                 else:
-                    rows.append(version_row(store, report["versions"][0]))
+                    rows.append(version_row(store, outcome["versions"][0]))
     return rows, failures
 
 
@@ -198,7 +197,9 @@ async def _restore(
 def delete(settings: Settings, name: str, yes: bool, kind: str | None) -> None:
     """Remove STORE, its snapshots and its quarantined files.
 
-    You cannot undo this. A new store may take the name; it starts at seq 1.
+    You cannot undo this. A new store may take the name; it starts at seq 1. Parts of the store
+    stay for a while in logs, shared objects and tables: the command lists them, and `holdfast
+    purge` removes them.
     """
     if not yes:
         click.confirm(f"Permanently remove {name} and all of its backups?", abort=True, err=True)
@@ -210,12 +211,38 @@ def delete(settings: Settings, name: str, yes: bool, kind: str | None) -> None:
             f"{report['store']} is deleted: {report['files']} files, "
             f"{report['snapshots']} snapshots"
         )
+        left = [row for row in report["remains"] if row["holds_values"]]
+        print_remains(left)
+        if left:
+            click.echo("what it held is still there; nobody can read it as a store again")
 
 
 async def _delete(settings: Settings, name: str, kind: str | None) -> JsonObject:
     async with connected_owners(settings) as owners:
         store = await owners.find(name, kind)
-        return delete_report(store, await owners.ask(store, "delete"))
+        report = await owners.ask(store, "delete")
+        left = await owners.ask_server(
+            report["server"], "remains", store=list(store), epoch=report["epoch"]
+        )
+        return delete_report(store, {**report, "remains": remaining_rows(report, left)})
+
+
+def remaining_rows(report: Mapping[str, Any], left: Mapping[str, Any]) -> list[JsonObject]:
+    """Return what is left of a store that was removed: what a server found, and the table in which
+    its owner archived its messages."""
+    rows = list(left["remains"])
+    if report.get("table"):
+        rows.append(
+            {
+                "place": "tables",
+                "count": 1,
+                "bytes": 0,
+                "holds_values": True,
+                "example": report["table"],
+                "removed_by": "holdfast purge --table URL",
+            }
+        )
+    return rows
 
 
 def version_row(store: StoreId, version: Mapping[str, Any]) -> JsonObject:
@@ -258,6 +285,7 @@ def delete_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
         "epoch": report["epoch"],
         "files": report["files"],
         "snapshots": report["snapshots"],
+        "remains": report["remains"],
     }
 
 

@@ -21,7 +21,7 @@ import click
 
 from holdfast.cli.cluster.die_with_parent import tethered
 from holdfast.cli.cluster.nats_binary import find_nats_server
-from holdfast.cli.commands.parts import MissingServerPackagesError
+from holdfast.cli.commands.parts import MissingServerPackagesError, needed_gateway_packages
 from holdfast.cli.commands.tables import needed_spark_packages
 from holdfast.cli.render import print_table
 
@@ -129,6 +129,39 @@ def compare(options: BenchOptions, json_file: Path | None) -> None:
 
 @bench.command()
 @_bench_options("rounds", "only", *_COMMON)
+def jetstream(options: BenchOptions, json_file: Path | None) -> None:
+    """Compare the JetStream gateway with JetStream, under nats-py."""
+    with _needed_packages():
+        from holdfast.bench.jetstream import gateway_comparison
+    _check_only(options, gateway_comparison.WORK_NAMES)
+    _finish(
+        [_run(lambda: gateway_comparison.run(options), gateway_comparison.table, options)],
+        json_file,
+    )
+
+
+@bench.command()
+@_bench_options("rounds", "only", *_COMMON)
+@click.option(
+    "--reference",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder whose node_modules have @durable-streams/server, to compare with.",
+)
+def http(options: BenchOptions, json_file: Path | None, reference: Path | None) -> None:
+    """Measure the HTTP gateway: appends, followers, and memory."""
+    with needed_gateway_packages():
+        from holdfast.bench.http import http_load
+        from holdfast.bench.http.servers import has_reference
+    _check_only(options, http_load.WORK_NAMES)
+    if reference is not None and not has_reference(reference):
+        raise click.BadParameter("needs Node, and @durable-streams/server installed there")
+    settings = http_load.QUICK if options.quick else http_load.HttpSettings()
+    settings = http_load.with_reference(settings, reference)
+    _finish([_run(lambda: http_load.run(options, settings), http_load.table, options)], json_file)
+
+
+@bench.command()
+@_bench_options("rounds", "only", *_COMMON)
 def tokens(options: BenchOptions, json_file: Path | None) -> None:
     """Measure what checking tokens costs a server."""
     with _needed_packages():
@@ -220,14 +253,71 @@ def idle(
 @bench.command()
 @_bench_options("rounds", *_COMMON)
 @click.option("--other-tenant", is_flag=True, help="The one at full speed is of another tenant.")
-def fairness(options: BenchOptions, json_file: Path | None, other_tenant: bool) -> None:
+@click.option(
+    "--remove",
+    "removed",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Measure beside the removal of N messages at once, and JetStream's users beside the same.",
+)
+def fairness(
+    options: BenchOptions, json_file: Path | None, other_tenant: bool, removed: int | None
+) -> None:
     """Measure how one user at full speed slows down quiet ones."""
     with _needed_packages():
         from holdfast.bench.store import fairness as neighbours
+        from holdfast.bench.store import removals
     settings = neighbours.QUICK if options.quick else neighbours.FairnessSettings()
     settings = dataclasses.replace(settings, other_tenant=other_tenant)
+    if removed is None:
+        report = _run(lambda: neighbours.run(options, settings), neighbours.table, options)
+    else:
+        count = removed
+        report = _run(lambda: removals.run(options, settings, count), neighbours.table, options)
+    _finish([report], json_file)
+
+
+@bench.command()
+@_bench_options("rounds", *_COMMON)
+def floor(options: BenchOptions, json_file: Path | None) -> None:
+    """Compare one write after the other with the fastest possible."""
+    with _needed_packages():
+        from holdfast.bench.store import floor as possible
+    _finish([_run(lambda: possible.run(options), possible.table, options)], json_file)
+
+
+@bench.command()
+@_bench_options(*_COMMON)
+@click.option("--kills", "kill_count", type=click.IntRange(1), help="Kill so often.  [default: 20]")
+def kills(options: BenchOptions, json_file: Path | None, kill_count: int | None) -> None:
+    """Measure the first ack and change after a store's owner is killed."""
+    with _needed_packages():
+        from holdfast.bench.store import kills as owner_kills
+    settings = owner_kills.QUICK if options.quick else owner_kills.KillsSettings()
+    if kill_count is not None:
+        settings = owner_kills.KillsSettings(kill_count)
     _finish(
-        [_run(lambda: neighbours.run(options, settings), neighbours.table, options)], json_file
+        [_run(lambda: owner_kills.run(options, settings), owner_kills.table, options)], json_file
+    )
+
+
+@bench.command()
+@_bench_options(*_COMMON)
+@click.option("--stores", "store_count", type=click.IntRange(1), help="How many streams.")
+@click.option("--rate", type=click.IntRange(1), help="Appends per second.")
+def rebalance(
+    options: BenchOptions, json_file: Path | None, store_count: int | None, rate: int | None
+) -> None:
+    """Measure how an uneven load is evened out, and what moved stores notice."""
+    with _needed_packages():
+        from holdfast.bench.store import rebalancing
+    asked: dict[str, Any] = {"stores": store_count, "per_second": rate}
+    settings = dataclasses.replace(
+        rebalancing.QUICK if options.quick else rebalancing.RebalanceSettings(),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+    _finish(
+        [_run(lambda: rebalancing.run(options, settings), rebalancing.table, options)], json_file
     )
 
 
@@ -269,8 +359,15 @@ def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None
 
 @bench.command()
 @_bench_options("rounds", "only", "quick", "data", "json")
-@click.option("--messages", type=click.IntRange(1), help="How many messages the large store has.")
-@click.option("--stores", type=click.IntRange(1), help="How many small stores.")
+@click.option(
+    "--messages",
+    type=click.IntRange(1),
+    multiple=True,
+    help="How many messages the large store has; several sizes are measured one by one.",
+)
+@click.option(
+    "--stores", type=click.IntRange(1), multiple=True, help="How many small stores; likewise."
+)
 @click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -279,18 +376,18 @@ def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None
 def spark(
     options: BenchOptions,
     json_file: Path | None,
-    messages: int | None,
-    stores: int | None,
+    messages: tuple[int, ...],
+    stores: tuple[int, ...],
     traces: Path | None,
 ) -> None:
-    """Compare the export to tables with pandas and with plain PySpark."""
+    """Compare the export to tables with pandas and with PySpark by hand."""
     with needed_spark_packages():
         from holdfast.bench.spark import spark_export
     _check_only(options, spark_export.WORK_NAMES)
     asked: dict[str, Any] = {"messages": messages, "stores": stores, "traces": traces}
     settings = dataclasses.replace(
         spark_export.QUICK if options.quick else spark_export.SparkSettings(),
-        **{name: value for name, value in asked.items() if value is not None},
+        **{name: value for name, value in asked.items() if value},
     )
     _finish(
         [_run(lambda: spark_export.run(options, settings), spark_export.table, options)], json_file
@@ -305,15 +402,19 @@ def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
         from holdfast.bench.compare import compare_jetstream, compare_tokens
         from holdfast.bench.store import engine as store_layer
         from holdfast.bench.store import fairness as neighbours
+        from holdfast.bench.store import floor as possible
         from holdfast.bench.store import idle as idle_stores
+        from holdfast.bench.store import kills as owner_kills
         from holdfast.bench.store import large as large_value
+        from holdfast.bench.store import rebalancing
         from holdfast.bench.store import threads as blocking_threads
         from holdfast.bench.tiers import tiers as bucket_tiers
         from holdfast.bench.users import users
     reports: list[Report] = []
     for module in (
-        *(compare_jetstream, compare_tokens, store_layer, users),
-        *(idle_stores, neighbours, blocking_threads, large_value, bucket_tiers),
+        *(compare_jetstream, compare_tokens, store_layer, possible, users),
+        *(idle_stores, neighbours, owner_kills, rebalancing, blocking_threads, large_value),
+        bucket_tiers,
     ):
         reports.append(_run(partial(module.run, options), module.table, options))
         # After each benchmark, so that its results survive a later failure.

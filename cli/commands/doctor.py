@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="The shared file system, or the folder that `holdfast up` was given.",
 )
-@click.option("--deep", is_flag=True, help="Also read all pages and count all rows of every store.")
+@click.option(
+    "--deep", is_flag=True, help="Also read all pages, all rows and all archived messages."
+)
+@click.option("--bucket", metavar="URL", help="The bucket of the servers, for the archive in it.")
 @shared_options("json")
 @pass_settings
-def doctor(settings: Settings, data: Path, deep: bool) -> None:
-    """Check a data directory: files, logs and fences.
+def doctor(settings: Settings, data: Path, deep: bool, bucket: str | None) -> None:
+    """Check a data directory: files, logs, fences, and the archive.
 
     The doctor also checks whether they agree with each other and with the coordinator's records.
     The doctor changes nothing and skips files in use, so you may run it while the cluster runs.
@@ -41,8 +44,13 @@ def doctor(settings: Settings, data: Path, deep: bool) -> None:
     """
     with needed_server_packages():
         from holdfast.cli.doctor.examination import Examination
+        from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+    if bucket is not None:
+        existing_bucket(bucket).close()
     with progress_bar() as progress:
-        examination = Examination(shared_folder(data.resolve()), deep=deep, progress=progress)
+        examination = Examination(
+            shared_folder(data.resolve()), deep=deep, bucket=bucket, progress=progress
+        )
         examination.run()
     if settings.json:
         print_json(examination.to_json())

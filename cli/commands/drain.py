@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import TracebackType
 from typing import Final
 
 import click
 
 from holdfast.cli.deeds import operating_user
+from holdfast.cli.operator_connection import OperatorConnection
 from holdfast.cli.progress import CountingProgress
 from holdfast.cli.render import print_json
 from holdfast.cli.settings import Settings, client_command
@@ -58,13 +58,13 @@ def undrain(settings: Settings, server: str) -> None:
 
 
 async def _undrain(settings: Settings, server: str) -> None:
-    async with _Connection(settings) as router:
+    async with OperatorConnection(settings) as router:
         await router.drain(server, undo=True, by=operating_user())
 
 
 async def _drain(settings: Settings, server: str) -> dict[str, object]:
     started_at = time.monotonic()
-    async with _Connection(settings) as router:
+    async with OperatorConnection(settings) as router:
         await router.drain(server, by=operating_user())
         with _Progress(server, enabled=not settings.json) as progress:
             while True:
@@ -105,26 +105,6 @@ async def _look(router: Router, server: str, timeout_seconds: float) -> ServerIn
             await asyncio.sleep(_POLL_SECONDS)
         else:
             return next((one for one in servers if one.server == server), None)
-
-
-class _Connection:
-    """A router to the coordinator, for as long as the body runs."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    async def __aenter__(self) -> Router:
-        settings = self._settings
-        self._bus = await settings.connect_bus()
-        return Router(self._bus, settings.subjects, settings.tenant)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._bus.close()
 
 
 class _Progress(CountingProgress):

@@ -17,7 +17,7 @@ from holdfast.cli.render import (
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.stores.configuring import config_options, show_config
 from holdfast.cli.stores.file_values import FILE_OPTION, OUTPUT_OPTION, opened
-from holdfast.cli.stores.following import REVISION, follow, is_pattern
+from holdfast.cli.stores.following import REVISION, follow, is_pattern, show_change
 from holdfast.cli.stores.store_commands import (
     DURABILITY_OPTION,
     HEADER_OPTION,
@@ -52,13 +52,18 @@ def ls(settings: Settings, name_prefix: str, limit: int | None, names: bool) -> 
 @click.argument("name")
 @click.argument("key")
 @OUTPUT_OPTION
+@click.option(
+    "--revision", type=REVISION, help="As it was when the kv had this revision, by its history."
+)
 @client_command
-def get(settings: Settings, name: str, key: str, output: Path | None) -> None:
+def get(
+    settings: Settings, name: str, key: str, output: Path | None, revision: int | None
+) -> None:
     """Write the value of KEY to stdout or to a file."""
 
     async def show() -> bool:
         async with settings.connect() as client:
-            reader = await client.kv(name).get_reader(key)
+            reader = await client.kv(name).get_reader(key, revision=revision)
             return await show_value(settings, reader, entry_json, output)
 
     if not asyncio.run(show()):
@@ -140,6 +145,27 @@ def keys(settings: Settings, name: str, key_prefix: str) -> None:
     asyncio.run(show())
 
 
+@kv.command("history")
+@click.argument("name")
+@click.argument("key")
+@client_command
+def history(settings: Settings, name: str, key: str) -> None:
+    """Print what happened to KEY, oldest first: the values that the kv keeps, and deletes.
+
+    How many values of each key a kv keeps is set by `kv config NAME --history COUNT`.
+    """
+
+    async def show() -> bool:
+        async with settings.connect() as client:
+            found = await client.kv(name).history(key)
+            for change in found:
+                show_change(settings, change)
+            return bool(found)
+
+    if not asyncio.run(show()):
+        missing(settings, f"kv {name!r} has no history of {key!r}", f"holdfast kv keys {name}")
+
+
 @kv.command("watch")
 @click.argument("name")
 @click.argument("key_prefix", default="")
@@ -202,5 +228,5 @@ def delete(settings: Settings, name: str, key: str, expected_revision: int | Non
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @client_command
 def destroy(settings: Settings, name: str, yes: bool) -> None:
-    """Remove a kv and every copy of it. You cannot undo this."""
+    """Remove a kv and its snapshots. You cannot undo this."""
     destroy_store(settings, StoreKind.KV, name, yes=yes)

@@ -11,6 +11,7 @@ from typing import cast
 
 import click
 
+from holdfast.cli.process_options import ProcessOptions, process_options
 from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
@@ -23,13 +24,6 @@ _DATA = click.option(
     required=True,
     help="The folder on the shared file system, the same for all parts.",
 )
-_LOG_LEVEL = click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="Log events of this level and above, to stderr.",
-)
 _FENCE_READ = click.option(
     "--fence-read",
     type=click.Choice(["auto", "direct", "plain"]),
@@ -37,10 +31,11 @@ _FENCE_READ = click.option(
     show_default=True,
     help="Read fences past the host's cache, through it, or as the file system needs.",
 )
-_ALIVE_FILE = click.option(
-    "--alive-file",
+_PRICES = click.option(
+    "--prices",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Touch this file every few seconds while the event loop runs, for a supervisor.",
+    metavar="FILE",
+    help="With a bucket: what requests cost, as JSON.  [default: the prices of Amazon S3]",
 )
 _BUCKET = click.option(
     "--bucket",
@@ -54,6 +49,24 @@ _DISK = click.option(
     show_default=True,
     help="local: each part has a --data of its own, and the bucket holds all data.",
 )
+
+
+class MissingGatewayPackagesError(HoldfastError):
+    """The gateway needs packages that the base install leaves out."""
+
+    code = "missing_gateway_packages"
+    template = f"this gateway needs {{package}}. Try: {how_to_install('gateway')}"
+
+
+@contextmanager
+def needed_gateway_packages() -> Iterator[None]:
+    """Say what to install if the packages of the HTTP gateway cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("holdfast"):
+            raise
+        raise MissingGatewayPackagesError(package=error.name) from error
 
 
 class MissingServerPackagesError(HoldfastError):
@@ -86,11 +99,32 @@ def needed_server_packages() -> Iterator[None]:
     is_flag=True,
     help="Move a damaged state file aside and find the stores by their files.",
 )
+@click.option(
+    "--rebalance",
+    is_flag=True,
+    help="Move busy stores by itself when the load of the servers is uneven.",
+)
+@click.option(
+    "--moves-per-minute",
+    type=click.IntRange(1),
+    default=60,
+    show_default=True,
+    metavar="NUMBER",
+    help="Rebalancing moves at most this many stores a minute.",
+)
+@click.option(
+    "--imbalance",
+    type=click.FloatRange(min=1, min_open=True),
+    default=1.2,
+    show_default=True,
+    metavar="RATIO",
+    help="Rebalancing ends when no server has more than this many times the mean load.",
+)
 @_BUCKET
 @_DISK
 @_FENCE_READ
-@_ALIVE_FILE
-@_LOG_LEVEL
+@_PRICES
+@process_options
 @shared_options(*NATS_OPTIONS, "prefix")
 @pass_settings
 def coordinator(
@@ -98,18 +132,24 @@ def coordinator(
     data: Path,
     standby: bool,
     replace_damaged_state: bool,
+    rebalance: bool,
+    moves_per_minute: int,
+    imbalance: float,
     bucket: str | None,
     disk: str,
     fence_read: str,
-    alive_file: Path | None,
-    log_level: str,
+    prices: Path | None,
+    process: ProcessOptions,
 ) -> None:
     """Run the coordinator, which assigns each store to a server."""
-    arguments = _common(settings, data, alive_file, log_level)
+    arguments = _common(settings, data, prices, process)
     if standby:
         arguments.append("--standby")
     if replace_damaged_state:
         arguments.append("--replace-damaged-state")
+    if rebalance:
+        arguments.append("--rebalance")
+    arguments += ["--moves-per-minute", str(moves_per_minute), "--imbalance", str(imbalance)]
     if bucket is not None:
         arguments += ["--bucket", bucket]
     arguments += ["--disk", disk, "--fence-read", fence_read]
@@ -159,6 +199,14 @@ def coordinator(
     help="With a bucket: snapshot closed stores together, this often.",
 )
 @click.option(
+    "--max-lag",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With a bucket: exports lack no change that is older than this.",
+)
+@click.option(
     "--keep-snapshots",
     type=click.IntRange(1),
     default=8,
@@ -172,9 +220,15 @@ def coordinator(
     show_default=True,
     help="Keep snapshots to restore a store this far back.",
 )
+@click.option(
+    "--budget-per-day",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="DOLLARS",
+    help="What its bucket may cost a day: puts of the log are stretched to keep to it.",
+)
 @_FENCE_READ
-@_ALIVE_FILE
-@_LOG_LEVEL
+@_PRICES
+@process_options
 @shared_options(*NATS_OPTIONS, "prefix")
 @pass_settings
 def persist(
@@ -188,14 +242,16 @@ def persist(
     disk: str,
     cold_after_seconds: float,
     snapshot_seconds: float,
+    max_lag: float,
     keep_snapshots: int,
     keep_snapshot_days: float,
+    budget_per_day: float | None,
     fence_read: str,
-    alive_file: Path | None,
-    log_level: str,
+    prices: Path | None,
+    process: ProcessOptions,
 ) -> None:
     """Run a persist server, which owns and serves stores."""
-    arguments = ["--name", name, *_common(settings, data, alive_file, log_level)]
+    arguments = ["--name", name, *_common(settings, data, prices, process)]
     arguments += ["--durability", durability]
     arguments += ["--max-open-stores", str(max_open_stores)]
     arguments += ["--idle-close-seconds", str(idle_close_seconds)]
@@ -203,13 +259,18 @@ def persist(
         arguments += ["--bucket", bucket]
         arguments += ["--cold-after-seconds", str(cold_after_seconds)]
         arguments += ["--snapshot-seconds", str(snapshot_seconds)]
+        arguments += ["--max-lag", str(max_lag)]
         arguments += ["--keep-snapshots", str(keep_snapshots)]
         arguments += ["--keep-snapshot-days", str(keep_snapshot_days)]
+    if budget_per_day is not None:
+        arguments += ["--budget-per-day", str(budget_per_day)]
     arguments += ["--disk", disk, "--fence-read", fence_read]
     _become("holdfast.persist.__main__", arguments)
 
 
-def _common(settings: Settings, data: Path, alive_file: Path | None, log_level: str) -> list[str]:
+def _common(
+    settings: Settings, data: Path, prices: Path | None, process: ProcessOptions
+) -> list[str]:
     arguments = ["--data", str(data), "--prefix", settings.prefix]
     if not settings.nats_from_environment:
         # Otherwise it may have a password, and the server reads it where it is.
@@ -218,9 +279,9 @@ def _common(settings: Settings, data: Path, alive_file: Path | None, log_level: 
         arguments += [f"--{name}", path]
     if settings.inbox_prefix is not None:
         arguments += ["--inbox-prefix", settings.inbox_prefix]
-    if alive_file is not None:
-        arguments += ["--alive-file", str(alive_file)]
-    return [*arguments, "--log-level", log_level]
+    if prices is not None:
+        arguments += ["--prices", str(prices)]
+    return [*arguments, *process.arguments]
 
 
 def _become(module: str, arguments: Sequence[str]) -> None:

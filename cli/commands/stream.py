@@ -36,6 +36,12 @@ from holdfast.cli.stores.store_commands import (
     show_stores,
     show_value,
 )
+from holdfast.cli.stores.subjects import (
+    FILTERS_OPTION,
+    parse_filter,
+    purge_subjects,
+    show_subjects,
+)
 from holdfast.cli.stores.values import line_batches, read_value
 from holdfast.protocol.consumers import ConsumerInfo
 from holdfast.protocol.errors import NotFoundError
@@ -189,6 +195,7 @@ def _no_consumer(settings: Settings, name: str, consumer: str) -> None:
 @click.argument("value", required=False)
 @FILE_OPTION
 @click.option("--lines", is_flag=True, help="Append each line of stdin as a message.")
+@click.option("--subject", help="What the message is about: tokens joined by dots.")
 @HEADER_OPTION
 @click.option("--msg-id", help="Store a message with this id only once.")
 @click.option(
@@ -205,6 +212,7 @@ def append(
     value: str | None,
     file: Path | None,
     lines: bool,
+    subject: str | None,
     headers: dict[str, str] | None,
     msg_id: str | None,
     expected_last_seq: int | None,
@@ -220,18 +228,13 @@ def append(
         raise click.UsageError("--file, --lines and VALUE exclude each other")
     if lines and (value not in (None, "-") or msg_id or expected_last_seq is not None):
         raise click.UsageError(
-            "--lines reads stdin and goes with --header, --ttl and --durability only"
+            "--lines reads stdin and goes with --subject, --header, --ttl and --durability only"
         )
+    options: dict[str, Any] = {"subject": subject, "ttl_seconds": ttl, "durability": durability}
     if lines:
-        _show_lines(settings, asyncio.run(_append_lines(settings, name, headers, ttl, durability)))
+        _show_lines(settings, asyncio.run(_append_lines(settings, name, headers, options)))
         return
-    options: dict[str, Any] = {
-        "headers": headers,
-        "msg_id": msg_id,
-        "expected_last_seq": expected_last_seq,
-        "ttl_seconds": ttl,
-        "durability": durability,
-    }
+    options |= {"headers": headers, "msg_id": msg_id, "expected_last_seq": expected_last_seq}
     content = b"" if file is not None else read_value(value)
 
     async def send() -> Ack:
@@ -253,11 +256,7 @@ def append(
 
 
 async def _append_lines(
-    settings: Settings,
-    name: str,
-    headers: dict[str, str] | None,
-    ttl: float | None,
-    durability: Durability | None,
+    settings: Settings, name: str, headers: dict[str, str] | None, options: dict[str, Any]
 ) -> list[Ack]:
     """Append stdin line by line; return the first and the last ack."""
     ends: list[Ack] = []
@@ -265,7 +264,7 @@ async def _append_lines(
         target = client.stream(name)
         async for batch in line_batches():
             values = batch if headers is None else [(line, headers) for line in batch]
-            acks = await target.append_many(values, ttl_seconds=ttl, durability=durability)
+            acks = await target.append_many(values, **options)
             ends = [ends[0] if ends else acks[0], acks[-1]]
     return ends
 
@@ -302,6 +301,7 @@ def get(settings: Settings, name: str, seq: int, output: Path | None) -> None:
 @click.option("--end", type=SEQ, help="End with this seq.")
 @click.option("--last", type=click.IntRange(1), help="Print the last messages, this many.")
 @click.option("--limit", type=click.IntRange(1), help="List at most this many.")
+@FILTERS_OPTION
 @click.option(
     "--raw", is_flag=True, help="Print only the values, byte for byte, with nothing between them."
 )
@@ -313,15 +313,19 @@ def read(
     end: int | None,
     last: int | None,
     limit: int | None,
+    subjects: list[str] | None,
     raw: bool,
 ) -> None:
     """Print the messages of a stream, oldest first."""
     if last is not None and start is not None:
         raise click.UsageError("--last and --start exclude each other")
+    if last is not None and subjects is not None:
+        raise click.UsageError("--last and --subject exclude each other")
 
     async def show() -> None:
         async with settings.connect() as client:
             options: dict[str, Any] = {"end_seq": end, "last": last, "limit": limit}
+            options["subjects"] = subjects
             if start is not None:
                 options["start_seq"] = start
             target = client.stream(name)
@@ -343,6 +347,7 @@ def read(
 @click.option("--start", type=SEQ, help="Print existing messages from this seq on first.")
 @click.option("--start-revision", type=REVISION, help="Continue after this revision.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after this many changes.")
+@FILTERS_OPTION
 @click.option("--raw", is_flag=True, help="Print only new values, byte for byte.")
 @client_command
 def tail(
@@ -351,6 +356,7 @@ def tail(
     start: int | None,
     start_revision: int | None,
     limit: int | None,
+    subjects: list[str] | None,
     raw: bool,
 ) -> None:
     """Follow a stream until Ctrl-C.
@@ -361,6 +367,8 @@ def tail(
         raise click.UsageError("--start-revision and --start exclude each other")
     if start_revision is not None and is_pattern(name):
         raise click.UsageError("--start-revision needs the name of one stream, not a pattern")
+    if subjects is not None and is_pattern(name):
+        raise click.UsageError("--subject needs the name of one stream, not a pattern")
 
     what = name
     if start is None and start_revision is None:
@@ -373,10 +381,23 @@ def tail(
                 await follow(settings, found, limit, what=what, raw=raw)
             else:
                 stream = client.stream(name)
-                changes = stream.subscribe(start_seq=start, start_revision=start_revision)
+                changes = stream.subscribe(
+                    start_seq=start, start_revision=start_revision, subjects=subjects
+                )
                 await follow(settings, changes, limit, what=what, raw=raw)
 
     asyncio.run(show())
+
+
+@stream.command("subjects")
+@click.argument("name")
+@click.argument("wanted", metavar="[FILTER]", default=">", callback=parse_filter)
+@click.option("--limit", type=click.IntRange(1), help="List at most this many.")
+@click.option("--names", "-n", is_flag=True, help="Print only subjects, one per line.")
+@client_command
+def subjects(settings: Settings, name: str, wanted: str, limit: int | None, names: bool) -> None:
+    """List the subjects of a stream's messages that match FILTER."""
+    show_subjects(settings, name, wanted, limit, names_only=names)
 
 
 @stream.command("config")
@@ -430,10 +451,29 @@ def delete_all(settings: Settings, name: str, end: int | None, yes: bool) -> Non
     show_deleted(settings, asyncio.run(send(end)))
 
 
+@stream.command("purge")
+@click.argument("name")
+@click.option("--subject", metavar="FILTER", help="Only messages whose subject matches.")
+@click.option("--end", type=SEQ, help="Delete only up to and including this seq.")
+@click.option("--keep", type=click.IntRange(0), help="Keep the last messages, this many.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@client_command
+def purge(
+    settings: Settings,
+    name: str,
+    subject: str | None,
+    end: int | None,
+    keep: int | None,
+    yes: bool,
+) -> None:
+    """Delete messages by their subject."""
+    purge_subjects(settings, name, subject, end, keep, yes=yes)
+
+
 @stream.command("destroy")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @client_command
 def destroy(settings: Settings, name: str, yes: bool) -> None:
-    """Remove a stream and every copy of it. You cannot undo this."""
+    """Remove a stream and its snapshots. You cannot undo this."""
     destroy_store(settings, StoreKind.STREAM, name, yes=yes)

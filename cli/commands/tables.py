@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
-from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
+from holdfast.protocol.errors import HoldfastError, InvalidArgumentError, StorageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +30,13 @@ _DEFAULT_KEEP_HOURS: Final = 168
 class MissingSparkPackagesError(HoldfastError):
     code = "missing_spark_packages"
     template = "the package {package} is not installed"
+
+
+class TableUnreachableError(StorageError):
+    """deltalake or boto3 could not read or write the table."""
+
+    code = "table_unreachable"
+    template = "the table cannot be read or written: {reason}"
 
 
 _MASTER: Final = click.option(
@@ -50,7 +57,7 @@ _MASTER: Final = click.option(
     default=_DEFAULT_KEEP_HOURS,
     show_default=True,
     metavar="HOURS",
-    help="Keep replaced files and leftovers of failed runs this long.",
+    help="Keep replaced files this long; leftovers of failed runs, a day at least.",
 )
 @shared_options("json")
 @pass_settings
@@ -98,7 +105,7 @@ def export_command(
     else:
         _print_export(printed)
     for line in report.damaged:
-        click.echo(f"not exported: {line}", err=True)
+        click.echo(f"damaged: {line}", err=True)
     if report.damaged:
         click.get_current_context().exit(1)
 
@@ -199,6 +206,7 @@ def _print_export(report: dict[str, Any]) -> None:
             "seconds": f"{report['seconds']:.1f}",
             "rows/s": f"{report['rows_per_second']:,}",
             "requests": requests or "-",
+            "behind": f"{report['behind']:,} stores, {report['oldest_unexported_seconds']:.0f} s",
         }
     )
     compaction = report["compaction"]
@@ -209,7 +217,10 @@ def _print_export(report: dict[str, Any]) -> None:
             f"{size(compaction['bytes_after'])}"
         )
     if report["stale"]:
-        click.echo("some stores changed too fast: the next export has them", err=True)
+        late = f", some for {report['oldest_unexported_seconds']:.0f} s" if report["behind"] else ""
+        silent = ", ".join(report["silent_servers"])
+        silent = f"; nothing is heard of {silent}" if silent else ""
+        click.echo(f"the table lacks changes{late}{silent}: export again", err=True)
 
 
 def _parse_time(text: str | None) -> datetime | None:
@@ -237,13 +248,20 @@ def needed_spark_packages() -> Iterator[None]:
 def _spark(master: str | None) -> Iterator[SparkSession]:
     """Yield a session, which ends with the block unless it was there before."""
     with needed_spark_packages():
+        from botocore.exceptions import BotoCoreError, ClientError
+        from deltalake.exceptions import DeltaError
         from pyspark.sql import SparkSession
 
+        from holdfast.spark.failures import failing
         from holdfast.spark.session import session
     running = SparkSession.getActiveSession()
     spark = session("holdfast", master=master, register=False)
     try:
-        yield spark
+        with failing("Spark"):
+            yield spark
+    except (DeltaError, BotoCoreError, ClientError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise TableUnreachableError(reason=reason) from error
     finally:
         if running is None:
             spark.stop()

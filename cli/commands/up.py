@@ -18,9 +18,13 @@ from holdfast.cli.cluster.cluster import (
     ClusterOptions,
     running_cluster,
 )
+from holdfast.cli.cluster.http_part import HttpAddress, missing_packages
 from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.cli.signals import cancelled_by_signals
+from holdfast.protocol.bus.login import variable
+from holdfast.protocol.bus.nats_url import url_of_arguments
 from holdfast.protocol.distribution import how_to_install
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS
 
 
@@ -57,10 +61,39 @@ from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS
     help="With a bucket: keep a store unchanged this long in the bucket alone.  [default: a day]",
 )
 @click.option(
+    "--budget-per-day",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="DOLLARS",
+    help="With a bucket: what its requests may cost a day. Each server has an even share.",
+)
+@click.option(
     "--auth",
     is_flag=True,
     help="Ask everybody for a token: make keys, and run an auth service. Later runs keep to it.",
 )
+@click.option(
+    "--jetstream", is_flag=True, help="Serve JetStream's API: its clients work without a change."
+)
+@click.option(
+    "--leafnodes",
+    metavar="URL",
+    envvar=variable("leafnodes"),
+    help="With --jetstream and --nats: the leafnode listener of that NATS.",
+)
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="Where its HTTP gateway listens; port 0 picks a free one."
+    "  [default: 127.0.0.1:4280, or a free port]",
+)
+@click.option(
+    "--origin",
+    "origins",
+    metavar="ORIGIN",
+    multiple=True,
+    help="An origin whose pages may use the HTTP gateway; '*' for all. Repeatable.",
+)
+@click.option("--no-http", is_flag=True, help="Start no HTTP gateway.")
 @click.option("--verbose", "-v", is_flag=True, help="Print all log events, not only problems.")
 @shared_options(*NATS_OPTIONS, "prefix", "json")
 @pass_settings
@@ -71,14 +104,20 @@ def up(
     port: int,
     bucket: str | None,
     cold_after_seconds: float | None,
+    budget_per_day: float | None,
     auth: bool,
+    jetstream: bool,
+    leafnodes: str | None,
+    http: str | None,
+    no_http: bool,
+    origins: tuple[str, ...],
     verbose: bool,
 ) -> None:
     """Run a whole cluster on this machine.
 
-    The cluster has NATS, a coordinator and persist servers. The command starts a nats-server unless
-    --nats or HOLDFAST_NATS names a running one, and restarts parts that die. Ctrl-C stops
-    everything. Run the same command later to continue with the same data.
+    The cluster has NATS, a coordinator, persist servers and an HTTP gateway. The command starts a
+    nats-server unless --nats or HOLDFAST_NATS names a running one, and restarts parts that die.
+    Ctrl-C stops everything. Run the same command later to continue with the same data.
     """
     nats_url = _nats_to_join(settings)
     if nats_url is None and settings.login.to_options():
@@ -87,6 +126,14 @@ def up(
         raise click.UsageError("--auth configures its own nats-server, --nats joins a running one")
     if auth and find_spec("nacl") is None:
         raise click.UsageError(f"--auth needs more packages: {how_to_install('embedded,auth')}")
+    if jetstream and auth:
+        raise click.UsageError(
+            "--auth asks for tokens, which clients of JetStream do not have: docs/jetstream.md says"
+            " how to have both"
+        )
+    if budget_per_day is not None and bucket is None:
+        raise click.UsageError("--budget-per-day is for the requests to a --bucket")
+    leafnodes = _leafnodes_to_join(nats_url, jetstream, leafnodes)
     options = ClusterOptions(
         data=data.resolve(),
         server_count=servers,
@@ -98,7 +145,12 @@ def up(
         verbose=verbose,
         bucket=bucket,
         cold_after_seconds=cold_after_seconds,
+        budget_per_day=budget_per_day,
         auth=auth,
+        jetstream=jetstream,
+        leafnodes_url=leafnodes,
+        http=_http_address(http, no_http),
+        http_origins=origins,
     )
     asyncio.run(_run(options, as_json=settings.json))
 
@@ -114,6 +166,48 @@ def _nats_to_join(settings: Settings) -> str | None:
         )
     click.echo("HOLDFAST_NATS is ignored, because --port asks for a new nats-server", err=True)
     return None
+
+
+def _leafnodes_to_join(nats: str | None, jetstream: bool, leafnodes: str | None) -> str | None:
+    """Return the URL of the leafnode listener of a running NATS, or None if `up` starts one."""
+    context = click.get_current_context()
+    from_environment = context.get_parameter_source("leafnodes") is ParameterSource.ENVIRONMENT
+    if leafnodes is not None and not from_environment:
+        if not jetstream:
+            raise click.UsageError("--leafnodes is for --jetstream")
+        if nats is None:
+            raise click.UsageError("--leafnodes belongs to a running NATS: name it with --nats")
+        try:
+            url_of_arguments(leafnodes, "--leafnodes", variable("leafnodes"))
+        except InvalidArgumentError as error:
+            raise click.UsageError(str(error.fields["reason"])) from error
+    if jetstream and nats is not None and leafnodes is None:
+        raise click.UsageError(
+            "--jetstream with --nats needs the leafnode listener of that NATS: --leafnodes URL"
+        )
+    return leafnodes if jetstream and nats is not None else None
+
+
+def _http_address(http: str | None, no_http: bool) -> HttpAddress | None:
+    """Return where an HTTP gateway listens, or None if there is none: without its packages, one
+    that nobody asked for is left out."""
+    if no_http:
+        if http is not None:
+            raise click.UsageError("give only one of --http and --no-http")
+        return None
+    missing = missing_packages()
+    if missing:
+        what = f"the HTTP gateway needs {', '.join(missing)}: {how_to_install('embedded,gateway')}"
+        if http is not None:
+            raise click.UsageError(what)
+        click.echo(f"{what}. Started without it", err=True)
+        return None
+    if http is None:
+        return HttpAddress(is_default=True)
+    try:
+        return HttpAddress.parse(http)
+    except ValueError as error:
+        raise click.UsageError(f"--http: {error}") from error
 
 
 async def _run(options: ClusterOptions, *, as_json: bool) -> None:
@@ -144,8 +238,11 @@ def _welcome(cluster: Cluster) -> str:
     lines = [
         f"holdfast is up: a coordinator and {count} persist server{'s' * (count > 1)}",
         f"  connect     {cluster.shown_nats_url}",
+        *_http(cluster),
         f"  data        {cluster.options.data}",
         f"  add server  {cluster.command_for_server(f's{count + 1}')}",
+        *_jetstream(cluster),
+        *_monitors(cluster),
         *_first_steps(cluster, nats),
         "  stop        Ctrl-C",
     ]
@@ -169,12 +266,32 @@ def _first_steps(cluster: Cluster, nats: str) -> list[str]:
     ]
 
 
+def _jetstream(cluster: Cluster) -> list[str]:
+    if cluster.gateway is None:
+        return []
+    return [f"  jetstream   {cluster.shown_nats_url}, for any client of JetStream"]
+
+
+def _monitors(cluster: Cluster) -> list[str]:
+    urls = (f"{url}/metrics  {part}" for part, url in cluster.monitors.items())
+    return [f"  {'metrics' if not index else '':11} {url}" for index, url in enumerate(urls)]
+
+
+def _http(cluster: Cluster) -> list[str]:
+    if cluster.http_address is None:
+        return []
+    return [f"  http        {cluster.http_address.url}, for browsers and curl"]
+
+
 def _json(cluster: Cluster) -> str:
     return json.dumps(
         {
             "nats": cluster.shown_nats_url,
+            "http": None if cluster.http_address is None else cluster.http_address.url,
+            "monitors": cluster.monitors,
             "prefix": cluster.options.prefix,
             "data": str(cluster.options.data),
+            "jetstream": cluster.gateway is not None,
             "servers": [part.name for part in cluster.servers],
             "add_server": cluster.command_for_server(f"s{len(cluster.servers) + 1}"),
         }

@@ -48,9 +48,9 @@ def verify(
 ) -> None:
     """Verify the files, snapshots and logs of stores.
 
-    The command reads every page of the file and the newest snapshot, and looks for gaps in the log.
-    It changes nothing and skips files in use, so you may run it while the cluster runs. The exit
-    code is 1 if anything is wrong.
+    The command reads every page of the file and the newest snapshot, looks for gaps in the log, and
+    reads archived messages back from their table. It changes nothing and skips files in use, so you
+    may run it while the cluster runs. The exit code is 1 if anything is wrong.
     """
     check_choice(names, every, all_tenants)
     if data is None and bucket is None:
@@ -102,6 +102,8 @@ def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
         "file": verdict.file,
         "snapshot": verdict.snapshot,
         "log": verdict.log,
+        "archive": verdict.archive,
+        "archived": verdict.archived,
         "revision": verdict.revision,
         "snapshot_revision": verdict.snapshot_revision,
         "log_revision": verdict.log_revision,
@@ -111,7 +113,7 @@ def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
     print_table(
-        ("tenant", "kind", "name", "file", "snapshot", "log", "revision", "outcome"),
+        ("tenant", "kind", "name", "file", "snapshot", "log", "archive", "revision", "outcome"),
         [
             (
                 row["tenant"],
@@ -120,14 +122,15 @@ def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
                 row["file"],
                 row["snapshot"],
                 row["log"],
+                row["archive"],
                 row["revision"] or row["log_revision"] or row["snapshot_revision"] or "-",
                 "WRONG" if row["problems"] else "well",
             )
             for row in rows
         ],
         right=("revision",),
-        states=("file", "snapshot", "log", "outcome"),
-        optional=("revision", "log", "snapshot", "file"),
+        states=("file", "snapshot", "log", "archive", "outcome"),
+        optional=("revision", "archive", "log", "snapshot", "file"),
     )
     for row in rows:
         for problem in row["problems"]:

@@ -251,6 +251,15 @@ OLDER_FILES = Check(
     "empty file beside it, named NAME.KIND.older-accepted",
 )
 
+ARCHIVE = Check(
+    "HF-033",
+    "archive",
+    "the tables that have archived messages are there with all their files; with --deep every "
+    "archived message is read back",
+    "put the table's files back, from a backup or from older versions of the objects; holdfast "
+    "verify --all-tenants --bucket URL names what is lost; the rest of each stream stays readable",
+)
+
 CHECKS: Final = (
     FORMAT,
     FILE_SYSTEM,
@@ -284,6 +293,7 @@ CHECKS: Final = (
     ACCESS,
     TIMES,
     OLDER_FILES,
+    ARCHIVE,
 )
 
 

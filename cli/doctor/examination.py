@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.doctor import checks
+from holdfast.cli.doctor.archive_checks import ArchiveChecks
 from holdfast.cli.doctor.checks import Findings, Totals
 from holdfast.cli.doctor.file_system_checks import FileSystemChecks
 from holdfast.cli.doctor.log_checks import LogChecks
@@ -39,15 +40,18 @@ class Examination:
         root: Path,
         *,
         deep: bool = False,
+        bucket: str | None = None,
         progress: Callable[[float], None] = lambda done: None,
     ) -> None:
-        """`progress` is called with the part of the stores that is done, 0 to 1."""
+        """`bucket` is the URL of the cluster's bucket, for its archive. `progress` is called with
+        the part of the stores that is done, 0 to 1."""
         self.findings = Findings()
         self.totals = Totals()
         self.seconds = 0.0
         self._layout = Layout(root)
         self._disk = Disk()
         self._deep = deep
+        self._bucket = bucket
         self._progress = progress
         self._file_system = FileSystemChecks(root, self.findings)
 
@@ -66,8 +70,9 @@ class Examination:
         started_at = time.monotonic()
         if self._check_format():
             logs = LogChecks(self._layout, self._disk, self.findings, self.totals)
+            archive = ArchiveChecks(self._bucket, self.findings, deep=self._deep)
             stores = StoreChecks(
-                self._layout, self._disk, self.findings, self.totals, logs, deep=self._deep
+                self._layout, self._disk, self.findings, self.totals, logs, archive, deep=self._deep
             )
             for part in (
                 self._file_system.run,

@@ -25,11 +25,11 @@ from holdfast.cli.doctor.checks import (
     Check,
     Findings,
 )
-from holdfast.coordinator.state.progress import Progress, ProgressFile
 from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION
 from holdfast.coordinator.state.state_names import current_state
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.authority.progress import Progress, ProgressFile
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.inspection.inspection import lock_holder
@@ -165,7 +165,7 @@ def _open(layout: Layout, findings: Findings, stack: contextlib.ExitStack) -> Kn
 def _compare_progress(
     layout: Layout, connection: apsw.Connection, findings: Findings, where: str
 ) -> None:
-    """Warn if the state is older than the last one: see `coordinator/state/progress.py`."""
+    """Warn if the state is older than the last one: see `shared_fs/authority/progress.py`."""
     reached = ProgressFile(Disk(), layout.coordinator_progress).read()
     columns = {str(row[1]) for row in connection.execute("PRAGMA table_info(cluster)")}
     if reached is None or "commits" not in columns:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.doctor import checks
+from holdfast.cli.doctor.archive_checks import ArchiveChecks
 from holdfast.cli.doctor.checks import Check, Findings, Severity, Totals
 from holdfast.cli.doctor.log_checks import LogChecks
 from holdfast.cli.doctor.state import KnownStores, known_stores
@@ -58,10 +59,12 @@ class StoreChecks:
         findings: Findings,
         totals: Totals,
         logs: LogChecks,
+        archive: ArchiveChecks,
         *,
         deep: bool,
     ) -> None:
         """`logs` has run."""
+        self._archive = archive
         self._layout = layout
         self._disk = disk
         self._findings = findings
@@ -90,6 +93,7 @@ class StoreChecks:
                 if self._short_logs:
                     for store in known.created():
                         self._check_created(store)
+        self._archive.run()
         if not self._deep:
             self._findings.skip(checks.MISCOUNTED_FILES, "only with --deep")
 
@@ -131,6 +135,7 @@ class StoreChecks:
             self._logged.pop(found.store, None)
             self._check_generations(found)
         self._report_state(where, found.store, verdict, records, known)
+        self._archive.look_at(found.path, where, verdict)
         if found.misplaced or verdict.meta is None:
             return
         meta = verdict.meta

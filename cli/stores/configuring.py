@@ -17,6 +17,7 @@ from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreKind
 from holdfast.protocol.store_config import (
     DEFAULT_CONFIG,
+    OF_KVS,
     OF_STREAMS,
     Discard,
     StoreConfig,
@@ -101,6 +102,51 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "SECONDS",
         "help": "Keep messages older than this in the archive alone.",
     },
+    "max_messages_per_subject": {
+        "type": _whole_number,
+        "metavar": "COUNT",
+        "help": "Keep at most this many messages of one subject.",
+    },
+    "discard_new_per_subject": {
+        "type": bool,
+        "metavar": "BOOLEAN",
+        "help": "Refuse messages above that, instead of removing old ones.",
+    },
+    "subject_marker_seconds": {
+        "type": _number,
+        "metavar": "SECONDS",
+        "help": "Mark a subject this long when its last message expires.",
+    },
+    "first_seq": {
+        "type": _whole_number,
+        "metavar": "SEQ",
+        "help": "The first seq, of a stream that has had no message.",
+    },
+    "deny_delete": {
+        "type": bool,
+        "metavar": "BOOLEAN",
+        "help": "Refuse to delete or replace messages.",
+    },
+    "deny_purge": {
+        "type": bool,
+        "metavar": "BOOLEAN",
+        "help": "Refuse to trim or purge messages.",
+    },
+    "sealed": {
+        "type": bool,
+        "metavar": "BOOLEAN",
+        "help": "Refuse every change of messages.",
+    },
+    "serving_epoch": {
+        "type": _whole_number,
+        "metavar": "NUMBER",
+        "help": "Whose writes are taken; it only grows. A gateway sets it.",
+    },
+    "history": {
+        "type": _whole_number,
+        "metavar": "COUNT",
+        "help": "Keep this many values of each key, its present one included.",
+    },
     "description": {"metavar": "TEXT", "help": "What the store is for."},
 }
 
@@ -110,7 +156,7 @@ def config_options(kind: StoreKind) -> Callable[[Callable[..., Any]], Callable[.
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, options in reversed(_OPTIONS.items()):
-            if kind is StoreKind.STREAM or name not in OF_STREAMS:
+            if name not in (OF_KVS if kind is StoreKind.STREAM else OF_STREAMS):
                 command = click.option(f"--{name.replace('_', '-')}", **options)(command)
         return command
 

@@ -1,7 +1,7 @@
 """Values from files and to files, of any size, with a progress bar if stderr is a terminal.
 
 A file becomes a value completely or not at all, and so does a value become a file
-(`client/handles/large_value.py`). Neither is ever in memory as a whole.
+(`client/large_values/large_value.py`). Neither is ever in memory as a whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import click
 from holdfast.cli.render import print_bytes, print_json, saved_json, size
 from holdfast.cli.settings import Settings
 from holdfast.client import ValueReader
-from holdfast.client.handles.value_source import write_file
+from holdfast.client.large_values.value_source import write_file
 
 #: Shows the progress, in bytes.
 Show = Callable[[int], None]

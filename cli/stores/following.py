@@ -48,6 +48,11 @@ async def follow(
                 break
 
 
+def show_change(settings: Settings, change: Change) -> None:
+    """Print one change."""
+    _show(settings, change, raw=False)
+
+
 def _show(settings: Settings, change: Change, raw: bool, store: str | None = None) -> None:
     if settings.json:
         named = {} if store is None else {"store": store}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import click
 from holdfast.cli.commands.doctor import progress_bar, shared_folder
 from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.owner_jobs import ConnectedOwners, connected_owners
-from holdfast.cli.render import JsonObject, print_json, print_table, size
+from holdfast.cli.render import JsonObject, print_json, print_remains
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.cli.tenants.bucket import bucket
 from holdfast.cli.tenants.policy import policy
@@ -26,7 +25,7 @@ from holdfast.protocol.errors import HoldfastError, NotFoundError
 from holdfast.protocol.names import StoreId, TenantName, check_own_tenant, check_tenant
 
 if TYPE_CHECKING:
-    from holdfast.shared_fs.inspection.tenant_remains import Place, Remain
+    from holdfast.shared_fs.inspection.remains import Remain
 
 #: Deletions at a time. A server does as many for applications of one tenant.
 _AT_ONCE: Final = 4
@@ -153,41 +152,13 @@ def remains(settings: Settings, name: str, data: Path | None, bucket: str | None
     if data is None and bucket is None:
         raise click.UsageError("give --data, --bucket or both")
     with needed_server_packages():
-        from holdfast.shared_fs.inspection.tenant_remains import WHAT_REMOVES
-    found: dict[Place, list[Remain]] = defaultdict(list)
-    for remain in _remains(checked, data, bucket):
-        found[remain.place].append(remain)
-    rows = [
-        {
-            "place": place.value,
-            "count": len(each),
-            "bytes": sum(one.size_bytes for one in each),
-            "holds_values": place.holds_values,
-            "example": each[0].where,
-            "removed_by": WHAT_REMOVES[place],
-        }
-        for place, each in sorted(found.items())
-    ]
-    is_gone = not any(place.holds_values for place in found)
+        from holdfast.shared_fs.inspection.remains import summary
+    rows = summary(_remains(checked, data, bucket))
+    is_gone = not any(row["holds_values"] for row in rows)
     if settings.json:
         print_json({"tenant": name, "gone": is_gone, "remains": rows})
     else:
-        if rows:
-            print_table(
-                ("place", "count", "bytes", "example", "removed by"),
-                [
-                    (
-                        row["place"],
-                        row["count"],
-                        size(int(str(row["bytes"]))),
-                        row["example"],
-                        row["removed_by"],
-                    )
-                    for row in rows
-                ],
-                right=("count", "bytes"),
-                optional=("example",),
-            )
+        print_remains(rows)
         left = "nothing that it wrote is left" if is_gone else "data of it is left"
         click.echo(f"tenant {name!r}: {left}")
     if not is_gone:
@@ -197,11 +168,14 @@ def remains(settings: Settings, name: str, data: Path | None, bucket: str | None
 def _remains(name: TenantName, data: Path | None, bucket: str | None) -> Iterator[Remain]:
     from holdfast.shared_fs.disk.disk import Disk
     from holdfast.shared_fs.disk.layout import existing_layout
-    from holdfast.shared_fs.inspection.tenant_remains import remains_in_bucket, remains_on_disk
+    from holdfast.shared_fs.erasure.sought import Sought
+    from holdfast.shared_fs.inspection.remains import remains_in_bucket, remains_on_disk
     from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 
     if data is not None:
         disk = Disk()
-        yield from remains_on_disk(existing_layout(shared_folder(data.resolve()), disk), disk, name)
+        yield from remains_on_disk(
+            existing_layout(shared_folder(data.resolve()), disk), disk, Sought(name)
+        )
     if bucket is not None:
-        yield from remains_in_bucket(existing_bucket(bucket), name)
+        yield from remains_in_bucket(existing_bucket(bucket), Sought(name))

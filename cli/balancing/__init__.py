@@ -1,0 +1,1 @@
+"""Which server has which stores: `holdfast move` and `holdfast rebalance`."""

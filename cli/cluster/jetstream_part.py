@@ -1,0 +1,34 @@
+"""What an embedded cluster has for JetStream's clients: a leafnode listener, and a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from holdfast.protocol.bus.bus import Bus, BusTimeoutError, NoRespondersError
+from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+
+PART: Final = "gateway"
+_INFO: Final = "$JS.API.INFO"
+_POLL_SECONDS: Final = 0.05
+
+
+def write_leafnodes(path: Path, address: str, port: int) -> None:
+    """Write the configuration of a nats-server that takes leafnodes of this machine."""
+    path.write_text(
+        "# nats-server for holdfast. The JetStream gateway connects as a leafnode; JetStream of\n"
+        "# nats-server itself stays off.\n"
+        f'leafnodes {{ listen: "{address}:{port}" }}\n'
+    )
+
+
+async def wait_for_jetstream(bus: Bus) -> None:
+    """Return once a gateway answers JetStream's API."""
+    while True:
+        try:
+            await bus.request(_INFO, b"", CONTROL_TIMEOUT_SECONDS)
+        except (NoRespondersError, BusTimeoutError):
+            await asyncio.sleep(_POLL_SECONDS)
+        else:
+            return

@@ -1,0 +1,47 @@
+"""The ports that an embedded cluster listens on: asked before anything starts."""
+
+from __future__ import annotations
+
+import random
+import socket
+from typing import Final
+
+from holdfast.protocol.errors import HoldfastError
+
+LOOPBACK: Final = "127.0.0.1"
+#: Free ports are taken from below the range that systems give to outgoing connections (Linux: from
+#: 32768): there a client that connects while nats-server restarts could occupy its port.
+_FREE_PORTS: Final = range(10_000, 32_768)
+
+
+class PortInUseError(HoldfastError):
+    """The port for nats-server is taken."""
+
+    code = "port_in_use"
+    template = "port {port} of {address} cannot be used: {reason}"
+
+
+def check_port(port: int, address: str = LOOPBACK) -> None:
+    """Return if a server may listen there. Raises PortInUseError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        # Servers do the same: a port whose old connections only time out counts as free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise PortInUseError(port=port, address=address, reason=reason) from error
+
+
+def free_port(address: str = LOOPBACK) -> int:
+    """Return a port that nobody uses. Raises PortInUseError if there is none."""
+    # The address cannot be used at all: say why.
+    check_port(0, address)
+    for port in random.sample(_FREE_PORTS, 200):
+        try:
+            check_port(port, address)
+        except PortInUseError:
+            continue
+        return port
+    raise PortInUseError(port=0, address=address, reason="no free port was found")

@@ -1,0 +1,1 @@
+"""`holdfast gateway`: other protocols in front of the cluster."""

@@ -1,0 +1,1 @@
+"""Moving streams of other systems in: `holdfast migrate`."""

@@ -1,0 +1,1 @@
+"""Looking at a running cluster: `servers`, `report`, `top` and `cost`."""
