@@ -8,6 +8,7 @@
     key             string: of an entry; null of a message
     headers         map<string, string>: null without any
     value           binary
+    subject         string: of a message; null without one
 
 A query may ask for fewer columns, in any order; the others are not made.
 """
@@ -31,6 +32,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import Entry, Headers, LargeValue, Message
 from holdfast.protocol.names import StoreKind
 
@@ -44,6 +46,7 @@ COLUMNS: Final[dict[str, DataType]] = {
     "key": StringType(),
     "headers": MapType(StringType(), StringType()),
     "value": BinaryType(),
+    "subject": StringType(),
 }
 SCHEMA: Final = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
 #: Small enough to be in memory twice, large enough to be worth the transfer to the JVM.
@@ -63,6 +66,8 @@ class ColumnRows(NamedTuple):
     headers: Sequence[Headers]
     #: None in place of a large value, which stays in its store.
     values: Sequence[bytes | None]
+    #: None if no row has a subject.
+    subjects: Sequence[str | None] | None = None
 
     @property
     def row_count(self) -> int:
@@ -75,9 +80,10 @@ class ColumnRows(NamedTuple):
 
 def rows_of_messages(name: str, messages: Sequence[Message]) -> ColumnRows:
     """Return messages as columns. There is at least one message."""
-    seqs, values, headers, times, revisions, large = zip(*messages, strict=True)
+    seqs, values, headers, times, revisions, large, subjects = zip(*messages, strict=True)
     held = _without_large(values, large)
-    return ColumnRows(StoreKind.STREAM, name, seqs, revisions, times, headers, held)
+    about = subjects if any(subjects) else None
+    return ColumnRows(StoreKind.STREAM, name, seqs, revisions, times, headers, held, about)
 
 
 def rows_of_entries(name: str, entries: Sequence[Entry]) -> ColumnRows:
@@ -93,6 +99,11 @@ def _without_large(
     if not any(large):
         return values
     return [value if one is None else None for value, one in zip(values, large, strict=True)]
+
+
+def plain_headers(headers: Headers) -> Headers:
+    """Return headers as they are in a table: of a header block, several texts of a name joined."""
+    return headers.joined() if isinstance(headers, HeaderBlock) else headers
 
 
 class Gathering:
@@ -141,9 +152,14 @@ class BatchMaker:
             "time": lambda rows, wanted: pa.array(rows.times, _MS).cast(wanted),
             "key": lambda rows, wanted: _ids(rows, StoreKind.KV, wanted),
             "headers": lambda rows, wanted: pa.array(
-                [list(headers.items()) or None for headers in rows.headers], wanted
+                [list(plain_headers(headers).items()) or None for headers in rows.headers], wanted
             ),
             "value": lambda rows, wanted: pa.array(rows.values, wanted),
+            "subject": lambda rows, wanted: (
+                pa.nulls(rows.row_count, wanted)
+                if rows.subjects is None
+                else pa.array(rows.subjects, wanted)
+            ),
         }
 
     def batch(self, pieces: Sequence[ColumnRows]) -> pa.RecordBatch:

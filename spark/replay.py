@@ -31,16 +31,22 @@ from pyspark.sql import functions as columns
 from holdfast.client import Client, connect
 from holdfast.protocol.bus.login import NatsLogin
 from holdfast.protocol.errors import InvalidArgumentError, RequestError
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import KIB, MAX_DELETE_COUNT, MAX_FRAME_OPERATIONS
+from holdfast.protocol.messages import Headers
+from holdfast.protocol.subject_filters import is_literal
 from holdfast.protocol.subjects import DEFAULT_PREFIX
 from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.spark.errors import NoTableError
 from holdfast.spark.event_loop import EventLoop, running_loop
+from holdfast.spark.failures import failing
+from holdfast.spark.jobs import parallelism
 from holdfast.spark.state import read_table, state_sql
 from holdfast.spark.tables.table import ChangesTable
 
 #: Bytes of the values in one write, which must fit into a frame.
 _BATCH_BYTES: Final = 512 * KIB
-_ROW_COLUMNS: Final = ("tenant", "kind", "store", "seq", "key", "headers", "value")
+_ROW_COLUMNS: Final = ("tenant", "kind", "store", "seq", "key", "headers", "value", "subject")
 _RESULT: Final = (
     "tenant string, kind string, store string, written bigint, present bigint, bytes bigint"
 )
@@ -107,15 +113,15 @@ def import_table(
     """Write rows to the stores of a cluster.
 
     - `source` is the URL of a table of changes, or the path of Parquet files with the columns
-      `store` and `value` and any of `tenant`, `kind`, `seq`, `key` and `headers`.
+      `store` and `value` and any of `tenant`, `kind`, `seq`, `key`, `headers` and `subject`.
     - `version` or `time` selects an earlier state of a table.
     - `tenant` and `store` restrict which stores are written; `*` in `store` matches anything.
 
     Each message is stored once, however often a task or the whole import is repeated. If it is
     interrupted, call it again to resume. Keys of a kv that `source` does not have stay as they are.
 
-    Raises TargetDiffersError if a stream has other messages already; InvalidArgumentError; and
-    errors of the client and of Spark. Errors of tasks are wrapped in errors of Spark.
+    Raises InvalidArgumentError, and SparkFailedError with the cause: a stream has other messages
+    already (TargetDiffersError), for example, or an error of the client.
 
         target = Target("nats://127.0.0.1:4222", tenant="restored")
         report = import_table(spark, "s3://acme/holdfast/tables/changes", target, tenant="acme")
@@ -126,8 +132,7 @@ def import_table(
         frame = frame.where(columns.col("tenant") == tenant)
     if store != "*":
         frame = frame.where(columns.col("store").like(_like(store)))
-    parts = max(1, spark.sparkContext.defaultParallelism)
-    ordered = frame.repartition(parts, "tenant", "kind", "store").sortWithinPartitions(
+    ordered = frame.repartition(parallelism(spark), "tenant", "kind", "store").sortWithinPartitions(
         "tenant", "kind", "store", "seq", "key"
     )
 
@@ -135,7 +140,9 @@ def import_table(
         yield from write_rows(target, batches)
 
     report = ImportReport(source)
-    for row in ordered.mapInArrow(write, _RESULT).collect():
+    with failing("holdfast import"):
+        results = ordered.mapInArrow(write, _RESULT).collect()
+    for row in results:
         report.stores += 1
         report.rows += row["written"]
         report.present += row["present"]
@@ -148,15 +155,18 @@ def _rows(
     spark: SparkSession, source: str, version: int | None, time: datetime | None
 ) -> DataFrame:
     if source.startswith(("file://", "s3://")) and ChangesTable(TableLocation(source)).exists:
-        read_table(spark, source, version=version).createOrReplaceTempView("holdfast_import")
+        changes = read_table(spark, source, version=version)
         condition = "true"
         if time is not None:
             moment = time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
             condition = f"changes.time <= TIMESTAMP '{moment} UTC'"
-        sql = state_sql("holdfast_import", condition=condition, columns=_ROW_COLUMNS)
-        return spark.sql(sql)
+        sql = state_sql("{changes}", condition=condition, columns=_ROW_COLUMNS)
+        return spark.sql(sql, changes=changes)
     if version is not None or time is not None:
         raise InvalidArgumentError(argument="source", reason=f"{source} has only one state")
+    if source.startswith("s3://"):
+        # Spark itself reads no S3 without packages for the JVM.
+        raise NoTableError(table=source)
     try:
         found = spark.read.parquet(source)
     except AnalysisException as error:
@@ -171,6 +181,7 @@ def _rows(
         "seq": columns.lit(None).cast("bigint"),
         "key": columns.lit(None).cast("string"),
         "headers": columns.lit(None).cast("map<string,string>"),
+        "subject": columns.lit(None).cast("string"),
     }
     for name, value in defaults.items():
         if name not in found.columns:
@@ -191,11 +202,27 @@ class _Row(NamedTuple):
     key: str | None
     headers: dict[str, str] | None
     value: bytes
+    subject: str | None
 
     @property
     def size_bytes(self) -> int:
         headers = sum(len(name) + len(text) for name, text in (self.headers or {}).items())
-        return len(self.value) + headers + len(self.key or "") + 16
+        return len(self.value) + headers + len(self.key or "") + len(self.subject or "") + 16
+
+    def stored_headers(self) -> Headers | None:
+        """Return the headers as they are written. Those of a message with a subject were a header
+        block, most likely, and become one again."""
+        if self.subject is None or not self.headers:
+            return self.headers
+        try:
+            return HeaderBlock.of(self.headers)
+        except InvalidArgumentError:
+            return self.headers
+
+    def stored_subject(self) -> str | None:
+        """Return the subject that is written: none in place of a filter, which only the marker of
+        a roll-up has."""
+        return self.subject if self.subject is None or is_literal(self.subject) else None
 
 
 def _checked(row: _Row) -> _Row:
@@ -336,7 +363,7 @@ class _Writer:
 
     def _append(self, batch: Sequence[_Row | None], last_seq: int) -> None:
         values: list[Any] = [
-            b"" if row is None else (row.value, row.headers) if row.headers else row.value
+            b"" if row is None else (row.value, row.stored_headers(), row.stored_subject())
             for row in batch
         ]
         stream = self._client.stream(self._name)

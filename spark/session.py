@@ -13,9 +13,12 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
+from holdfast.spark.failures import failing, quiet
 from holdfast.spark.java import use_java
 
-DEFAULT_MASTER: Final = "local[*]"
+#: All cores, and four tries of each task, as on a cluster: `local[*]` has one try, and a worker
+#: that is killed, for memory say, would end the whole run.
+DEFAULT_MASTER: Final = "local[*,4]"
 _SETTINGS: Final = {
     # Row batches between the JVM and Python: bounded by bytes as well as by rows.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
@@ -38,14 +41,15 @@ def session(
     """Return the running Spark session, or start one.
 
     - `app` is the name of a new session's application.
-    - `master` is the Spark master of a new session. Without it, the session uses the master of
-      `spark-submit`, otherwise all cores of this machine.
+    - `master` is the Spark master of a new session, or a server of Spark Connect, `sc://HOST:PORT`.
+      Without it, the session uses SPARK_REMOTE or the master of `spark-submit`, otherwise all cores
+      of this machine.
     - `settings` are Spark settings for a new session. They replace holdfast's defaults.
     - `register` makes `spark.read.format("holdfast")` known to the session.
 
     A session that is already running keeps its settings.
 
-    Raises JavaMissingError if there is no Java 17 or newer.
+    Raises JavaMissingError if there is no Java 17 or newer, and SparkFailedError.
 
         from holdfast.spark.session import session
 
@@ -53,27 +57,48 @@ def session(
     """
     active = SparkSession.getActiveSession()
     if active is None:
-        use_java()
-        # The workers import holdfast, so they must run in the same environment.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-        builder: Any = SparkSession.builder
-        builder = builder.appName(app)
-        for name, value in {**_SETTINGS, **(settings or {})}.items():
-            builder = builder.config(name, value)
-        if master is None and "PYSPARK_SUBMIT_ARGS" not in os.environ:
-            master = DEFAULT_MASTER
-        if master is not None:
-            builder = builder.master(master)
-            if master.startswith("local"):
-                builder = builder.config("spark.driver.host", "127.0.0.1").config(
-                    "spark.driver.bindAddress", "127.0.0.1"
-                )
-        active = builder.getOrCreate()
-        active.sparkContext.setLogLevel("ERROR")
+        remote = os.environ.get("SPARK_REMOTE") if master is None else master
+        with failing("the start of Spark"):
+            if remote is not None and remote.startswith("sc://"):
+                active = _connected(remote, settings or {})
+            else:
+                active = _started(app, master, settings or {})
     if register:
         register_sources(active)
     return active
+
+
+def _connected(remote: str, settings: Mapping[str, str]) -> SparkSession:
+    """Return a session of Spark Connect. The server has its own settings of all but SQL."""
+    builder: Any = SparkSession.builder.remote(remote)
+    for name, value in {**_SETTINGS, **settings}.items():
+        if name.startswith("spark.sql."):
+            builder = builder.config(name, value)
+    made: SparkSession = builder.getOrCreate()
+    return made
+
+
+def _started(app: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    use_java()
+    # The workers import holdfast, so they must run in the same environment.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder: Any = SparkSession.builder
+    builder = builder.appName(app)
+    for name, value in {**_SETTINGS, **settings}.items():
+        builder = builder.config(name, value)
+    if master is None and "PYSPARK_SUBMIT_ARGS" not in os.environ:
+        master = DEFAULT_MASTER
+    if master is not None:
+        builder = builder.master(master)
+        if master.startswith("local"):
+            builder = builder.config("spark.driver.host", "127.0.0.1").config(
+                "spark.driver.bindAddress", "127.0.0.1"
+            )
+    made: SparkSession = builder.getOrCreate()
+    made.sparkContext.setLogLevel("ERROR")
+    quiet(made)
+    return made
 
 
 def register_sources(spark: SparkSession) -> None:

@@ -5,20 +5,17 @@ The SQL works in Spark and in DuckDB. docs/analytics.md explains it.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.spark.tables.table import FILE_SCHEMA, TABLE_SCHEMA
+from holdfast.spark.tables.scan import OPERATORS, RowCondition, read_file, scan
+from holdfast.spark.tables.table import TABLE_SCHEMA
 
-_BATCH_ROWS: Final = 8192
 #: The columns of the table that the state has.
 STATE_COLUMNS: Final = (
     "tenant",
@@ -30,11 +27,12 @@ STATE_COLUMNS: Final = (
     "time",
     "headers",
     "value",
+    "subject",
 )
 _SPARK_TYPES: Final = (
     "tenant string, date date, store string, kind string, operation string, epoch bigint,"
     " revision bigint, seq bigint, key string, time timestamp, headers map<string,string>,"
-    " value binary, run bigint, source string"
+    " value binary, run bigint, source string, subject string"
 )
 
 _STATE: Final = """
@@ -83,29 +81,51 @@ def read_table(
     table: str,
     *,
     version: int | None = None,
-    filters: list[tuple[str, str, str]] | None = None,
+    since_run: int | None = None,
+    filters: Sequence[tuple[str, str, Any]] = (),
 ) -> DataFrame:
     """Return the table of changes, or an earlier `version` of it, as a DataFrame. It needs no
     package for the JVM.
 
-    `table` is a URL. `filters` on `tenant` and `date`, such as `[("tenant", "=", "acme")]`, skip
-    all other files. Spark reads a folder itself; on S3 the executors' Python reads the files.
+    `table` is a URL. `since_run` leaves only the rows of later runs. `filters`, such as
+    `[("tenant", "=", "acme"), ("store", "in", ["a", "b"])]`, skip the files that cannot have such
+    rows; the rows of the others are not filtered. Spark reads a folder itself; on S3 the
+    executors' Python reads the files. To skip files by the conditions of a query, read
+    `format("holdfast")` with the options `table` and `pushdown`.
+
+    Raises NoTableError, InvalidArgumentError.
     """
     location = TableLocation(table)
-    delta = DeltaTable(location.uri, version=version, storage_options=location.delta_options)
-    uris = delta.file_uris(partition_filters=filters) if filters else delta.file_uris()
-    if not uris:
+    conditions = [RowCondition(*each) for each in filters]
+    if wrong := [condition for condition in conditions if condition.operator not in OPERATORS]:
+        reason = f"{wrong[0].operator!r} is not among {', '.join(OPERATORS)}"
+        raise InvalidArgumentError(argument="filters", reason=reason)
+    if since_run is not None:
+        conditions.append(RowCondition("run", ">", since_run))
+    paths = [file.path for file in scan(location, version, conditions)]
+    if not paths:
         return spark.createDataFrame([], _SPARK_TYPES)
-    if not location.is_s3:
+    if location.is_s3:
+        found = _files(spark, location, paths, conditions)
+    else:
         reader = spark.read.schema(_SPARK_TYPES).option("basePath", location.uri)
-        return reader.parquet(*uris).select(*TABLE_SCHEMA.names)
-    paths = [uri.removeprefix(f"{location.uri}/") for uri in uris]
+        uris = [f"{location.uri}/{path}" for path in paths]
+        found = reader.parquet(*uris).select(*TABLE_SCHEMA.names)
+    return found if since_run is None else found.where(f"run > {since_run}")
+
+
+def _files(
+    spark: SparkSession,
+    location: TableLocation,
+    paths: Sequence[str],
+    conditions: Sequence[RowCondition],
+) -> DataFrame:
     files = spark.createDataFrame([(path,) for path in paths], "path string")
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for path in batch.column("path").to_pylist():
-                yield from read_file(location, path)
+                yield from read_file(location, path, conditions=conditions)
 
     return files.repartition(min(len(paths), 4096)).mapInArrow(read, _SPARK_TYPES)
 
@@ -114,20 +134,5 @@ def latest(spark: SparkSession, table: str, *, version: int | None = None) -> Da
     """Return what the stores hold, or held in an earlier `version` of the table: one row for each
     message and entry. `table` is a URL.
     """
-    read_table(spark, table, version=version).createOrReplaceTempView("holdfast_changes")
-    return spark.sql(state_sql("holdfast_changes"))
-
-
-def read_file(location: TableLocation, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file, with the columns whose values are in its path."""
-    tenant, date = (part.partition("=")[2] for part in path.split("/")[:2])
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-        source = location.get_file(path, Path(folder) / "part.parquet")
-        with pq.ParquetFile(source) as file:
-            for batch in file.iter_batches(_BATCH_ROWS):
-                rows = pa.Table.from_batches([batch]).cast(FILE_SCHEMA)
-                count = rows.num_rows
-                day = pa.array([date] * count).cast(pa.date32())
-                columns = [pa.array([tenant] * count), day, *rows.columns]
-                full = pa.Table.from_arrays(columns, schema=TABLE_SCHEMA)
-                yield from full.to_batches()
+    # A view of the session would be shared with the next call, which may be of another table.
+    return spark.sql(state_sql("{changes}"), changes=read_table(spark, table, version=version))

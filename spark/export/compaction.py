@@ -3,10 +3,12 @@
 Each incremental run leaves at least one file for each tenant and date, most of them small. Within a
 partition, files below `SMALL_BYTES` are merged into files of up to `FILE_BYTES`; each merge is a
 task. One transaction replaces the old files by the new ones, so a reader sees only the old or only
-the new ones. Exports may run at the same time, but another compaction may not. The replaced files
-stay for time travel.
+the new ones. Exports may run at the same time. The replaced files stay for time travel.
 
-Files are sorted, so a task merges them while it reads: it holds a slice of each, 64 MiB in all.
+Files of an export are sorted, so a task merges them while it reads: it holds a slice of each, and
+64 MiB in all. Other writers may have been at work in the table: files that are not sorted (after a
+Z-ORDER or an UPDATE) are sorted on the local disk first, files with columns that holdfast does not
+know stay as they are, and a merge whose files somebody has replaced meanwhile is left out.
 """
 
 from __future__ import annotations
@@ -27,8 +29,17 @@ from pyspark.sql import SparkSession
 
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.spark.export.export import Progress, run_job
-from holdfast.spark.tables.table import FILE_SCHEMA, KEEP_HOURS, AddedFile, ChangesTable, DeltaFile
+from holdfast.spark.errors import NoTableError, TableConflictError
+from holdfast.spark.jobs import Progress, run_job
+from holdfast.spark.tables.order import ORDER, in_order, is_sorted, sorted_runs
+from holdfast.spark.tables.table import (
+    KEEP_HOURS,
+    AddedFile,
+    ChangesTable,
+    DeltaFile,
+    conformed,
+    known_columns,
+)
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
 
 SMALL_BYTES: Final = 128 * MIB
@@ -36,7 +47,6 @@ SMALL_BYTES: Final = 128 * MIB
 _MAX_FILES: Final = 256
 _BUFFER_BYTES: Final = 64 * MIB
 _MAX_BATCH_ROWS: Final = 8192
-_ORDER: Final = ("kind", "store", "revision")
 
 _Key = tuple[str, str, int]
 
@@ -47,6 +57,14 @@ class MergeJob:
 
     table: TableLocation
     file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOutcome:
+    """What a task has merged. Nothing, if it could not take two files or more."""
+
+    replaced: tuple[DeltaFile, ...] = ()
+    added: tuple[AddedFile, ...] = ()
 
 
 @dataclass(slots=True)
@@ -84,12 +102,18 @@ def compact(
     - `table` is the URL of the table.
     - `progress(done, total)` is called with the number of finished merges and of all merges.
     - Files below `small_bytes` are merged, into files of up to `file_bytes`.
-    - `collect` removes files that no version of the last `keep_hours` hours uses.
+    - `collect` removes old files, as in `export`.
 
-    Raises TableConflictError if another compaction has committed meanwhile.
+    Raises NoTableError; ForeignTableError; TableConflictError if others have replaced all of these
+    files meanwhile;
+    SparkFailedError; and errors of deltalake and boto3.
     """
     begun = time.monotonic()
     target = ChangesTable(TableLocation(table))
+    if not target.exists:
+        raise NoTableError(table=table)
+    target.check_features()
+    target.evolve()
     before = target.files()
     groups = merges(before, small_bytes, file_bytes)
     report = CompactionReport(table, files_before=len(before))
@@ -97,13 +121,9 @@ def compact(
     if groups:
         job = MergeJob(target.location, file_bytes)
         made = run_job(spark, "holdfast compaction", merge, job, groups, progress)
-        replaced = [file for group in groups for file in group]
-        added = [file for files in made for file in files]
-        rows_before = sum(file.row_count for file in replaced)
-        report.rows = sum(file.row_count for file in added)
-        assert report.rows == rows_before, "a merge has the rows of what it merges"
-        target.replace(replaced, added)
-        report.merged_files = len(replaced)
+        for one in _commit(target, [one for one in made if one.replaced]):
+            report.rows += sum(file.row_count for file in one.added)
+            report.merged_files += len(one.replaced)
     if collect:
         report.collected = target.collect(keep_hours)
     after = target.files()
@@ -114,13 +134,38 @@ def compact(
     return report
 
 
+def _commit(target: ChangesTable, made: Sequence[MergeOutcome]) -> Sequence[MergeOutcome]:
+    """Commit merges in one transaction, and return them. If others have changed the table in the
+    meantime, leave out merges of files that it does not have any more. Raises TableConflictError
+    if none is left."""
+    if not made:
+        return made
+    try:
+        _replace(target, made)
+    except TableConflictError:
+        present = {file.path for file in target.files()}
+        made = [one for one in made if present.issuperset(file.path for file in one.replaced)]
+        if not made:
+            raise
+        _replace(target, made)
+    return made
+
+
+def _replace(target: ChangesTable, made: Sequence[MergeOutcome]) -> None:
+    target.replace(
+        [file for one in made for file in one.replaced],
+        [file for one in made for file in one.added],
+    )
+
+
 def merges(
     files: Sequence[DeltaFile], small_bytes: int, file_bytes: int
 ) -> list[tuple[DeltaFile, ...]]:
     """Return groups of files, each of which is to be merged."""
     partitions: dict[tuple[str, str], list[DeltaFile]] = {}
     for file in files:
-        if file.size_bytes < small_bytes:
+        # Only other writers leave a partition without a name.
+        if file.size_bytes < small_bytes and file.tenant and file.date:
             partitions.setdefault((file.tenant, file.date), []).append(file)
     groups: list[tuple[DeltaFile, ...]] = []
     for _, small in sorted(partitions.items()):
@@ -136,23 +181,38 @@ def merges(
     return [group for group in groups if len(group) > 1]
 
 
-def merge(job: MergeJob, files: Sequence[DeltaFile]) -> list[AddedFile]:
-    """Merge files of one partition, sorted. Return the files written."""
+def merge(job: MergeJob, files: Sequence[DeltaFile]) -> MergeOutcome:
+    """Merge files of one partition, sorted. Raises OSError, and errors of pyarrow and boto3."""
     name = f"merged-{secrets.token_hex(8)}"
     with (
         ExitStack() as stack,
         TableWriter(job.table, name, file_bytes=job.file_bytes) as writer,
     ):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-")))
-        budget = _BUFFER_BYTES // len(files)
-        sources = []
+        taken: list[DeltaFile] = []
+        opened: list[pq.ParquetFile] = []
+        row_count = 0
         for number, file in enumerate(files):
             path = job.table.get_file(file.path, folder / f"{number}.parquet")
-            sources.append(_Source(stack.enter_context(pq.ParquetFile(path)), budget))
-        for rows in _merged(sources):
+            found = stack.enter_context(pq.ParquetFile(path))
+            if not known_columns(found.schema_arrow):
+                continue
+            taken.append(file)
+            row_count += found.metadata.num_rows
+            if is_sorted(found):
+                opened.append(found)
+            else:
+                runs = sorted_runs(found, folder / f"{number}")
+                opened += [stack.enter_context(pq.ParquetFile(run)) for run in runs]
+        if len(taken) < 2:
+            return MergeOutcome()
+        budget = _BUFFER_BYTES // max(1, len(opened))
+        for rows in _merged([_Source(one, budget) for one in opened]):
             for batch in rows.combine_chunks().to_batches():
                 writer.write(files[0].tenant, batch)
-        return writer.finish()
+        added = writer.finish()
+        assert writer.row_count == row_count, "a merge has the rows of what it merges"
+        return MergeOutcome(tuple(taken), tuple(added))
 
 
 class _Source:
@@ -170,12 +230,12 @@ class _Source:
 
     def advance(self) -> None:
         """Load the next slice, or None at the end."""
-        batch = next(self._batches, None)
-        self.rows = None if batch is None else pa.Table.from_batches([batch]).cast(FILE_SCHEMA)
+        batch = next((batch for batch in self._batches if batch.num_rows), None)
+        self.rows = None if batch is None else conformed(pa.Table.from_batches([batch]))
 
     def key(self, index: int) -> _Key:
         assert self.rows is not None
-        kind, store, revision = (self.rows.column(name)[index].as_py() for name in _ORDER)
+        kind, store, revision = (self.rows.column(name)[index].as_py() for name in ORDER)
         return kind, store, revision
 
     def take_up_to(self, cut: _Key) -> pa.Table:
@@ -198,4 +258,4 @@ def _merged(sources: Sequence[_Source]) -> Iterator[pa.Table]:
         if len(parts) == 1:
             yield parts[0]
         else:
-            yield pa.concat_tables(parts).sort_by([(name, "ascending") for name in _ORDER])
+            yield in_order(pa.concat_tables(parts))

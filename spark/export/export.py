@@ -16,27 +16,27 @@ After the commit the run records in the manifests up to which seq each stream is
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+from holdfast.shared_fs.snapshots.lag_marks import read_marks
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
-from holdfast.shared_fs.snapshots.shard import Shard, shard_of
-from holdfast.shared_fs.snapshots.store_entry import ArchiveMark, StoreEntry
+from holdfast.shared_fs.snapshots.store_entry import StoreEntry
+from holdfast.spark.export.archive_marks import is_news, mark_archived
+from holdfast.spark.export.staleness import staleness
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
+from holdfast.spark.jobs import Progress, parallelism, run_job
 from holdfast.spark.rows.log_rows import read_coverage
 from holdfast.spark.rows.pinning import ExportPin
-from holdfast.spark.rows.planning import ExportPlan, Task, plan
+from holdfast.spark.rows.planning import Coverage, ExportPlan, Task, plan
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.table import KEEP_HOURS, AddedFile, ChangesTable
 from holdfast.spark.tables.watermarks import Watermark, Watermarks
@@ -45,9 +45,7 @@ from holdfast.spark.tables.writing import FILE_BYTES
 #: The most rounds of an export. Each is a run of its own. A second one is rarely necessary, because
 #: objects are removed only rarely while an export runs.
 _MAX_ROUNDS: Final = 3
-_PROGRESS_SECONDS: Final = 0.25
 
-Progress = Callable[[int, int], None]
 RunTask = Callable[[Job, Task], TaskOutcome]
 
 
@@ -76,10 +74,22 @@ class ExportReport:
     seconds: float = 0.0
     #: Requests to the bucket by their class, and objects put into the table.
     requests: dict[str, int] = field(default_factory=dict)
-    #: Stores, or log objects, that could not be read, and why.
+    #: Stores, or log objects, that could not be read, and files that the table lacks; and why.
     damaged: list[str] = field(default_factory=list)
-    #: Something was removed before it was read, also in the last round. The next export reads it.
+    #: The table lacks more than the servers' bound allows, or something was removed before it was
+    #: read, also in the last round. The next export has it.
     stale: bool = False
+    #: How many stores have changes that were not in the bucket, as their servers last said.
+    behind: int = 0
+    #: The age of the oldest of these changes at most; 0 if there is none.
+    oldest_unexported_seconds: float = 0.0
+    #: The table has every change before this time, in milliseconds since the epoch, but for what
+    #: is damaged; None if no server says so.
+    complete_until: int | None = None
+    #: How long the servers let a change wait at most; 0 without servers.
+    lag_bound_seconds: float = 0.0
+    #: Servers that died, or cannot reach the bucket: what they had is not known.
+    silent_servers: list[str] = field(default_factory=list)
     #: False if the bucket cannot be written, so garbage collection may have interfered.
     pinned: bool = True
     #: Streams whose manifests were given a new archive mark.
@@ -114,7 +124,8 @@ def export(
     - `progress(done, total)` is called with the number of finished tasks and of all tasks.
     - `watermark` records in the bucket's manifests which messages the table has, so that servers
       can archive them. The default is True for the bucket's own table only.
-    - `collect` removes files that no version of the last `keep_hours` hours uses.
+    - `collect` removes files that were replaced more than `keep_hours` hours ago, and leftovers of
+      failed runs after as long, but not within a day: a run may be about to commit them.
     - `file_bytes` is the size at which a file is closed.
     - `task` replaces `run_task` on the executors.
 
@@ -122,7 +133,7 @@ def export(
     nothing visible; call `export` again.
 
     Raises NoBucketError; TableConflictError if another export has committed meanwhile;
-    TableDamagedError; BucketError; and errors of Spark, deltalake and boto3.
+    TableDamagedError; SparkFailedError; BucketError; and errors of deltalake and boto3.
 
         report = export(session(), "s3://acme/holdfast")
         print(report.rows, report.damaged)
@@ -133,21 +144,30 @@ def export(
         manifests = open_manifests(opened)
         url = table or default_table(bucket)
         target = ChangesTable(TableLocation(url))
+        target.evolve()
         report = ExportReport(table=url)
+        report.damaged = [f"the table: {reason}" for reason in target.missing()]
         usage = Usage()
         moves_watermark = watermark if watermark is not None else url == default_table(bucket)
         skipped: set[StoreId | str] = set()
         with ExportPin(opened, f"export to {url}") as pin:
             for _ in range(_MAX_ROUNDS):
+                lacking = staleness(read_marks(opened), int(time.time() * 1000))
                 one_round = _Round(spark, bucket, manifests, target, task, file_bytes, skipped, pin)
                 entries, marks = one_round.do(report, progress)
                 usage = _sum(usage, one_round.usage)
                 if moves_watermark:
-                    own = "" if url == default_table(bucket) else url
-                    report.archived += _archive(manifests, entries, marks, own)
+                    where = one_round.archive_url
+                    report.archived += mark_archived(manifests, entries, marks, where)
                 if not report.stale:
                     break
                 target.refresh()
+        report.behind = lacking.behind
+        report.oldest_unexported_seconds = lacking.oldest_unexported_seconds
+        report.complete_until = None if report.stale else lacking.complete_until
+        report.lag_bound_seconds = lacking.lag_bound_seconds
+        report.silent_servers = lacking.silent_servers
+        report.stale |= lacking.is_stale
         if collect:
             report.collected = target.collect(keep_hours)
         report.version = target.version
@@ -182,6 +202,9 @@ class _Round:
         pin: ExportPin,
     ) -> None:
         """`skipped` are the stores and log objects that cannot be read. A round adds to it."""
+        #: What archive marks say of the table: nothing if it is the bucket's own.
+        is_own = table.location.url == default_table(bucket)
+        self.archive_url = "" if is_own else table.location.url
         self._skipped = skipped
         self._pin = pin
         self._spark = spark
@@ -195,30 +218,52 @@ class _Round:
     def do(
         self, report: ExportReport, progress: Progress | None
     ) -> tuple[dict[StoreId, StoreEntry], Watermarks]:
+        """Return the entries that may be given a new archive mark, and what the table has."""
         report.stale = False
         before = self._table.watermarks()
         self._pin.hold_everything()
         coverage, damaged = read_coverage(self._manifests.bucket)
-        # Read after the logs: if a slot is gone by now, a snapshot in the manifests covers it.
-        entries = {
-            store: entry for store, entry in self._manifests.entries() if store not in self._skipped
-        }
         coverage = {
             store: [one for one in covered if one.key not in self._skipped]
             for store, covered in coverage.items()
             if store not in self._skipped
         }
-        cores = self._spark.sparkContext.defaultParallelism
-        planned = plan(entries.items(), coverage, before, cores)
+        cores = parallelism(self._spark)
+        changed: dict[StoreId, StoreEntry] = {}
+        # Read after the logs: if a slot is gone by now, a snapshot in the manifests covers it.
+        entries = self._entries(before, coverage, changed)
+        planned = plan(entries, coverage, before, cores)
         report.damaged += [text for text in damaged if text not in report.damaged]
         report.pinned = self._pin.is_held is True
         if not planned.tasks:
-            return entries, before
+            return changed, before
         self._pin.hold_only(planned)
         version = watermarks.next_version(self._table.export_version)
         job = Job(self._bucket, self._table.location, watermarks.run_of(version), self._file_bytes)
         outcomes = run_job(self._spark, "holdfast export", self._task, job, planned.tasks, progress)
-        return entries, self._commit(version, planned, outcomes, before, report)
+        return changed, self._commit(version, planned, outcomes, before, report)
+
+    def _entries(
+        self,
+        before: Watermarks,
+        coverage: Mapping[StoreId, Sequence[Coverage]],
+        changed: dict[StoreId, StoreEntry],
+    ) -> Iterator[tuple[StoreId, StoreEntry]]:
+        """Yield the entries of all stores that can be read. Add those that may be given a new
+        archive mark to `changed`: the others are not kept."""
+        for store, entry in self._manifests.entries():
+            if store in self._skipped:
+                continue
+            mark = before.get(store)
+            newest = entry.newest
+            if (
+                mark is None
+                or store in coverage
+                or (newest is not None and newest.order > (mark.epoch, mark.revision))
+                or is_news(entry, mark, self.archive_url)
+            ):
+                changed[store] = entry
+            yield store, entry
 
     def _commit(
         self,
@@ -310,116 +355,6 @@ class _Taken:
             )
         self.files += outcome.files
         self.row_count += outcome.row_count
-
-
-def run_job(
-    spark: SparkSession,
-    name: str,
-    function: Callable[[Any, Any], Any],
-    job: object,
-    tasks: Sequence[object],
-    progress: Progress | None,
-) -> list[Any]:
-    """Call `function(job, task)` on executors for each task. Return the results in order."""
-    context = spark.sparkContext
-    group = f"{name} {uuid.uuid4().hex[:8]}"
-    context.setJobGroup(group, name, interruptOnCancel=True)
-    with _watching(spark, group, len(tasks), progress):
-        try:
-            work = context.parallelize(tasks, len(tasks)).map(lambda task: function(job, task))
-            found: list[Any] = work.collect()
-            return found
-        except BaseException:
-            context.cancelJobGroup(group)
-            raise
-
-
-@contextlib.contextmanager
-def _watching(
-    spark: SparkSession, group: str, total: int, progress: Progress | None
-) -> Iterator[None]:
-    """Report how many tasks are done while the body runs."""
-    if progress is None:
-        yield
-        return
-    tracker = spark.sparkContext.statusTracker()
-    ended = threading.Event()
-    progress(0, total)
-
-    def watch() -> None:
-        while not ended.wait(_PROGRESS_SECONDS):
-            done = 0
-            for job in tracker.getJobIdsForGroup(group):
-                info = tracker.getJobInfo(job)
-                for stage in info.stageIds if info is not None else ():
-                    found = tracker.getStageInfo(stage)
-                    done += found.numCompletedTasks if found is not None else 0
-            progress(done, total)
-
-    watcher = threading.Thread(target=watch, name="holdfast.progress", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watcher.join()
-    progress(total, total)
-
-
-def _archive(
-    manifests: Manifests,
-    entries: Mapping[StoreId, StoreEntry],
-    marks: Watermarks,
-    table: str,
-) -> int:
-    """Record in the manifests up to which seq and revision each stream is in the table. Return the
-    number of streams recorded."""
-    by_shard: dict[int, dict[StoreId, Watermark]] = {}
-    for store, entry in entries.items():
-        mark = marks.get(store)
-        if (
-            store.kind == StoreKind.STREAM
-            and mark is not None
-            and not mark.dropped
-            and entry.deleted is None
-            and _is_news(entry, mark, table)
-            and _is_of(entry, mark)
-        ):
-            by_shard.setdefault(shard_of(store), {})[store] = mark
-    count = 0
-    for number, wanted in sorted(by_shard.items()):
-
-        def change(
-            shard: Shard, wanted: Mapping[StoreId, Watermark] = wanted
-        ) -> Mapping[StoreId, StoreEntry | None]:
-            changed: dict[StoreId, StoreEntry | None] = {}
-            for store, mark in wanted.items():
-                entry = shard.get(store)
-                if entry is not None and entry.deleted is None and _is_of(entry, mark):
-                    seq = max(entry.archived_seq, mark.last_seq)
-                    where = ArchiveMark(mark.epoch, mark.revision, table)
-                    changed[store] = replace(entry, archived_seq=seq, archive=where)
-            return changed
-
-        manifests.update(number, change)
-        count += len(wanted)
-    return count
-
-
-def _is_news(entry: StoreEntry, mark: Watermark, table: str) -> bool:
-    known = entry.archive
-    return mark.last_seq > 0 and (
-        mark.last_seq > entry.archived_seq
-        or known is None
-        or known.table != table
-        or known.epoch != mark.epoch
-    )
-
-
-def _is_of(entry: StoreEntry, mark: Watermark) -> bool:
-    """Return whether an entry is certainly of the same life of the store as the table's rows. After
-    a change of owner, that is known only after the next export."""
-    return entry.newest is not None and entry.newest.epoch == mark.epoch
 
 
 def _sum(first: Usage, second: Usage) -> Usage:

@@ -36,6 +36,8 @@ from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta, pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
+from holdfast.shared_fs.store_file.subject_schema import SUBJECT
+from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
 from holdfast.spark.rows.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -50,21 +52,21 @@ from holdfast.spark.rows.rows import (
 from holdfast.spark.tables.watermarks import Watermark
 
 _CACHE_KIB: Final = 8192
+#: Where the header of an image has it.
+_USER_VERSION: Final = slice(60, 64)
 _revision: Final = attrgetter("revision")
 
-#: Asks everything that every image is asked for in one statement, because preparing one costs more
-#: than reading a row. The last columns tell whether the file has changes, replaced messages and
-#: large values, which most do not.
-_BODIES: Final = "SELECT 1 FROM sqlite_schema WHERE name = 'bodies'"
+#: Asks what every image is asked for in one statement. The last columns tell whether the file has
+#: changes and replaced messages, which most do not.
 _META: Final = schema.SELECT_META.removesuffix(" FROM meta WHERE id = 1") + (
-    ", created, EXISTS(SELECT 1 FROM changes), {}, EXISTS(" + _BODIES + ") FROM meta WHERE id = 1"
+    ", created, EXISTS(SELECT 1 FROM changes), {} FROM meta WHERE id = 1"
 )
 _SELECT_META: Final = {
     StoreKind.STREAM: _META.format("EXISTS(SELECT 1 FROM messages WHERE replaced = 1)"),
     StoreKind.KV: _META.format("0"),
 }
 _SELECT_APPENDED: Final = (
-    "SELECT seq, revision, time, {value}, headers FROM messages"
+    "SELECT seq, revision, time, {value}, headers{subject} FROM messages"
     " WHERE seq >= ? AND replaced IS NULL ORDER BY seq"
 )
 _PROBE_APPENDED: Final = (
@@ -75,7 +77,7 @@ _LAST_APPENDED: Final = (
     " ORDER BY seq DESC LIMIT 1"
 )
 _SELECT_REPLACED: Final = (
-    "SELECT seq, revision, time, {value}, headers FROM messages"
+    "SELECT seq, revision, time, {value}, headers{subject} FROM messages"
     " WHERE replaced = 1 AND revision > ? AND revision <= ? ORDER BY revision"
 )
 _SELECT_ENTRIES: Final = (
@@ -119,47 +121,40 @@ class StoreImage:
         store: StoreId,
         content: bytes | Path,
         archive: Archive | None = None,
-        memory: apsw.Connection | None = None,
+        slot: ImageSlot | None = None,
     ) -> None:
-        """`archive` has the values of archived messages. `memory` is a connection to reuse,
-        which stays open: making one takes as long as reading fifty rows. Raises
-        StoreDamagedError, NewerFormatError."""
+        """`archive` has the values of archived messages. A `slot` opens images in memory faster;
+        it has one at a time. Raises StoreDamagedError, NewerFormatError."""
         self.store = store
         self._archive = archive
-        self._is_borrowed = memory is not None
+        self._is_borrowed = slot is not None and isinstance(content, bytes)
         try:
-            if isinstance(content, bytes):
-                self._connection = memory or apsw.Connection(":memory:")
-                self._connection.deserialize("main", content)
-            else:
-                self._connection = apsw.Connection(
-                    f"file:{quote(str(content))}?immutable=1",
-                    flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
-                )
-                self._connection.pragma("cache_size", -_CACHE_KIB)
-            version: Any = self._connection.pragma("user_version")
-            if version > schema.FORMAT_VERSION:
-                raise NewerFormatError(
-                    what=str(store), found=version, known=schema.FORMAT_VERSION
-                )
+            self._connection, names = _opened(content, slot)
+            version = _version_of(content, self._connection)
+            if version > schema.LATEST_FORMAT:
+                raise NewerFormatError(what=str(store), found=version, known=schema.LATEST_FORMAT)
             row: Any = self._connection.execute(_SELECT_META[StoreKind(store.kind)]).get
         except apsw.Error as error:
             raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
         if row is None or (*row[:3],) != store:
             raise StoreDamagedError(store=str(store), reason="its image is of another store")
-        *meta, self.created, self._has_changes, self._has_replaced, has_large = row[3:]
+        *meta, self.created, self._has_changes, self._has_replaced = row[3:]
         #: Files of earlier formats have no `body_bytes`. Large values stay in their stores.
+        has_large = "bodies" in names
         self._value = "CASE WHEN body_bytes IS NULL THEN value END" if has_large else "value"
+        self._has_subjects = "subjects" in names
+        self._subject = f", {SUBJECT}" if self._has_subjects else ""
         self.meta = StoreMeta(*meta)
         self._archived = ArchivedBlocks(self._connection.execute)
-        self._archived.load()
+        if "archived" in names:
+            self._archived.load()
 
     def close(self) -> None:
         if not self._is_borrowed:
             self._connection.close(True)
 
     def _with_value(self, statement: str) -> str:
-        return statement.format(value=self._value)
+        return statement.format(value=self._value, subject=self._subject)
 
     def watermark(self) -> Watermark:
         """Return the watermark of a table that has the whole image."""
@@ -260,20 +255,15 @@ class StoreImage:
             bodies = self._archive.bodies(messages)
             for message in messages:
                 value, headers = bodies[message.seq, message.revision]
-                yield (
-                    message.seq,
-                    message.revision,
-                    message.time,
-                    value,
-                    pack_headers(headers),
-                )
+                row = (message.seq, message.revision, message.time, value, pack_headers(headers))
+                yield (*row, None) if self._has_subjects else row
 
     def _replaced_and_changes(self, reading: ImageReading) -> Iterator[ExportedRow]:
         if not self._has_replaced:
             return self._changes(reading)
         replaced = (
-            ExportedRow(SET, revision, seq, None, time, headers, value)
-            for seq, revision, time, value, headers in self._connection.execute(
+            _set_row(row, is_stream=True)
+            for row in self._connection.execute(
                 self._with_value(_SELECT_REPLACED), (reading.after, reading.upto)
             )
         )
@@ -307,6 +297,8 @@ class StoreImage:
         as nearly everywhere, no row is handled one by one."""
         is_stream = self.store.kind == StoreKind.STREAM
         shape_of_sets = Shape.MESSAGES if is_stream else Shape.ENTRIES
+        if self._has_subjects:
+            shape_of_sets = Shape.SUBJECT_MESSAGES
         size = self._piece_rows()
         for rows in iter(lambda: list(islice(sets, size)), []):
             ended = rows[-1][1] > upto
@@ -322,13 +314,36 @@ class StoreImage:
                     last = min(last, max(others.revision - 1, mixed[-1].revision))
                 here = [row for row in rows if row[1] <= last]
                 rows = rows[len(here) :]
-                mixed += [_set_row(row, is_stream) for row in here]
+                mixed += [_set_row(row, is_stream=is_stream) for row in here]
                 mixed.sort(key=_revision)
                 yield Piece(origin, Shape.CHANGES, mixed)
             if ended:
                 break
         while mixed := others.take_up_to(upto, size):
             yield Piece(origin, Shape.CHANGES, mixed)
+
+
+def _version_of(content: bytes | Path, connection: apsw.Connection) -> int:
+    if isinstance(content, bytes):
+        return int.from_bytes(content[_USER_VERSION])
+    found: Any = connection.pragma("user_version")
+    return int(found)
+
+
+def _opened(content: bytes | Path, slot: ImageSlot | None) -> OpenedImage:
+    """Open an image. Raises apsw.Error."""
+    if isinstance(content, bytes):
+        if slot is not None:
+            return slot.put(content)
+        connection = apsw.Connection(":memory:")
+        connection.deserialize("main", content)
+    else:
+        connection = apsw.Connection(
+            f"file:{quote(str(content))}?immutable=1",
+            flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
+        )
+        connection.pragma("cache_size", -_CACHE_KIB)
+    return OpenedImage(connection, names_in(connection))
 
 
 class _Queue:
@@ -350,10 +365,10 @@ class _Queue:
         return taken
 
 
-def _set_row(row: tuple[Any, ...], is_stream: bool) -> ExportedRow:
-    name, revision, time, value, headers = row
+def _set_row(row: tuple[Any, ...], *, is_stream: bool) -> ExportedRow:
+    name, revision, time, value, headers, *subject = row
     seq, key = (name, None) if is_stream else (None, name)
-    return ExportedRow(SET, revision, seq, key, time, headers, value)
+    return ExportedRow(SET, revision, seq, key, time, headers, value, *subject)
 
 
 def _merged(first: Iterator[ExportedRow], second: Iterator[ExportedRow]) -> Iterator[ExportedRow]:

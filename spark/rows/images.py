@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-import apsw
 import zstandard
 from pyspark import SparkFiles
 
@@ -28,6 +27,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.snapshots.snapshot import fetch
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.spark.rows.image_rows import StoreImage
+from holdfast.spark.rows.image_slot import ImageSlot
 from holdfast.spark.rows.planning import SnapshotWork
 
 #: The size of all image files that a machine keeps.
@@ -41,8 +41,10 @@ _SPAN_FACTOR: Final = 4
 _REQUEST_BYTES: Final = MIB
 #: Images up to this size are fetched to memory.
 _IN_MEMORY_BYTES: Final = 16 * MIB
-#: Images up to this size share one connection, which keeps the last one in memory.
+#: Images up to this size take turns on one connection.
 _SHARED_CONNECTION_BYTES: Final = MIB
+#: What zstd says of a frame that does not tell its size.
+_UNKNOWN_SIZE: Final = -1
 
 
 class Images:
@@ -54,13 +56,14 @@ class Images:
         self._archive = Archive(bucket.url)
         self._spans = _spans([work.version for work in works])
         self._read: dict[str, bytes] = {}
-        self._memory = apsw.Connection(":memory:")
+        self._unpacker = zstandard.ZstdDecompressor()
+        self._slot = ImageSlot()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._memory.close(True)
+        self._slot.__exit__(*exc)
 
     @contextmanager
     def opened(self, work: SnapshotWork) -> Iterator[StoreImage]:
@@ -70,10 +73,10 @@ class Images:
         if work.parts == 1 and image_bytes <= _SHARED_CONNECTION_BYTES:
             content = self._content(work)
             try:
-                yield StoreImage(work.store, content, self._archive, self._memory)
+                yield StoreImage(work.store, content, self._archive, self._slot)
             except BaseException:
                 # A cursor on it may still be open.
-                self._memory = apsw.Connection(":memory:")
+                self._slot.reopen()
                 raise
             return
         if work.parts == 1 and image_bytes <= _IN_MEMORY_BYTES:
@@ -97,7 +100,7 @@ class Images:
                 body = self._bucket.get_range(version.key, start, end - start).body
                 self._read[version.key] = body
             first = version.offset - start
-            content = _unpacked(body[first : first + version.length], version)
+            content = self._unpacked(body[first : first + version.length], version)
             if content is not None:
                 return content
         # A snapshot is uploaded only after its structure was checked, so a matching sha256 is
@@ -107,6 +110,16 @@ class Images:
         )
         assert isinstance(fetched.content, bytes)
         return fetched.content
+
+    def _unpacked(self, body: bytes, version: SnapshotVersion) -> bytes | None:
+        """Return the image, or None if it is not what was uploaded."""
+        try:
+            if zstandard.frame_content_size(body) not in (version.image_bytes, _UNKNOWN_SIZE):
+                return None
+            content = self._unpacker.decompress(body, max_output_size=version.image_bytes)
+        except zstandard.ZstdError:
+            return None
+        return content if hashlib.sha256(content).hexdigest() == version.sha256 else None
 
 
 def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
@@ -125,18 +138,7 @@ def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
     return spans
 
 
-def _unpacked(body: bytes, version: SnapshotVersion) -> bytes | None:
-    """Return the image, or None if it is not what was uploaded."""
-    try:
-        content = zstandard.ZstdDecompressor().decompressobj().decompress(body)
-    except zstandard.ZstdError:
-        return None
-    return content if hashlib.sha256(content).hexdigest() == version.sha256 else None
-
-
-def _open_shared(
-    bucket: Bucket, work: SnapshotWork, folder: Path, archive: Archive
-) -> StoreImage:
+def _open_shared(bucket: Bucket, work: SnapshotWork, folder: Path, archive: Archive) -> StoreImage:
     version = work.version
     path = folder / f"{version.sha256}.db"
     with _locked(folder / f"{version.sha256}.lock", fcntl.LOCK_EX):

@@ -123,13 +123,13 @@ def plan(
 ) -> ExportPlan:
     """Return everything that is new, spread over tasks."""
     gathered = _Gathered()
-    known = set()
+    # Nothing is kept of a store that has nothing new: there may be millions.
+    only_in_log = dict(coverage)
     for store, entry in entries:
-        known.add(store)
+        only_in_log.pop(store, None)
         _plan_store(store, entry, coverage.get(store, ()), watermarks.get(store), gathered)
-    for store, covered in coverage.items():
-        if store not in known:
-            _plan_store(store, StoreEntry(), covered, watermarks.get(store), gathered)
+    for store, covered in only_in_log.items():
+        _plan_store(store, StoreEntry(), covered, watermarks.get(store), gathered)
     gathered.works.sort(key=lambda work: order_of(work.store))
     tasks = [*_store_tasks(gathered.works, cores), *_log_tasks(gathered)]
     return ExportPlan(tuple(tasks), len(gathered.stores), frozenset(gathered.stacked))

@@ -33,12 +33,12 @@ class OutputRow(NamedTuple):
 
     value: bytes
     headers: Headers
+    subject: str | None = None
 
     @property
     def size_bytes(self) -> int:
-        return len(self.value) + _ROW_BYTES + sum(
-            len(name) + len(text) for name, text in self.headers.items()
-        )
+        texts = sum(len(name) + len(text) for name, text in self.headers.items())
+        return len(self.value) + _ROW_BYTES + texts + len(self.subject or "")
 
 
 class BatchId(NamedTuple):
@@ -84,11 +84,11 @@ class RowChunk:
     mark: ChunkMark
     rows: list[OutputRow]
 
-    def messages(self) -> list[tuple[bytes, Headers]]:
+    def messages(self) -> list[tuple[bytes, Headers, str | None]]:
         """Return the messages for `append_many`."""
         first, *others = self.rows
         marked = {**first.headers, CHUNK_HEADER: self.mark.to_header()}
-        return [(first.value, marked), *others]
+        return [(first.value, marked, first.subject), *others]
 
 
 class Chunker:
@@ -138,6 +138,8 @@ def _digest(rows: list[OutputRow]) -> str:
         parts = [row.value]
         for name, text in sorted(row.headers.items()):
             parts += (name.encode(), text.encode())
+        if row.subject is not None:
+            parts += (b"", row.subject.encode())
         for part in parts:
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)

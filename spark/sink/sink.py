@@ -1,8 +1,8 @@
 """`df.write.format("holdfast")` and `df.writeStream.format("holdfast")`: appends rows to streams.
 
 The columns are `value` (binary or string, required); `store`, unless the option `stream` names one
-stream for all rows; and `headers` (map<string, string>). Other columns of the source are ignored,
-so that what was read can be written.
+stream for all rows; and, if there are such, `headers` (map<string, string>) and `subject` (string).
+Other columns of the source are ignored, so that what was read can be written.
 
 Exactly once: each partition of each batch is in the streams once, however often its task is retried
 or the batch is run again; `output.py` describes how. The identity of a batch is:
@@ -40,6 +40,7 @@ from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import check_store
 from holdfast.spark.columns import COLUMNS
 from holdfast.spark.event_loop import connecting, run_connected, running_loop
+from holdfast.spark.failures import briefly
 from holdfast.spark.options import WriteOptions
 from holdfast.spark.sink.chunks import BatchId, Chunker, OutputRow, RowChunk
 from holdfast.spark.sink.output import Ledger, Output
@@ -51,6 +52,7 @@ _TYPES: Final = {
     "value": ("binary", "string"),
     "store": ("string",),
     "headers": ("map<string,string>",),
+    "subject": ("string",),
 }
 #: How long the ledger keeps the record of a write without a name, for tasks that still run.
 _UNNAMED_SECONDS: Final = 86_400.0
@@ -74,9 +76,11 @@ class BatchSink(DataSourceArrowWriter):
         self._options = options
         self._query = options.query or f"write-{secrets.token_hex(8)}"
 
+    @briefly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return _write(self._options, BatchId(self._query, 0, _context().partitionId()), iterator)
 
+    @briefly
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         query = self._query
         ttl_seconds = _UNNAMED_SECONDS if self._options.query is None else None
@@ -86,6 +90,7 @@ class BatchSink(DataSourceArrowWriter):
 
         run_connected(self._options.connection, commit)
 
+    @briefly
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         # A write with a name may be tried again, and needs its notes then. One without a name is
         # over.
@@ -105,12 +110,14 @@ class StreamSink(DataSourceStreamArrowWriter):
             )
         self._options = options
 
+    @briefly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         assert query is not None and batch is not None, "Spark names a streaming query's batches"
         return _write(self._options, BatchId(query, int(batch), context.partitionId()), iterator)
 
+    @briefly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         queries = {one.query for one in messages if isinstance(one, Written)}
 
@@ -156,18 +163,20 @@ def _rows(
     for batch in batches:
         names = batch.schema.names
         values = batch.column("value").to_pylist()
-        headers = (
-            batch.column("headers").to_pylist() if "headers" in names else [None] * len(values)
+        headers, subjects = (
+            batch.column(name).to_pylist() if name in names else [None] * len(values)
+            for name in ("headers", "subject")
         )
         streams: list[str | None] = [options.stream] * len(values)
         if options.stream is None:
             streams = batch.column("store").to_pylist()
-        for value, pairs, stream in zip(values, headers, streams, strict=True):
+        rows = zip(values, headers, subjects, streams, strict=True)
+        for value, pairs, subject, stream in rows:
             if value is None or stream is None:
                 column = "value" if value is None else "store"
                 raise InvalidArgumentError(argument=column, reason="must not be null")
             body = value.encode() if isinstance(value, str) else value
-            yield check_store(stream), OutputRow(body, _headers(pairs))
+            yield check_store(stream), OutputRow(body, _headers(pairs), subject)
 
 
 def _headers(pairs: Mapping[str, str] | list[tuple[str, str]] | None) -> dict[str, str]:

@@ -14,8 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
-
+from holdfast.protocol.header_block import headers_from_wire
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -23,8 +22,9 @@ from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.snapshot import fetch
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
-from holdfast.shared_fs.store_file.applying import pack_headers
+from holdfast.shared_fs.store_file.applying import pack_headers, unpack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
+from holdfast.shared_fs.store_file.exported_values import exported, is_marked
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, ColumnRows
 from holdfast.spark.options import NamePattern
@@ -143,12 +143,19 @@ def _rows(
     while some := list(islice(rows, size)):
         if file.has_archived:
             some = _brought_back(some, archive)
-        ids, revisions, times, values, packed = zip(*some, strict=True)
-        headers = [{} if one is None else msgpack.unpackb(one) for one in packed]
+        ids, revisions, times, values, packed = zip(*(row[:5] for row in some), strict=True)
+        if any(map(is_marked, packed)):
+            # Clients compressed them. A row of the source has what applications wrote.
+            plain = list(map(exported, values, packed))
+            values, packed = tuple(one for one, _ in plain), tuple(one for _, one in plain)
+        headers = [headers_from_wire(unpack_headers(one)) for one in packed]
         if list in set(map(type, values)):
             # A list stands for a large value, which stays in its store.
             values = tuple(None if type(value) is list else value for value in values)
-        yield ColumnRows(one.kind, one.name, ids, revisions, times, headers, values)
+        # Only rows of a file with subjects have a sixth element, and archived ones have none.
+        about = [row[5] if len(row) > 5 else None for row in some]
+        subjects = about if any(about) else None
+        yield ColumnRows(one.kind, one.name, ids, revisions, times, headers, values, subjects)
 
 
 def _brought_back(rows: list[Any], archive: Archive) -> list[Any]:

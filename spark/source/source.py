@@ -3,6 +3,7 @@ a bucket.
 
     spark.read.format("holdfast").options(nats=..., tenant="acme", stream="project.>").load()
     spark.read.format("holdfast").options(bucket=..., tenant="acme").load()
+    spark.read.format("holdfast").options(table="s3://...").load()    table_reader.py
     spark.readStream.format("holdfast")...      stream_reader.py
     df.write.format("holdfast")...              sink.py
 
@@ -14,7 +15,9 @@ Overwritten and deleted messages are only in the table that `holdfast export` wr
 Options, the columns of `.schema(...)`, and filters with the option `pushdown` restrict what is
 read. `pushdown` is off by default, because Spark refuses every reader that takes filters unless its
 setting `spark.sql.python.filterPushdown.enabled` is on. That setting is off by default;
-`holdfast.spark.session` turns it on.
+`holdfast.spark.session` turns it on. A DataFrame with `pushdown` is for one use: PySpark 4.3 calls
+`pushFilters` and `partitions` for the first one alone, and reads these partitions for all others,
+whatever their filters are.
 """
 
 from __future__ import annotations
@@ -37,12 +40,15 @@ from holdfast.client import Client
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.spark.columns import SCHEMA, BatchMaker
 from holdfast.spark.event_loop import run_connected
+from holdfast.spark.failures import briefly, briefly_each
 from holdfast.spark.options import ReadOptions, read_options, write_options
 from holdfast.spark.sink.sink import BatchSink, StreamSink
 from holdfast.spark.source import live, snapshot_rows
 from holdfast.spark.source.pushdown import PushedFilters, wanted_of
 from holdfast.spark.source.ranges import SeqRange, limited, tasks
 from holdfast.spark.source.stream_reader import StreamReader
+from holdfast.spark.source.table_reader import SCHEMA as TABLE_SCHEMA
+from holdfast.spark.source.table_reader import table_reader
 
 
 class HoldfastSource(DataSource):
@@ -53,12 +59,16 @@ class HoldfastSource(DataSource):
         return "holdfast"
 
     def schema(self) -> StructType:
-        return SCHEMA
+        return TABLE_SCHEMA if "table" in self.options else SCHEMA
 
+    @briefly
     def reader(self, schema: StructType) -> DataSourceReader:
+        if "table" in self.options:
+            return table_reader(self.options, schema)
         options = read_options(self.options)
         return FilteringReader(options, schema) if options.pushdown else Reader(options, schema)
 
+    @briefly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = read_options(self.options)
         if options.connection is None or options.streams is None or options.kvs is not None:
@@ -67,11 +77,13 @@ class HoldfastSource(DataSource):
             )
         return StreamReader(options, options.connection, options.streams, schema)
 
+    @briefly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
             raise InvalidArgumentError(argument="mode", reason="must be append")
         return BatchSink(write_options(self.options), schema)
 
+    @briefly
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         return StreamSink(write_options(self.options), schema)
 
@@ -102,6 +114,7 @@ class Reader(DataSourceReader):
         # Made here, so that a wrong column raises before anything runs.
         BatchMaker(schema, options.tenant)
 
+    @briefly
     def partitions(self) -> Sequence[InputPartition]:
         options, wanted = self._options, self._wanted
         if wanted.tenants is not None and options.tenant not in wanted.tenants:
@@ -122,6 +135,7 @@ class Reader(DataSourceReader):
         )
         return [SnapshotPartition(group) for group in parts]
 
+    @briefly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
         maker = BatchMaker(self._schema, options.tenant)

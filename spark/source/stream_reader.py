@@ -36,6 +36,7 @@ from holdfast.protocol.names import StoreKind
 from holdfast.spark.columns import BatchMaker
 from holdfast.spark.errors import MessagesLostError
 from holdfast.spark.event_loop import run_connected
+from holdfast.spark.failures import briefly, briefly_each
 from holdfast.spark.options import Connection, NamePattern, ReadOptions
 from holdfast.spark.source import live
 from holdfast.spark.source.offsets import Offsets, advance, between, bounded, losses
@@ -83,9 +84,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._options.max_rows_per_trigger
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
+    @briefly
     def prepareForTriggerAvailableNow(self) -> None:
         self._last_seqs = {extent.name: extent.last_seq for extent in self._survey.look()}
 
+    @briefly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         found = self._look(start)
         if self._options.fail_on_data_loss:
@@ -93,6 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise MessagesLostError(**loss._asdict())
         return advance(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
+    @briefly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         names = [one.name for one in between(start, end)]
         if not names:
@@ -104,6 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = between(start, end, self._extents)
         return [RangesPartition(group) for group in tasks(ranges, self._options.rows_per_partition)]
 
+    @briefly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)
         return live.batches(

@@ -6,7 +6,9 @@ are Parquet, partitioned by tenant and date of the change, sorted by store and r
 - Files that executors wrote become visible with the commit. A file name is used only once.
 - A run commits the rows after the watermarks that it read, and new watermarks, in one transaction.
   If two runs began at the same watermarks, the second commit is refused.
-- Files that were never committed, or were replaced by compaction, are kept for `keep_hours`.
+- Files that compaction replaced are kept for `keep_hours`. Files that no version names may be of
+  a run that has not committed yet: they are kept for `LEFTOVER_HOURS` at least.
+- A commit names only files that are there: each is looked at just before.
 """
 
 from __future__ import annotations
@@ -16,18 +18,20 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_files import missing_files, unreadable
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.spark.errors import TableConflictError
+from holdfast.spark.errors import ForeignTableError, TableConflictError
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.watermarks import Watermark
 
@@ -46,13 +50,15 @@ FILE_SCHEMA: Final = pa.schema(
         pa.field("value", pa.binary()),
         pa.field("run", pa.int64(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
+        # Files of earlier versions end here: see `conformed`.
+        pa.field("subject", pa.string()),
     ]
 )
 #: The columns whose least and greatest values the table knows for each file: all that can be
 #: compared.
 STATISTICS: Final = (
     *("store", "kind", "operation", "epoch", "revision"),
-    *("seq", "key", "time", "run", "source"),
+    *("seq", "key", "time", "run", "source", "subject"),
 )
 PARTITION_COLUMNS: Final = ("tenant", "date")
 TABLE_SCHEMA: Final = pa.schema(
@@ -63,10 +69,35 @@ TABLE_SCHEMA: Final = pa.schema(
     ]
 )
 COLUMNS: Final = tuple(TABLE_SCHEMA.names)
-#: How long replaced and left-over files stay, for time travel and for runs that are not finished.
+#: How long replaced files stay, for running readers and for time travel.
 KEEP_HOURS: Final = 7 * 24.0
+#: How long files stay at least that no version names: they are leftovers of a run that failed, or
+#: of one that is at work. Nothing else tells the two apart.
+LEFTOVER_HOURS: Final = 24.0
+#: How many files are removed together: on S3 each takes a round trip.
+_REMOVALS_AT_ONCE: Final = 16
+#: What other engines may switch on: rows that are deleted outside of the file, and columns that
+#: have another name in it.
+_FOREIGN_FEATURES: Final = frozenset(["deletionVectors", "columnMapping"])
 _APPLICATION: Final = "holdfast.export"
-_COMPACTION: Final = "holdfast.compaction"
+#: Tries of a commit that replaces files. Each one is lost to another commit.
+_TRIES: Final = 16
+
+
+def known_columns(schema: pa.Schema) -> bool:
+    """Return whether a file has no other columns than those of FILE_SCHEMA."""
+    return set(schema.names).issubset(FILE_SCHEMA.names)
+
+
+def conformed(rows: pa.Table) -> pa.Table:
+    """Return the rows of a file, which may be of an earlier version or of another writer, with the
+    columns of FILE_SCHEMA. Raises ValueError for a file that has others."""
+    for each in FILE_SCHEMA:
+        if each.name not in rows.column_names:
+            rows = rows.append_column(each, pa.nulls(rows.num_rows, each.type))
+    if rows.column_names != FILE_SCHEMA.names and known_columns(rows.schema):
+        rows = rows.select(FILE_SCHEMA.names)
+    return rows.cast(FILE_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +197,34 @@ class ChangesTable:
             )
             self.refresh()
 
+    def evolve(self) -> None:
+        """Add the columns that a table of an earlier version does not have.
+
+        Call it before anything of the table is read: it moves on to its latest version, and
+        `append` must conflict with what was committed since the watermarks were read. Raises
+        TableConflictError if somebody else has changed the columns in the meantime.
+        """
+        if self._delta is None:
+            return
+        known = {each.name for each in self._delta.schema().fields}
+        missing = [
+            each for each in Schema.from_arrow(TABLE_SCHEMA).fields if each.name not in known
+        ]
+        if not missing:
+            return
+        try:
+            self._delta.alter.add_columns(missing)
+        except CommitFailedError as error:
+            raise TableConflictError(table=self.location.uri, reason=str(error)) from error
+        self.location.sync_log()
+        self.refresh()
+
+    def check_features(self) -> None:
+        """Raise ForeignTableError if reading the table's files is not enough to know its rows."""
+        found = set(self.delta.protocol().reader_features or ()) & _FOREIGN_FEATURES
+        if found:
+            raise ForeignTableError(table=self.location.uri, feature=min(found))
+
     def watermarks(self) -> dict[StoreId, Watermark]:
         """Return how far the table goes in each store.
         Raises TableDamagedError, NewerFormatError."""
@@ -203,59 +262,142 @@ class ChangesTable:
         Raises TableConflictError if another run has committed since this was refreshed. Then this
         run never becomes visible.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            draft = Path(folder) / "watermarks"
-            draft.write_bytes(watermarks.encode(marks))
-            self.location.put_file(draft, watermarks.path_of(version))
+        self._put_watermarks(version, marks)
         properties = CommitProperties(
             custom_metadata={"holdfast": json.dumps(report)},
             app_transactions=[Transaction(_APPLICATION, version)],
         )
+        self._look_at(files)
         self._commit([file.action(data_change=True) for file in files], properties)
 
-    def replace(self, before: Sequence[DeltaFile], after: Sequence[AddedFile]) -> None:
-        """Replace files by others with the same rows.
+    def _put_watermarks(self, version: int, marks: Mapping[StoreId, Watermark]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            draft = Path(folder) / "watermarks"
+            draft.write_bytes(watermarks.encode(marks))
+            self.location.put_file(draft, watermarks.path_of(version))
 
-        Raises TableConflictError if one of them is gone, or if another compaction has replaced
-        files since this was refreshed. Runs that add rows in the meantime do not conflict.
+    def replace(self, before: Sequence[DeltaFile], after: Sequence[AddedFile]) -> None:
+        """Replace files by others with the same rows, as the newest version has them.
+
+        Raises TableConflictError if one of them is not in it any more: somebody else has replaced
+        it. Runs that add rows in the meantime do not conflict. Raises ForeignTableError.
         """
-        if gone := {one.path for one in before} - {one.path for one in self.files()}:
-            raise TableConflictError(table=self.location.uri, reason=f"{min(gone)} is gone")
+        for _ in range(_TRIES):
+            self.refresh()
+            self.check_features()
+            if gone := {one.path for one in before} - {one.path for one in self.files()}:
+                raise TableConflictError(table=self.location.uri, reason=f"{min(gone)} is gone")
+            now_ms = int(time.time() * 1000)
+            actions: list[AddAction | RemoveAction] = [
+                RemoveAction(
+                    one.path,
+                    False,
+                    now_ms,
+                    one.size_bytes,
+                    {"tenant": one.tenant, "date": one.date},
+                )
+                for one in before
+            ]
+            actions += [file.action(data_change=False) for file in after]
+            self._look_at(after)
+            try:
+                # deltalake does not notice that others have removed the same files, and their rows
+                # would be in the table twice. So it must not try again by itself.
+                self._commit(actions, CommitProperties(max_commit_retries=0))
+            except TableConflictError as error:
+                lost = error
+                continue
+            return
+        raise lost
+
+    def erase(
+        self,
+        before: Sequence[DeltaFile],
+        after: Sequence[AddedFile],
+        report: Mapping[str, Any],
+    ) -> None:
+        """Replace files by others with fewer rows, or none. No export that has read the table
+        before can commit any more, and no compaction of one of these files.
+
+        Raises TableConflictError if anybody has committed since this was refreshed,
+        ForeignTableError.
+        """
+        self.check_features()
+        marks = self.watermarks()
+        version = watermarks.next_version(self.export_version)
+        self._put_watermarks(version, marks)
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
             RemoveAction(
-                one.path, False, now_ms, one.size_bytes, {"tenant": one.tenant, "date": one.date}
+                one.path, True, now_ms, one.size_bytes, {"tenant": one.tenant, "date": one.date}
             )
             for one in before
         ]
-        actions += [file.action(data_change=False) for file in after]
-        # deltalake only checks whether the removed files were removed in the meantime. This number
-        # makes any two compactions conflict.
-        version = (self.delta.transaction_version(_COMPACTION) or 0) + 1
-        transaction = Transaction(_COMPACTION, version)
-        self._commit(actions, CommitProperties(app_transactions=[transaction]))
+        actions += [file.action(data_change=True) for file in after]
+        properties = CommitProperties(
+            custom_metadata={"holdfast": json.dumps(report)},
+            # As in `replace`.
+            max_commit_retries=0,
+            app_transactions=[Transaction(_APPLICATION, version)],
+        )
+        self._look_at(after)
+        self._commit(actions, properties)
 
     def collect(self, keep_hours: float = KEEP_HOURS) -> int:
         """Remove files that no version of the last `keep_hours` has: leftovers of failed runs,
-        replaced files, old watermarks. Return their number."""
+        replaced files, old watermarks. Return their number.
+
+        What never was in a version stays for `LEFTOVER_HOURS` all the same, because the run that
+        wrote it may be about to commit it.
+        """
         if self._delta is None:
             return 0
         self.refresh()
-        horizon = int((time.time() - keep_hours * 3600) * 1000)
+        leftover_hours = max(keep_hours, LEFTOVER_HOURS)
+        horizon = int((time.time() - leftover_hours * 3600) * 1000)
         removed = 0
         current = self.export_version
         for found in list(self.location.list(watermarks.FOLDER)):
             if found.modified < horizon and found.path != watermarks.path_of(current or 0):
                 self.location.delete(found.path)
                 removed += 1
-        gone = self.delta.vacuum(
-            retention_hours=math.ceil(keep_hours),
-            dry_run=False,
+        gone = {*self._removable(leftover_hours, full=True)}
+        if keep_hours < leftover_hours:
+            gone.update(self._removable(keep_hours, full=False))
+        with ThreadPoolExecutor(_REMOVALS_AT_ONCE) as pool:
+            removed += sum(pool.map(self._remove, sorted(gone)))
+        return removed
+
+    def _removable(self, hours: float, *, full: bool) -> list[str]:
+        """Return the files that were replaced this long ago, which may be gone already, and with
+        `full` also those of that age that no version names."""
+        return self.delta.vacuum(
+            retention_hours=math.ceil(hours),
+            # Otherwise it commits twice, and lists what is gone again each time.
+            dry_run=True,
             enforce_retention_duration=False,
-            full=True,
+            full=full,
         )
-        self.refresh()
-        return removed + len(gone)
+
+    def _remove(self, path: str) -> bool:
+        if self.location.size_of(path) is None:
+            return False
+        self.location.delete(path)
+        return True
+
+    def missing(self) -> list[str]:
+        """Return why files of the newest version cannot be read. Raises OSError, and boto3's
+        errors."""
+        return missing_files(self.location) if self.exists else []
+
+    def _look_at(self, files: Sequence[AddedFile]) -> None:
+        """Check that the files of a run are still there before it commits them: a run that takes
+        longer than `LEFTOVER_HOURS` may have lost them to a collection. Raises
+        TableConflictError."""
+        found = unreadable(self.location, {file.path: file.size_bytes for file in files})
+        if found:
+            reason = f"{found[0]}, before it was committed: something else has removed it"
+            raise TableConflictError(table=self.location.uri, reason=reason)
 
     def _commit(
         self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties
@@ -270,6 +412,13 @@ class ChangesTable:
             )
         except CommitFailedError as error:
             raise TableConflictError(table=self.location.uri, reason=str(error)) from error
+        except DeltaError as error:
+            read_at = f"_delta_log/{self.version:020d}.json"
+            if self.location.size_of(read_at) is not None:
+                raise
+            # Without the log since then nobody can tell what else was committed.
+            reason = "an erasure has ended the history that this run began in"
+            raise TableConflictError(table=self.location.uri, reason=reason) from error
         # Owners drop values that the table has, so it must survive a power cut.
         self.location.sync_log()
         self.refresh()

@@ -10,6 +10,7 @@ so that two runs from the same base have different numbers.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -57,8 +58,14 @@ def path_of(version: int) -> str:
 
 
 def encode(watermarks: Watermarks) -> bytes:
-    rows = [[*store, *mark] for store, mark in sorted(watermarks.items())]
-    packed: bytes = msgpack.packb([_FORMAT, rows])
+    # Row by row: a list of all rows would take several times as much memory.
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_array_header(2)
+    packer.pack(_FORMAT)
+    packer.pack_array_header(len(watermarks))
+    for store in sorted(watermarks):
+        packer.pack((*store, *watermarks[store]))
+    packed: bytes = packer.bytes()
     return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(packed)
 
 
@@ -67,9 +74,19 @@ def decode(table: str, body: bytes | None) -> dict[StoreId, Watermark]:
     if body is None:
         raise TableDamagedError(table=table, reason="its watermarks are missing")
     try:
-        content = msgpack.unpackb(zstandard.ZstdDecompressor().decompress(body))
-        if content[0] > _FORMAT:
-            raise NewerFormatError(what=table, found=content[0], known=_FORMAT)
-        return {StoreId(*row[:3]): Watermark(*row[3:9]) for row in content[1]}
-    except (zstandard.ZstdError, ValueError, TypeError, IndexError) as error:
+        packed = zstandard.ZstdDecompressor().decompress(body)
+        unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(packed)))
+        unpacker.feed(packed)
+        del packed
+        unpacker.read_array_header()
+        found = unpacker.unpack()
+        if found > _FORMAT:
+            raise NewerFormatError(what=table, found=found, known=_FORMAT)
+        rows = (unpacker.unpack() for _ in range(unpacker.read_array_header()))
+        return {
+            StoreId(sys.intern(row[0]), *row[1:3]): Watermark(*row[3:9]) for row in rows
+        }
+    except (
+        zstandard.ZstdError, msgpack.UnpackException, ValueError, TypeError, IndexError
+    ) as error:  # fmt: skip
         raise TableDamagedError(table=table, reason=f"its watermarks: {error}") from error

@@ -35,8 +35,8 @@ _PARQUET: Final[dict[str, Any]] = {
     "compression": "zstd",
     # Higher levels take half as long again and gain nothing on edits, JSON and random text.
     "compression_level": 1,
-    "write_statistics": ["store", "kind", "operation", "revision", "seq", "key", "time"],
-    "use_dictionary": ["store", "kind", "operation", "epoch", "key", "run", "source"],
+    "write_statistics": ["store", "kind", "operation", "revision", "seq", "key", "time", "subject"],
+    "use_dictionary": ["store", "kind", "operation", "epoch", "key", "run", "source", "subject"],
     # Ascending numbers take almost no space with this encoding.
     "column_encoding": {
         "revision": "DELTA_BINARY_PACKED",

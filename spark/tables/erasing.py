@@ -1,0 +1,222 @@
+"""Erases rows from the table: from its files, from files of its past, and from its log.
+
+    files with such rows ──▶ the same files without them ──▶ one commit ──▶ a checkpoint ──▶ the
+    files of earlier versions, and the log before the checkpoint, are removed
+
+After that no earlier version of the table can be read: its log named keys, and its files are gone.
+Invariants:
+
+- The commit counts as an export, so that none that began before it, and may have read such rows,
+  can commit after it. A compaction cannot either, because the files that it replaces are gone.
+- A file is removed only once no version names it, which the commit sees to, and only if it has such
+  rows. Those of others stay.
+- Nothing is kept in between. Run it again after an interruption.
+
+Needs no Spark.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.shared_fs.erasure.sought import Sought
+from holdfast.spark.errors import TableConflictError
+from holdfast.spark.tables.table import AddedFile, ChangesTable, DeltaFile, conformed
+from holdfast.spark.tables.writing import TableWriter
+
+_LOG: Final = "_delta_log"
+_VERSION: Final = re.compile(r"_delta_log/([0-9]{20})\.")
+#: The operations of rows whose `seq` is that of one message.
+_OF_ONE_MESSAGE: Final = ("set", "delete")
+_SOUGHT_COLUMNS: Final = ("store", "kind", "operation", "epoch", "seq", "key")
+#: Tries of the commit. Each one is lost to another commit.
+_TRIES: Final = 5
+#: In the description of the commit.
+_MARK: Final = "erased_rows"
+
+
+@dataclass(slots=True)
+class TableErasure:
+    """What was done to one table."""
+
+    table: str
+    #: Parquet files that were looked at, and their rows of the tenant.
+    files: int = 0
+    rows: int = 0
+    erased_rows: int = 0
+    rewritten_files: int = 0
+    removed_files: int = 0
+    removed_log_files: int = 0
+    version: int | None = None
+    #: Files that still have such rows: an export or a compaction that ran meanwhile left them.
+    left: list[str] = field(default_factory=list)
+    #: What a versioned bucket keeps of the files that were removed, now or earlier.
+    old_versions: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class RowFilter:
+    """Tells which rows are sought: of a tenant, a store up to an epoch, or one value of it."""
+
+    def __init__(self, sought: Sought, place: int | str | None = None) -> None:
+        """`place` is the seq or key of one message or entry of the store."""
+        self.tenant = sought.tenant
+        self._sought = sought
+        self._place = place
+
+    def matches(self, rows: pa.Table | pa.RecordBatch) -> Any:
+        """Return for each row of the tenant whether it is sought."""
+        store = self._sought.store
+        if store is None:
+            return pa.array([True] * rows.num_rows)
+        mask = pc.and_(
+            pc.equal(rows.column("store"), store.name),
+            pc.equal(rows.column("kind"), StoreKind(store.kind).word),
+        )
+        mask = pc.and_(mask, pc.less_equal(rows.column("epoch"), self._sought.epoch))
+        if isinstance(self._place, str):
+            mask = pc.and_(mask, pc.equal(rows.column("key"), self._place))
+        elif self._place is not None:
+            of_one = pc.is_in(rows.column("operation"), value_set=pa.array(_OF_ONE_MESSAGE))
+            mask = pc.and_(mask, pc.and_(of_one, pc.equal(rows.column("seq"), self._place)))
+        return pc.fill_null(mask, False)
+
+
+def erase_rows(
+    location: TableLocation, sought: Sought, place: int | str | None = None
+) -> TableErasure:
+    """Erase what is sought from a table and its past.
+
+    Raises TableConflictError if others commit again and again, ForeignTableError,
+    TableDamagedError, OSError, and errors of deltalake and boto3.
+    """
+    done = TableErasure(location.url)
+    table = ChangesTable(location)
+    if not table.exists:
+        return done
+    table.evolve()
+    rows = RowFilter(sought, place)
+    with TemporaryDirectory(prefix="holdfast-") as folder:
+        found = _erase_files(table, rows, Path(folder), done)
+        for path in found:
+            location.delete(path)
+            done.removed_files += 1
+        if found or _was_interrupted(location):
+            done.removed_log_files = _begin_history_anew(table)
+        done.version = table.version
+        again = TableErasure(location.url)
+        done.left = sorted(path for path, _ in _files_with(location, rows, Path(folder), again))
+    done.old_versions = location.old_version_count(f"tenant={sought.tenant}")
+    return done
+
+
+def _erase_files(
+    table: ChangesTable, rows: RowFilter, folder: Path, done: TableErasure
+) -> dict[str, int]:
+    """Commit files without the sought rows in place of those that have some. Return all files that
+    have some, which no version names any more, with their number."""
+    for _ in range(_TRIES):
+        table.refresh()
+        found = dict(_files_with(table.location, rows, folder, done))
+        if not found:
+            return {}
+        named = [one for one in table.files() if one.path in found]
+        added = _rewritten(table.location, named, rows, folder)
+        try:
+            table.erase(named, added, {_MARK: sum(found.values())})
+        except TableConflictError as error:
+            # An export or a compaction was faster, or the answer was lost: look again. What was
+            # written has none of the rows, and may be in the table.
+            lost = error
+            continue
+        done.erased_rows = sum(found.values())
+        done.rewritten_files = len(named)
+        return found
+    raise lost
+
+
+def _files_with(
+    location: TableLocation, rows: RowFilter, folder: Path, done: TableErasure
+) -> Iterator[tuple[str, int]]:
+    """Yield every file of the tenant, of the table or not, that has sought rows, and how many."""
+    for listed in list(location.list(f"tenant={rows.tenant}")):
+        if not listed.path.endswith(".parquet"):
+            continue
+        local = location.get_file(listed.path, folder / "looked-at.parquet")
+        try:
+            with pq.ParquetFile(local) as opened:
+                columns = opened.read(list(_SOUGHT_COLUMNS))
+        except FileNotFoundError:
+            continue  # It was collected meanwhile.
+        done.files += 1
+        done.rows += columns.num_rows
+        count = pc.sum(rows.matches(columns)).as_py() or 0
+        if count:
+            yield listed.path, count
+
+
+def _rewritten(
+    location: TableLocation, files: list[DeltaFile], rows: RowFilter, folder: Path
+) -> list[AddedFile]:
+    """Write files again without the sought rows, and return those that have any row left."""
+    added: list[AddedFile] = []
+    for file in files:
+        local = location.get_file(file.path, folder / "rewritten.parquet")
+        name = f"erasure-{secrets.token_hex(8)}"
+        with TableWriter(location, name) as writer, pq.ParquetFile(local) as opened:
+            for group in range(opened.num_row_groups):
+                read = conformed(opened.read_row_group(group))
+                kept = read.filter(pc.invert(rows.matches(read)))
+                for batch in kept.to_batches():
+                    if batch.num_rows:
+                        writer.write(file.tenant, batch)
+            added += writer.finish()
+    return added
+
+
+def _was_interrupted(location: TableLocation) -> bool:
+    """Tell whether an erasure has committed and left the log before it in place."""
+    versions = sorted(_log_files(location))
+    return any(
+        f'"{_MARK}'.encode() in body.replace(b"\\", b"")
+        for version, path in versions[1:]
+        if path.endswith(".json") and (body := location.read(path)) is not None
+        if version > versions[0][0]
+    )
+
+
+def _begin_history_anew(table: ChangesTable) -> int:
+    """Put a checkpoint, and remove the log before it. Return how many files that were."""
+    table.refresh()
+    table.delta.create_checkpoint()
+    table.location.sync_log()
+    current = table.version or 0
+    removed = 0
+    for version, path in _log_files(table.location):
+        # The commit of the present version names what was removed, and no key.
+        if version < current:
+            table.location.delete(path)
+            removed += 1
+    table.refresh()
+    return removed
+
+
+def _log_files(location: TableLocation) -> Iterator[tuple[int, str]]:
+    for listed in list(location.list(_LOG)):
+        found = _VERSION.match(listed.path)
+        if found is not None:
+            yield int(found[1]), listed.path
