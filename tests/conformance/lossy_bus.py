@@ -60,6 +60,9 @@ class LossyBus(Bus):
     def move_inboxes(self, inboxes: Inboxes) -> None:
         self._bus.move_inboxes(inboxes)
 
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        self._bus.on_disconnect(callback)
+
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         self._bus.on_reconnect(callback)
 

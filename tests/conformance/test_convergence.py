@@ -36,12 +36,16 @@ from holdfast.client import (
 from holdfast.protocol.bus.bus_nats import connect_nats
 from tests.conformance.conforming import State, apply, stored
 from tests.conformance.lossy_bus import LossyBus
-from tests.conformance.model import Model, Read, Step
+from tests.conformance.model import LastRead, Model, Read, Step
 from tests.support.holdfast_up import RunningUp
 from tests.support.present import present
 
 WRITERS, OPERATIONS = 4, 60
 KEYS = ("a", "b", "c", "ab", "ä")
+SUBJECTS = ("a.x", "a.y", "b.x", "b")
+FILTERS = (*SUBJECTS, "a.*", "*.x", ">")
+#: What the stream with subjects keeps of each.
+MAX_PER_SUBJECT = 4
 END = b"the end"
 
 Operation = Callable[[], Awaitable[None]]
@@ -244,6 +248,69 @@ class StreamWriter(Writer):
         self._stored(second.seq, second.revision, other)
 
 
+class SubjectWriter(StreamWriter):
+    """One writer of a stream whose messages have subjects, of which it keeps only some."""
+
+    def operations(self) -> list[Operation]:
+        often = [self.append, self.append, self.append_if_last, self.get_last, self.set, self.get]
+        return [*often, *often, self.roll_up, self.purge, self.append_many, self.transaction]
+
+    def _subject(self) -> str:
+        return self._rng.choice(SUBJECTS)
+
+    async def append(self) -> None:
+        value, subject = self._value(), self._subject()
+        ack = await self._stream.append(value, subject=subject)
+        self._stored(ack.seq, ack.revision, value, subject=subject)
+
+    async def append_many(self) -> None:
+        items = [(self._value(), None, self._subject()) for _ in range(3)]
+        acks = await self._stream.append_many(items)
+        for ack, (value, _, subject) in zip(acks, items, strict=True):
+            self._stored(ack.seq, ack.revision, value, subject=subject)
+
+    async def append_if_last(self) -> None:
+        wanted, subject, value = self._rng.choice(FILTERS), self._subject(), self._value()
+        last = await self._stream.get_last(wanted)
+        expected = 0 if last is None else last.seq
+        try:
+            ack = await self._stream.append(
+                value, subject=subject, expected_last_subject_seq=expected, expected_subject=wanted
+            )
+        except WrongLastSeqError as error:
+            assert error.actual != expected
+        else:
+            of_it = (wanted, expected)
+            self._stored(ack.seq, ack.revision, value, subject=subject, expected_last=of_it)
+
+    async def get_last(self) -> None:
+        wanted, floor = self._rng.choice(FILTERS), self._model.last
+        message = await self._stream.get_last(wanted)
+        found = None if message is None else (message.seq, message.value)
+        self._model.last_reads.append(LastRead(wanted, floor, found))
+
+    async def roll_up(self) -> None:
+        value, subject = self._value(), self._subject()
+        ack = await self._stream.append(value, subject=subject, rollup="sub")
+        self._stored(ack.seq, ack.revision, value, subject=subject, rolls_up=True)
+
+    async def purge(self) -> None:
+        wanted, end_seq, keep = self._rng.choice(FILTERS), None, self._rng.randrange(3)
+        if keep == 0 and self._last_seq:
+            end_seq = self._seq()
+        deleted = await self._stream.purge(wanted, end_seq=end_seq, keep=keep or None)
+        self._deleted(deleted, Step(purged=(wanted, end_seq, keep)))
+
+    async def transaction(self) -> None:
+        seq, value, other, subject = self._seq(), self._value(), self._value(), self._subject()
+        transaction = self._stream.transaction()
+        transaction.append(value, subject=subject)
+        transaction.set(seq, other)
+        first, second = await transaction.commit()
+        self._stored(first.seq, first.revision, value, subject=subject)
+        self._stored(second.seq, second.revision, other)
+
+
 async def work(writer: KVWriter | StreamWriter, rng: random.Random, done: list[int]) -> None:
     """Do OPERATIONS, a few at a time, in any order."""
     for _ in range(OPERATIONS // 3):
@@ -297,11 +364,16 @@ async def kill_owner(store: Stream | KV, cluster: RunningUp) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("stream", 1), ("kv", 2)])
+@pytest.mark.parametrize(
+    ("kind", "seed", "subjects"),
+    [("stream", 1, False), ("kv", 2, False), ("stream", 3, True)],
+    ids=("stream", "kv", "subjects"),
+)
 async def test_everybody_ends_with_what_was_acknowledged(
-    cluster: RunningUp, kind: str, seed: int
+    cluster: RunningUp, kind: str, seed: int, subjects: bool
 ) -> None:
-    rng, model, tenant = random.Random(seed), Model(), f"{kind}-{seed}"
+    rng, tenant = random.Random(seed), f"{kind}-{seed}"
+    model = Model(MAX_PER_SUBJECT if subjects else None)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         sure = await enter(connect(cluster.nats, tenant=tenant, timeout_seconds=60))
@@ -321,7 +393,11 @@ async def test_everybody_ends_with_what_was_acknowledged(
         else:
             pattern = await enter(lossy.subscribe("x.*", start_seq=1))
             replica = await enter(lossy.live_stream("x.1"))
-            writers = [StreamWriter(c.stream("x.1"), model, rng, n) for n, c in enumerate(clients)]
+            made = SubjectWriter if subjects else StreamWriter
+            writers = [made(c.stream("x.1"), model, rng, n) for n, c in enumerate(clients)]
+            if subjects:
+                await sure.stream("x.1").configure(max_messages_per_subject=MAX_PER_SUBJECT)
+                model.add((await store.head()).revision, Step())
         early = [await enter(changes(client)) for client in (sure, lossy)]
         done: list[int] = []
         async with asyncio.TaskGroup() as tasks:
@@ -340,6 +416,7 @@ async def test_everybody_ends_with_what_was_acknowledged(
                 ack = await store.append(END)
                 last = ack.revision
                 model.add(last, Step((ack.seq or 0, END)))
+        model.learn(followers[0].result())
         state = model.state(last)
         assert (await store.head()).revision == last
         assert await stored(store) == state

@@ -7,7 +7,16 @@ import random
 
 import pytest
 
-from holdfast.client import KV, Client, Entry, InvalidNameError, TooLargeError, WrongRevisionError
+from holdfast.client import (
+    KV,
+    Client,
+    Deleted,
+    Entry,
+    InvalidArgumentError,
+    InvalidNameError,
+    TooLargeError,
+    WrongRevisionError,
+)
 from tests.support.present import present
 
 ODD_KEYS = [
@@ -107,3 +116,77 @@ async def test_a_batch_with_a_wrong_key_or_too_many_bytes_sets_nothing(
     assert await keys(other.kv("k")) == []
     await kv.set_many([("a", b"1")])
     assert await keys(other.kv("k")) == ["a"]
+
+
+async def test_keys_and_entries_are_read_in_parts_from_where_the_last_part_ended(
+    kv: KV, other: Client
+) -> None:
+    names = [f"{letter}{number}" for letter in "ab" for number in range(5)]
+    await kv.set_many({name: name.encode() for name in names})
+    seen = other.kv("k")
+    assert [key async for key in seen.keys(limit=3)] == names[:3]
+    assert [key async for key in seen.keys(after_key="a2", limit=4)] == names[3:7]
+    assert [key async for key in seen.keys(prefix="a", after_key="a2")] == names[3:5]
+    assert [key async for key in seen.keys(after_key="a2x", limit=1)] == ["a3"], "no such key"
+    assert [key async for key in seen.keys(after_key="b4")] == []
+    assert [key async for key in seen.keys(limit=0)] == []
+    entries = [entry async for entry in seen.get_all(prefix="b", after_key="b0", limit=2)]
+    assert [(entry.key, entry.value) for entry in entries] == [("b1", b"b1"), ("b2", b"b2")]
+    with pytest.raises(InvalidArgumentError):
+        await anext(seen.keys(limit=-1))
+
+
+async def test_a_limit_holds_across_pages(kv: KV, other: Client) -> None:
+    names = [f"{number:04d}" for number in range(4500)]
+    await kv.set_many(dict.fromkeys(names[:4000], b""))
+    await kv.set_many(dict.fromkeys(names[4000:], b""))
+    assert [key async for key in other.kv("k").keys(limit=4300)] == names[:4300]
+
+
+async def test_the_keys_with_a_prefix_are_deleted(kv: KV, other: Client) -> None:
+    await kv.set_many({f"a.{number}": b"" for number in range(600)})
+    await kv.set_many({"a": b"", "b.1": b"", "a.": b""})
+    deleted = await other.kv("k").delete_all(prefix="a.")
+    assert (deleted.count, deleted.revision) == (601, (await kv.head()).revision)
+    assert await keys(kv) == ["a", "b.1"]
+    assert await kv.delete_all(prefix="a.") == Deleted(0, deleted.revision)
+
+
+async def test_several_keys_are_read_as_they_were_at_one_moment(kv: KV, other: Client) -> None:
+    await kv.set_many({"a": b"1", "b": b"2"})
+    found = await other.kv("k").get_many(["b", "never", "a", "b"])
+    assert [each and each.value for each in found] == [b"2", None, b"1", b"2"]
+    assert await kv.get_many([]) == []
+    with pytest.raises(InvalidNameError):
+        await kv.get_many(["k" * 5000])
+
+
+async def test_keys_that_take_several_pages_are_of_one_moment_too(kv: KV, other: Client) -> None:
+    # Both halves of each pair always have the same number, and half of them is on another page.
+    names = [f"{number}" for number in range(30)]
+    filler = random.Random(1).randbytes(25_000)
+    stopped = asyncio.Event()
+
+    async def write() -> None:
+        number = 0
+        while not stopped.is_set():
+            number += 1
+            async with kv.transaction() as change:
+                if number % 7:
+                    value = b"%d " % number + filler
+                    change.set("0", value)
+                    change.set("29", value)
+                else:
+                    change.delete(["0", "29"])
+
+    await kv.set_many(dict.fromkeys(names, filler))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(write())
+        try:
+            for _ in range(15):
+                found = await other.kv("k").get_many(names)
+                first, last = found[0], found[-1]
+                assert (first and first.value) == (last and last.value)
+                assert [present(each).value for each in found[1:-1]] == [filler] * 28
+        finally:
+            stopped.set()

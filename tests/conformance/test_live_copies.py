@@ -14,6 +14,7 @@ from holdfast.client import (
     KV,
     Client,
     EntryChange,
+    InvalidArgumentError,
     LargeValue,
     LargeValueNotHeldError,
     LimitExceededError,
@@ -22,7 +23,9 @@ from holdfast.client import (
     Origin,
     Rejection,
     Stream,
+    TooLargeError,
 )
+from holdfast.protocol.limits import MAX_UNSAVED_BYTES
 from tests.support.present import present
 from tests.support.waiting import until
 
@@ -168,6 +171,65 @@ async def test_a_large_value_is_never_taken_for_an_empty_one(
         entries["a"] = b"small"
         await entries.save()
         assert await kv.get("a") == entries.entry("a")
+
+
+async def test_what_is_written_to_a_live_copy_has_its_headers_and_its_ttl(
+    hf: Client, other: Client
+) -> None:
+    async with hf.live_kv("k") as entries, hf.live_stream("s") as messages:
+        entries.set("a", b"1", headers={"by": "ada"})
+        entries.set("gone", b"2", headers={"by": "ada"}, ttl_seconds=0.01)
+        entries["plain"] = b"3"
+        messages.append(b"1", headers={"by": "ada"})
+        messages.append(b"2", ttl_seconds=0.01)
+        messages.append(b"3")
+        await asyncio.gather(entries.save(), messages.save())
+        assert present(entries.entry("a")).headers == {"by": "ada"}
+        found = [await other.kv("k").get(key) for key in ("a", "plain")]
+        assert [each and each.headers for each in found] == [{"by": "ada"}, {}]
+        await until(lambda: set(entries) == {"a", "plain"}, "the ttl has ended")
+        await until(lambda: [each.value for each in messages] == [b"1", b"3"])
+        assert [each.seq for each in messages] == [1, 3]
+        # The same value with other headers is another entry.
+        entries.set("a", b"1", headers={"by": "bob"})
+        await entries.save()
+        assert present(await other.kv("k").get("a")).headers == {"by": "bob"}
+        with pytest.raises(InvalidArgumentError):
+            entries.set("a", b"", ttl_seconds=-1)
+        with pytest.raises(InvalidArgumentError):
+            entries.set("a", b"", headers={"hf-encoding": "zstd"})
+
+
+async def test_large_values_are_written_to_live_copies_and_then_not_held(
+    hf: Client, other: Client
+) -> None:
+    async with hf.live_kv("k") as entries, hf.live_stream("s") as messages:
+        heard: list[EntryChange[Any]] = []
+        entries.on_change(heard.append)
+        entries.set("a", LARGE, headers={"by": "ada"})
+        entries["b"] = b"small"
+        assert entries["a"] == LARGE, "until it is stored"
+        messages.append(b"before")
+        messages.append(LARGE, headers={"by": "ada"})
+        messages.append(b"after")
+        assert messages[1].value == LARGE
+        await asyncio.gather(entries.save(), messages.save())
+        with pytest.raises(LargeValueNotHeldError):
+            _ = entries["a"]
+        with pytest.raises(LargeValueNotHeldError):
+            _ = messages[1]
+        assert [(each.key, each.value) for each in heard] == [("a", LARGE), ("b", b"small")]
+        assert present(await other.kv("k").get("a")).value == LARGE
+        assert present(await other.kv("k").get("a")).headers == {"by": "ada"}
+        stored = [message async for message in other.stream("s").get_all()]
+        assert [message.size_bytes for message in stored] == [6, len(LARGE), 5]
+        assert present(await other.stream("s").get(2)).value == LARGE
+        entries["a"] = LARGE + b"again"
+        del entries["b"]
+        await entries.save()
+        assert present(await other.kv("k").get("a")).value == LARGE + b"again"
+        with pytest.raises(TooLargeError):
+            entries["c"] = bytes(MAX_UNSAVED_BYTES + 1)
 
 
 async def test_nested_values_of_live_copies_are_read_only(hf: Client, other: Client) -> None:

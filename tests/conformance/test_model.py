@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.client import Change, ChangeKind, Entry
 from tests.conformance.conforming import State
-from tests.conformance.model import Model, Read, Step
+from tests.conformance.model import LastRead, Model, Read, Step
 
 
 def good() -> Model:
@@ -50,6 +50,59 @@ WRONG: dict[str, Callable[[Model], object]] = {
         Change(ChangeKind.DELETE, 4, 0, keys=("b",))
     ),
 }
+
+
+def good_subjects() -> Model:
+    """Two subjects, at most two messages of each: one rolled up, one limited, one purged."""
+    model = Model(max_per_subject=2)
+    for seq, subject in enumerate(["a.x", "a.y", "a.x", "a.y", "a.y"], start=1):
+        model.add(seq, Step((seq, b"%d" % seq), subject=subject))
+    model.add(7, Step((6, b"6"), subject="a.x", rolls_up=True, expected_last=("a.x", 3)))
+    model.learn([Change(ChangeKind.DELETE, 6, 0, seqs=(2,))])
+    model.learn([Change(ChangeKind.DELETE, 8, 0, seqs=(1, 3))])
+    model.add(9, Step((4, b"four")))
+    model.add(10, Step(purged=("*.y", None, 1), gone_count=1))
+    model.last_reads = [
+        LastRead("a.>", 1, (2, b"2")),
+        LastRead("a.x", 7, (6, b"6")),
+        LastRead("a", 9, None),
+    ]
+    return model
+
+
+def test_a_good_history_of_subjects_is_found_good() -> None:
+    assert good_subjects().state(10) == {5: b"5", 6: b"6"}
+
+
+def changed(number: int, **fields: object) -> Callable[[Model], object]:
+    """Return what changes one step."""
+    return lambda model: model.steps.update(
+        {number: model.steps[number]._replace(**fields)}  # type: ignore[arg-type]
+    )
+
+
+WRONG_SUBJECTS: dict[str, Callable[[Model], object]] = {
+    "an expectation of a subject that did not hold": changed(7, expected_last=("a.*", 3)),
+    "a roll-up that removes another subject": changed(8, gone=(1, 3, 4)),
+    "a roll-up that leaves something": changed(8, gone=(1,)),
+    "a limit that removes the newest": changed(6, gone=(5,)),
+    "a limit that is not kept": changed(6, gone=()),
+    "a removal for no reason": changed(9, value=None, gone=(6,), by_itself=True),
+    "a purge that counts wrong": changed(10, gone_count=2),
+    "a purge of another subject": changed(10, purged=("a.x", None, 1)),
+    "an old last message read": lambda model: model.last_reads.append(
+        LastRead("a.x", 7, (3, b"3"))
+    ),
+    "a last message missed": lambda model: model.last_reads.append(LastRead("a.y", 5, None)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_SUBJECTS)
+def test_a_wrong_history_of_subjects_is_found(what: str) -> None:
+    model = good_subjects()
+    with pytest.raises(AssertionError):
+        WRONG_SUBJECTS[what](model)
+        model.state(10)
 
 
 @pytest.mark.parametrize("what", WRONG)

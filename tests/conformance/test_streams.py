@@ -247,3 +247,39 @@ async def test_tenants_and_kinds_have_names_of_their_own(hf: Client, nats: str) 
     async with connect(nats, tenant="another") as another:
         assert (await another.stream("same").head()).count == 0
         assert await another.kv("same").get("k") is None
+
+
+async def test_a_set_may_expect_the_revision_of_the_message(stream: Stream, other: Client) -> None:
+    first = await stream.append(b"1")
+    second = await other.stream("s").set(1, b"2", expected_revision=first.revision)
+    with pytest.raises(WrongRevisionError) as wrong:
+        await stream.set(1, b"3", expected_revision=first.revision)
+    assert (wrong.value.key, wrong.value.actual) == (1, second.revision)
+    assert present(await stream.get(1)).value == b"2"
+    ack = await stream.set(2, b"new", expected_revision=0, headers={"a": "b"}, durability="applied")
+    assert (ack.seq, ack.revision, ack.durability) == (2, 3, Durability.APPLIED)
+    large = bytes(1_100_000)
+    with pytest.raises(WrongRevisionError):
+        await stream.set(2, large, expected_revision=0)
+    assert (await stream.set(2, large, expected_revision=3)).seq == 2
+    assert present(await stream.get(2)).value == large
+    await stream.delete(2)
+    await stream.set(2, b"again", expected_revision=0)
+    with pytest.raises(InvalidArgumentError):
+        await stream.set(2, b"", expected_revision=-1)
+
+
+async def test_stores_are_listed_with_their_heads(hf: Client, other: Client) -> None:
+    await asyncio.gather(*[hf.stream(f"many.{n}").append(b"x" * n) for n in range(300)])
+    last = await hf.kv("one").set("a", b"12")
+    await hf.stream("never").head()
+    found = [each async for each in other.heads()]
+    assert len(found) == 301 and all(each.error is None for each in found)
+    assert [each.store.name for each in found] == sorted(each.store.name for each in found)
+    heads = {each.store.name: present(each.head) for each in found}
+    assert {heads[f"many.{n}"].bytes for n in range(300)} == set(range(300))
+    one = heads["one"]
+    assert (one.count, one.bytes, one.revision, one.time) == (1, 3, 1, last.time)
+    assert heads["one"] == await hf.kv("one").head()
+    only = [each.store.name async for each in other.heads(2, "on")]
+    assert only == ["one"]

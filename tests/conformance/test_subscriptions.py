@@ -16,6 +16,7 @@ from holdfast.client import (
     HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
+    RemovalReason,
     Stream,
 )
 from tests.conformance.conforming import State, apply, state_of, stored, take, take_until
@@ -23,6 +24,7 @@ from tests.support.present import present
 
 SET, DELETE, TRIM = ChangeKind.SET, ChangeKind.DELETE, ChangeKind.TRIM
 RESET, READY = ChangeKind.RESET, ChangeKind.READY
+USER, TTL, LIMIT = RemovalReason.USER, RemovalReason.TTL, RemovalReason.LIMIT
 
 
 def kinds(changes: list[Change]) -> list[ChangeKind]:
@@ -86,6 +88,36 @@ async def test_what_limits_remove_is_told_to_followers(stream: Stream, other: Cl
             await stream.append(b"%d" % number)
         seen = await take_until(changes, (await stream.head()).revision)
         assert state_of(seen) == await stored(stream) == {5: b"5", 6: b"6", 7: b"7"}
+
+
+async def test_a_removal_says_whether_somebody_a_ttl_or_a_limit_asked_for_it(
+    stream: Stream, kv: KV, other: Client
+) -> None:
+    await stream.append(b"1", ttl_seconds=0.05)
+    await kv.set("a", b"1", ttl_seconds=0.05)
+    async with (
+        other.stream("s").subscribe(start_revision=1) as messages,
+        other.kv("k").watch(start_revision=1, with_state=False) as entries,
+    ):
+        [gone, lost] = [*await take(messages, 1), *await take(entries, 1)]
+        assert (gone.reason, lost.reason, lost.keys) == (TTL, TTL, ("a",))
+        await stream.append_many([b"2", b"3", b"4", b"5"])
+        await kv.set_many({"b": b"", "c": b"", "d": b""})
+        await stream.configure(max_messages=3)
+        await kv.configure(max_messages=2)
+        await stream.delete(4)
+        await stream.delete_all(end_seq=3)
+        await kv.delete("c")
+        await kv.delete_all()
+        seen = [*await take(messages, 7), *await take(entries, 6)]
+        reasons = [change.reason for change in seen if change.kind is not SET]
+        assert reasons == [LIMIT, USER, USER, LIMIT, USER, USER]
+        assert all(change.reason is None for change in seen if change.kind is SET)
+        revision = gone.revision
+    # The owner remembers it for those who were away.
+    async with other.stream("s").subscribe(start_revision=revision - 1) as messages:
+        first = await take(messages, 1)
+        assert first[0].reason is TTL
 
 
 async def test_two_followers_of_racing_writers_see_one_sequence(hf: Client, other: Client) -> None:
@@ -222,6 +254,53 @@ async def test_a_kv_is_gone_on_with_from_a_saved_revision(kv: KV, other: Client)
         assert len(since) == 2, "what was overwritten is not news"
 
 
+async def test_a_watch_may_begin_without_the_state(kv: KV, other: Client) -> None:
+    await kv.set("a", b"old")
+    async with other.kv("k").watch(with_state=False) as changes:
+        assert changes.revision == 1
+        await kv.set("b", b"new")
+        await kv.delete("a")
+        found = await take(changes, 2)
+        assert kinds(found) == [SET, DELETE] and revisions(found) == [2, 3]
+
+
+async def test_a_watch_without_the_state_is_given_it_after_a_reset(
+    hf: Client, other: Client
+) -> None:
+    kv = hf.kv("k")
+    await kv.set_many({"a": b"1", "b": b"2"})
+    async with other.kv("k").watch(with_state=False) as changes:
+        await kv.destroy()
+        await kv.set("born", b"again")
+        found = await take(changes, 1)
+        while found[-1].kind is not READY:
+            found += await take(changes, 1)
+        assert RESET in kinds(found)
+        assert state_of(found) == await stored(kv)
+
+
+async def test_a_watch_of_meta_only_has_revisions_and_times_and_no_values(
+    hf: Client, other: Client
+) -> None:
+    kv = hf.kv("k", codec="json")
+    first = await kv.set("a", {"n": 1}, headers={"by": "ada"})
+    await hf.kv("k").set("not.json", b"\xff")
+    async with other.kv("k", codec="json").watch(meta_only=True) as changes:
+        found = await take(changes, 3)
+        assert kinds(found) == [SET, SET, READY]
+        second = await kv.set("a", {"n": 2}, headers={"by": "bob"})
+        await kv.delete("a")
+        found += await take(changes, 2)
+        entries = [present(change.entry) for change in (found[0], found[3])]
+        assert [(each.key, each.value, each.headers) for each in entries] == [("a", None, {})] * 2
+        assert [each.revision for each in entries] == [first.revision, second.revision]
+        assert [each.time for each in entries] == [first.time, second.time]
+        assert found[4].keys == ("a",)
+    async with other.kv("k").watch(prefix="n", meta_only=True) as changes:
+        found = await take(changes, 2)
+        assert present(found[0].entry).key == "not.json"
+
+
 async def test_patterns_follow_every_store_that_matches_and_those_born_later(
     hf: Client, other: Client
 ) -> None:
@@ -267,6 +346,44 @@ async def test_a_pattern_gives_each_store_what_a_subscription_would(
                 reached[name] = change.revision
             apply(change, states[name])
     assert states == {name: await stored(hf.kv(name)) for name in names}
+
+
+async def test_a_pattern_resumes_each_store_where_it_was(hf: Client, other: Client) -> None:
+    for name in ("p.1", "p.2", "p.3"):
+        await hf.stream(name).append_many([b"1", b"2"])
+    async with other.subscribe("p.*", start_seq=1) as changes:
+        await take(changes, 6)
+        saved = changes.revisions
+        assert saved == {"p.1": 2, "p.2": 2, "p.3": 2}
+    await hf.stream("p.1").append(b"3")
+    await hf.stream("p.2").delete(1)
+    await hf.stream("p.3").destroy()
+    await hf.stream("p.4").append(b"new")
+    async with other.subscribe("p.*", start_seq=1, start_revisions=saved) as changes:
+        seen = {(name, change.kind, change.revision) for name, change in await take(changes, 4)}
+        assert seen == {("p.1", SET, 3), ("p.2", DELETE, 3), ("p.3", RESET, 0), ("p.4", SET, 1)}
+        await hf.stream("p.1").append(b"4")
+        [found] = await take(changes, 1)
+        assert (found.store, found.change.revision) == ("p.1", 4)
+        assert changes.revisions["p.1"] == 4
+    with pytest.raises(InvalidArgumentError):
+        hf.subscribe("p.*", start_revisions={"q": 1})
+    with pytest.raises(InvalidArgumentError):
+        hf.watch("p.*", start_revisions={"p.1": -1})
+
+
+async def test_a_pattern_of_kvs_resumes_and_has_a_codec(hf: Client, other: Client) -> None:
+    await hf.kv("u.1", codec="json").set("a", {"n": 1})
+    async with other.watch("u.*", codec="json") as changes:
+        found = await take(changes, 2)
+        assert present(found[0].change.entry).value == {"n": 1}
+        saved = {found[1].store: found[1].change.revision}
+        assert changes.revisions == saved
+    await hf.kv("u.1", codec="json").set("b", {"n": 2})
+    await hf.kv("u.2", codec="json").set("c", {"n": 3})
+    async with other.watch("u.*", codec="json", start_revisions=saved) as changes:
+        entries = [change.entry for _, change in await take(changes, 3) if change.entry is not None]
+        assert sorted((each.key, each.value["n"]) for each in entries) == [("b", 2), ("c", 3)]
 
 
 async def test_a_subscription_ends_when_it_is_closed_and_with_its_client(

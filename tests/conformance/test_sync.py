@@ -19,6 +19,7 @@ from holdfast.client import (
     ConnectionFailedError,
     Deleted,
     Entry,
+    HeaderBlock,
     HoldfastError,
     InvalidArgumentError,
     OperationTimeoutError,
@@ -72,7 +73,7 @@ def test_streams(hf: Client) -> None:
     assert [ack.seq for ack in notes.append_many([b"2", (b"3", {"a": "b"})])] == [2, 3]
     pending = [notes.append_async(b"%d" % number) for number in range(4, 3000)]
     assert [each.result().seq for each in pending] == list(range(4, 3000))
-    assert notes.set(2, b"two").revision == 3000
+    assert notes.set(2, b"two", expected_revision=2).revision == 3000
     assert [ack.seq for ack in notes.set_many([(3, b"three")])] == [3]
     assert present(notes.get(2)).value == b"two"
     assert notes.get(3000) is None
@@ -93,6 +94,31 @@ def test_streams(hf: Client) -> None:
         t.set(2998, b"b")
         t.delete(2999)
     assert [message.value for message in notes.get_all(start_seq=2998)] == [b"b", b"a"]
+
+
+def test_subjects(hf: Client) -> None:
+    stream = hf.stream("subjects")
+    block = HeaderBlock.of({"user": "ada"})
+    stream.append(b"1", subject="a.x", headers=block, expected_last_subject_seq=0)
+    with pytest.raises(WrongLastSeqError):
+        stream.append(b"2", subject="a.x", expected_last_subject_seq=0)
+    stream.append_async(b"2", subject="a.y").result()
+    stream.append_many([(b"3", None, "b"), b"4"], subject="a.x")
+    large = b"large " * 200_000
+    assert stream.append(large, subject="b").seq == 5
+    assert [message.seq for message in stream.get_all(subjects=["a.x", "b"])] == [1, 3, 4, 5]
+    assert present(stream.get_last("b")).value == large
+    assert [message.seq for message in stream.get_lasts("a.*")] == [2, 4]
+    assert [(each.subject, each.count) for each in stream.subjects()] == [
+        *(("a.x", 2), ("a.y", 1), ("b", 2))
+    ]
+    assert stream.count("a.>") == 3
+    with stream.transaction() as t:
+        t.append(b"6", subject="a.y", rollup="sub")
+    with stream.subscribe(start_seq=1, subjects="a.y") as changes:
+        assert present(next(changes).message).seq == 6
+    assert stream.purge("b", keep=1).count == 1
+    assert [message.seq for message in stream.get_all()] == [1, 4, 5, 6]
 
 
 def test_rows_may_be_left_before_their_end_and_raise_what_their_pages_raise(hf: Client) -> None:
@@ -117,8 +143,16 @@ def test_kvs(hf: Client) -> None:
         settings.set("theme", b"light", expected_revision=0)
     assert len(settings.set_many({"a": b"1", "b": b"2"})) == 2
     assert settings.set_async("c", b"3").result(30).revision == 4
+    ended = hf.on_disconnect(lambda: None)
+    ended()
     assert list(settings.keys()) == ["a", "b", "c", "theme"]
     assert [entry.value for entry in settings.get_all(prefix="t")] == [b"dark"]
+    assert list(settings.keys(after_key="a", limit=2)) == ["b", "c"]
+    found = settings.get_many(["theme", "never"])
+    assert [each and each.value for each in found] == [b"dark", None]
+    with settings.watch(with_state=False, meta_only=True) as changes:
+        settings.set("c", b"4")
+        assert present(next(changes).entry).value is None
     with settings.transaction() as t:
         before = present(t.get("a"))
         t.set("a", before.value + b"0")
@@ -131,7 +165,13 @@ def test_kvs(hf: Client) -> None:
     assert settings.delete_all().count == 2
     assert settings.head().count == 0
     assert {store.name for store in hf.stores(StoreKind.KV)} == {"settings"}
+    assert [(found.store.name, found.head and found.head.count) for found in hf.heads()] == [
+        ("settings", 0)
+    ]
     assert any(server.state == "live" for server in hf.servers())
+    parts = hf.statistics()
+    assert {"coordinator", "persist"} <= {part.kind for part in parts}
+    assert any(list(part.having("persist_operations_total")) for part in parts)
 
 
 def test_an_update_calls_its_function_in_the_calling_thread_where_it_may_block(hf: Client) -> None:
@@ -235,6 +275,14 @@ def test_patterns(hf: Client) -> None:
     with hf.subscribe("project.*.chat", start_seq=1) as changes:
         hf.stream("project.2.chat").append(b"new")
         assert {next(changes).store for _ in range(2)} == {"project.1.chat", "project.2.chat"}
+        hf.stream("project.1.chat").append_many([b"2", b"3", b"4"])
+        for revision in range(2, 5):
+            assert changes.revisions == {"project.1.chat": revision - 1, "project.2.chat": 1}
+            assert next(changes).change.revision == revision
+        saved = {"project.1.chat": 3, "project.2.chat": 1}
+    with hf.subscribe("project.*.chat", start_revisions=saved, codec="json") as values:
+        found = next(values)
+        assert found.change.message is not None and found.change.message.value == 4
     with hf.watch("user.*") as changes:
         hf.kv("user.1").set("a", b"1")
         name, change = next(changes)

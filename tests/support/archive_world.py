@@ -4,7 +4,6 @@ Java."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,12 +25,13 @@ def run_here(
 def exported(monkeypatch: pytest.MonkeyPatch, bucket_url: str) -> export.ExportReport:
     """Run an export of a bucket to its own table."""
     monkeypatch.setattr(export, "run_job", run_here)
-    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    monkeypatch.setattr(export, "parallelism", lambda spark: 1)
+    spark: Any = None
     return export.export(spark, bucket_url)
 
 
 def compacted(monkeypatch: pytest.MonkeyPatch, table: str) -> compaction.CompactionReport:
     """Merge a table's files, and remove those that were merged at once."""
     monkeypatch.setattr(compaction, "run_job", run_here)
-    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    spark: Any = None
     return compaction.compact(spark, table, keep_hours=0)

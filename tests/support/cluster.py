@@ -45,13 +45,20 @@ class Processes:
         self.coordinator = self.start("coordinator", "coordinator")
 
     def start(
-        self, part: str, name: str, *arguments: str, data: Path | None = None, module: str = ""
+        self,
+        part: str,
+        name: str,
+        *arguments: str,
+        data: Path | None = None,
+        module: str = "",
+        with_data: bool = True,
     ) -> Process:
-        """Start a part, or instead of it what another module runs."""
+        """Start a part, or instead of it what another module runs, which may have no data."""
         number = len(self._started)
+        place = ["--data", str(data or self.data)] if with_data else []
         process = Process(
             module or f"holdfast.{part}.__main__",
-            ["--data", str(data or self.data), "--nats", self.nats.url, *arguments],
+            [*place, "--nats", self.nats.url, *arguments],
             self.directory / f"{name}-{number}.log",
         )
         self._started.append(process)

@@ -48,7 +48,7 @@ class FakeStore:
     revision: int = 0
     epoch: int = 1
     last_seq: int = 0
-    messages: dict[int, tuple[int, int, bytes, Any]] = field(default_factory=dict)
+    messages: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     entries: dict[str, tuple[int, int, bytes, Any]] = field(default_factory=dict)
     #: Every change ever made: `(revision, time, change)`.
     log: list[tuple[int, int, Any]] = field(default_factory=list)
@@ -290,7 +290,8 @@ def _write(store: FakeStore, changes: list[Any], operation: list[Any]) -> Any:
     if number == frames.APPEND:
         if rest[3] is not None and rest[3] != store.last_seq:
             raise WrongLastSeqError(expected=rest[3], actual=store.last_seq)
-        return _set(store, changes, store.last_seq + 1, rest[0], rest[1], now)
+        subject = rest[5] if len(rest) > 5 else None
+        return _set(store, changes, store.last_seq + 1, rest[0], rest[1], now, subject)
     if number == frames.SET_MESSAGE:
         if rest[0] > store.last_seq + 1:
             raise InvalidSeqError(seq=rest[0], last_seq=store.last_seq)
@@ -305,7 +306,7 @@ def _write(store: FakeStore, changes: list[Any], operation: list[Any]) -> Any:
         return [0, store.revision]
     if number in (frames.DELETE_MESSAGES, frames.DELETE_ENTRIES):
         rows: dict[Any, Any] = store.messages if store.kind == StoreKind.STREAM else store.entries
-        if rest[1] is not None:
+        if number == frames.DELETE_ENTRIES and rest[1] is not None:
             for key in rest[0]:
                 actual = store.entries[key][0] if key in store.entries else 0
                 if rest[1] != actual:
@@ -325,12 +326,22 @@ def _write(store: FakeStore, changes: list[Any], operation: list[Any]) -> Any:
 
 
 def _set(
-    store: FakeStore, changes: list[Any], seq: int, value: bytes, headers: Any, now: int
+    store: FakeStore,
+    changes: list[Any],
+    seq: int,
+    value: bytes,
+    headers: Any,
+    now: int,
+    subject: str | None = None,
 ) -> list[int]:
     store.revision += 1
     store.last_seq = max(store.last_seq, seq)
     store.messages[seq] = (store.revision, now, value, headers)
-    changes.append([CHANGE_SET_MESSAGE, seq, value, headers])
+    change = [CHANGE_SET_MESSAGE, seq, value, headers]
+    if subject is not None:
+        store.messages[seq] += (subject,)
+        change += [None, None, subject]
+    changes.append(change)
     return [seq, store.revision]
 
 

@@ -140,12 +140,15 @@ class RunningUp:
 
 
 @contextmanager
-def running_up(data: Path, *options: str, own_nats: bool = True) -> Iterator[RunningUp]:
+def running_up(
+    data: Path, *options: str, own_nats: bool = True, http: bool = False
+) -> Iterator[RunningUp]:
     """Run `holdfast up` around the body, with a nats-server of its own on a free port unless it
-    shall join what `options` or the environment name."""
+    shall join what `options` or the environment name. `http`: also a gateway, on a free port."""
     stderr_file = data.with_name(f"{data.name}.stderr")
     port = ("--port", "0") if own_nats else ()
-    arguments = ("--json", "up", "--data", str(data), *port, *options)
+    gateway = ("--http", "127.0.0.1:0") if http else ("--no-http",)
+    arguments = ("--json", "up", "--data", str(data), *port, *gateway, *options)
     with (
         stderr_file.open("ab") as stderr,
         started_holdfast(*arguments, stdout=subprocess.PIPE, stderr=stderr) as process,

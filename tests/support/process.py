@@ -23,22 +23,47 @@ from typing import Final, Self
 DEADLINE_SECONDS: Final = 30.0
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["pytest", "holdfast.persist.__main__", "holdfast.coordinator.__main__"]
+    [
+        "pytest",
+        "holdfast.persist.__main__",
+        "holdfast.coordinator.__main__",
+        "holdfast.gateway.jetstream.__main__",
+    ]
 )
+
+
+def warm_up() -> None:
+    """Return once processes can be forked off: everything has been imported."""
+    process = _CONTEXT.Process(target=_nothing, daemon=True)
+    process.start()
+    process.join()
+
+
+def _nothing() -> None:
+    pass
 
 
 class Process:
     """Runs `main` of a module with arguments; both outputs are appended to a file. Use it as
     `with`, or end it yourself."""
 
-    def __init__(self, module: str, arguments: Sequence[str], log_file: Path) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log_file: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment` is added to that of this process."""
         self.log_file = log_file
         log_file.touch()
         # Two threads must not read the exit code at once.
         self._lock = threading.Lock()
         # A daemon, so that what a failed test leaves behind ends with the tests.
         self._process = _CONTEXT.Process(
-            target=_run, args=(module, list(arguments), log_file, dict(os.environ)), daemon=True
+            target=_run,
+            args=(module, list(arguments), log_file, {**os.environ, **(environment or {})}),
+            daemon=True,
         )
         self._process.start()
 
@@ -52,6 +77,11 @@ class Process:
     def pid(self) -> int:
         assert self._process.pid is not None
         return self._process.pid
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that is readable once it has ended."""
+        return self._process.sentinel
 
     @property
     def log(self) -> str:

@@ -17,10 +17,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from holdfast.cli.cluster.cluster import _free_port, _wait_for_nats
+from holdfast.cli.cluster.cluster import _wait_for_nats
 from holdfast.cli.cluster.die_with_parent import tethered
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.cluster.part import Part
+from holdfast.cli.cluster.ports import free_port
 
 SERVERS: Final = ("s1", "s2", "s3")
 #: The command `holdfast`.
@@ -109,7 +110,7 @@ class Parts(SupervisedParts):
         """`user` is `name:password@` of the servers, if nats-server is started with options that
         ask for one. With `servers_nkey`, the nkey of servers, there is an auth service too."""
         super().__init__(data)
-        port = _free_port()
+        port = free_port()
         #: As the parts have it, and where others find it.
         self.nats_url = f"nats://{user}{_ADDRESS}:{port}"
         self.nats_address = f"{_ADDRESS}:{port}"

@@ -41,9 +41,7 @@ class World:
         self.cut: set[tuple[str, str]] = set()
         self.clock_ms = 1_750_000_000_000
         self._tokens = find_tokens(layout.root, bucket)
-        self._storage = Storage(
-            layout, Disk(), bucket=bucket, fences=fences, tokens=self._tokens
-        )
+        self._storage = Storage(layout, Disk(), bucket=bucket, fences=fences, tokens=self._tokens)
         self._coordinate()
 
     def _coordinate(self) -> None:

@@ -282,11 +282,15 @@ def change_of(change: Change) -> ChangeOf | None:
 
 def change_of_wire(wire: frames.WireChange) -> ChangeOf:
     """Return what a change on the wire does."""
-    if wire[0] in changes.STATELESS_CHANGES:
+    if wire[0] in changes.STATELESS_CHANGES or _leaves_history(wire):
         return ChangeOf(What.CONFIGURE)
     found = change_of(changes.change_from_wire(wire, 0, 0))
     assert found is not None
     return found
+
+
+def _leaves_history(wire: frames.WireChange) -> bool:
+    return wire[0] == changes.CHANGE_DELETE_ENTRIES and changes.is_unseen(wire)
 
 
 Reporter = Callable[[str], None]

@@ -6,11 +6,11 @@ import pytest
 
 from holdfast.bench.tiers.buckets import Counted
 from holdfast.bench.tiers.prices import (
-    MONTH_SECONDS,
     Requests,
     requests_dollars_per_month,
     storage_dollars_per_month,
 )
+from holdfast.protocol.monitoring.prices import MONTH_SECONDS
 
 
 def test_four_puts_a_second_are_fifty_two_dollars_a_month() -> None:

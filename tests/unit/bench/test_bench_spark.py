@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench.spark.spark_export import QUICK, Stores, _traces, made_up, make_stores
+from holdfast.bench.spark.spark_export import QUICK
+from holdfast.bench.spark.stores import Stores, editing_traces, made_up, make_stores
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import open_bucket
@@ -16,8 +17,8 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
 def test_made_up_values_are_so_many_and_the_same_each_time() -> None:
-    values = [value for tick in made_up(QUICK.messages) for value in tick]
-    assert len(values) == len(set(values)) == QUICK.messages
+    values = [value for tick in made_up(QUICK.messages[0]) for value in tick]
+    assert len(values) == len(set(values)) == QUICK.messages[0]
     assert [*made_up(3)] == [*made_up(3)]
     assert 50 < sum(map(len, values)) / len(values) < 70
 
@@ -26,10 +27,10 @@ def test_every_store_is_a_closed_file_and_a_snapshot(tmp_path: Path) -> None:
     made = make_stores(tmp_path, ((f"s{count}", made_up(count)) for count in (3, 7000)))
     assert isinstance(made, Stores)
     assert made.messages == 7003
-    assert made.file_bytes == sum(path.stat().st_size for _, path in made.files)
-    for name, path in made.files:
+    assert made.file_bytes == sum(path.stat().st_size for _, path, _ in made.files)
+    for name, path, last_seq in made.files:
         with closing(StoreFile.open(path, StoreId("acme", StoreKind.STREAM, name))) as file:
-            assert file.meta.count == int(name[1:])
+            assert file.meta.count == last_seq == int(name[1:])
     with closing(open_bucket(made.bucket)) as bucket:
         published = dict(open_manifests(bucket).entries())
     assert {store.name for store in published} == {"s3", "s7000"}
@@ -37,4 +38,4 @@ def test_every_store_is_a_closed_file_and_a_snapshot(tmp_path: Path) -> None:
 
 def test_a_folder_without_traces_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="traces"):
-        next(_traces(tmp_path))
+        next(editing_traces(tmp_path))

@@ -69,7 +69,7 @@ def test_keys_and_registry_are_for_their_user_alone(data: str) -> None:
     made = [root, *(root / "keys").rglob("*"), *(root / "auth").rglob("*")]
     assert {path.name for path in (root / "keys").iterdir()} == {
         *("account.nkey", "auth.nkey", "callout.xkey", "issuer.key", "servers.nkey"),
-        "system.nkey",
+        *("reports.nkey", "system.nkey"),
     }
     for path in made:
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -87,13 +87,18 @@ def test_setting_up_twice_overwrites_nothing(data: str) -> None:
     assert before == {path: path.read_bytes() for path in Path(data, "keys").iterdir()}
 
 
-def test_set_up_adds_a_key_that_an_older_version_did_not_make(data: str) -> None:
-    key = Path(data, "keys", "system.nkey")
+@pytest.mark.parametrize(
+    ("name", "subject"), [("system", ".KICK"), ("reports", "hf._.coord.report")]
+)
+def test_set_up_adds_a_key_that_an_older_version_did_not_make(
+    data: str, name: str, subject: str
+) -> None:
+    key = Path(data, "keys", f"{name}.nkey")
     before = {path: path.read_bytes() for path in key.parent.iterdir() if path != key}
     key.unlink()
-    assert ".KICK" not in done("nats-config", "--data", data)
-    assert printed("auth", "init", "--data", data)["public_keys"]["system"][0] == "U"
-    assert ".KICK" in done("nats-config", "--data", data)
+    assert subject not in done("nats-config", "--data", data)
+    assert printed("auth", "init", "--data", data)["public_keys"][name][0] == "U"
+    assert subject in done("nats-config", "--data", data)
     assert before == {path: path.read_bytes() for path in before}
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
 
@@ -115,6 +120,7 @@ def test_set_up_prints_public_keys_alone(tmp_path: Path) -> None:
         "auth": "U",
         "servers": "U",
         "system": "U",
+        "reports": "U",
     }
     for file in (tmp_path / "data" / "keys").iterdir():
         assert file.read_text() not in result.output

@@ -16,10 +16,13 @@ from holdfast.cli.access.audit import event_row
 from holdfast.cli.access.auth import init_report
 from holdfast.cli.access.issuer import issuer_row
 from holdfast.cli.access.token import token_row
+from holdfast.cli.balancing.move import move_report
+from holdfast.cli.balancing.rebalance import rebalance_report
 from holdfast.cli.command import holdfast
 from holdfast.cli.commands.backup import delete_report, restore_report, version_row
 from holdfast.cli.commands.collect import collect_report
 from holdfast.cli.commands.probe import probe_report
+from holdfast.cli.commands.purge import Erasure
 from holdfast.cli.commands.rebuild import rebuild_report
 from holdfast.cli.commands.verify import verdict_row
 from holdfast.cli.demo.plan import DemoPlan
@@ -37,16 +40,18 @@ from holdfast.cli.render import (
 )
 from holdfast.cli.settings import CLIENT_OPTIONS, NATS_OPTIONS
 from holdfast.cli.stores.configuring import config_json
+from holdfast.cli.stores.details import StoreDetails, to_json
 from holdfast.cli.tenants.bucket import places_report
 from holdfast.cli.tenants.use import tenant_row
-from holdfast.client.wire.router import AskedOfServer
+from holdfast.cli.watching.servers import part_row
+from holdfast.client.wire.router import AskedOfServer, LoadOfServer, Rebalance
 from holdfast.protocol.access.audit_event import AuditEvent
 from holdfast.protocol.access.quota import Quota, TenantInfo
 from holdfast.protocol.access.rights import ALL_RIGHTS
 from holdfast.protocol.access.tokens import Token, TokenLimits
 from holdfast.protocol.bus.login import variable
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
-from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
+from holdfast.protocol.control import Owner, ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.messages import (
     Ack,
     Change,
@@ -57,6 +62,7 @@ from holdfast.protocol.messages import (
     Head,
     Message,
 )
+from holdfast.protocol.monitoring.samples import PartStatistics
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
 from holdfast.shared_fs.access.key_folder import PublicKeys
@@ -74,8 +80,10 @@ from holdfast.shared_fs.snapshots.places import TenantPlace
 from holdfast.spark.export.compaction import CompactionReport
 from holdfast.spark.export.export import ExportReport
 from holdfast.spark.replay import ImportReport
+from holdfast.spark.tables.erasing import TableErasure
 from tests.support import documents
 from tests.support.documents import ROOT, documented_json, fenced, read
+from tests.unit.cli.test_watching import a_cost, a_report
 
 DOCUMENT = read("cli.md")
 SECTION = re.compile(r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
@@ -86,13 +94,16 @@ STORE = StoreId("default", StoreKind.STREAM, "notes")
 VERSION = dict.fromkeys(
     ("revision", "epoch", "time", "taken", "last_seq", "count", "bytes", "stored_bytes", "key"), 1
 )
+REMAIN = dict.fromkeys(("place", "count", "bytes", "holds_values", "example", "removed_by"))
 FAILURE = {"tenant": "t", "name": "n", "error": "e", "message": "m"}
+PART = PartStatistics("coordinator", "c1", "h", 1, 0.1, ())
 LISTED = StoreInfo(1, "notes", "s1", "i", 1, StoreState.DURABLE)
 EVENT = AuditEvent(
     "1", 1, "request", "refused", "p", "h", details={"asked": "write", "missing": "write"}
 )
 TENANT = TenantInfo("acme", 12, 3, 4096, Quota(20, 10**10, 5000.0, 2e7, max_open_stores=10), 4, 0)
 ASKED = AskedOfServer("s1", 12.0, 3456.0)
+BALANCE = Rebalance([LoadOfServer("s1", 9012.5, 8400.0, 1.2e6, 5392)], [], False, 91, 0)
 SERVER = ServerInfo("s1", "i", "live", 0.2, 12, 3, 40.0, 81920)
 TOKEN = Token("i", "s", "t", (">",), ALL_RIGHTS, 1, 2, "ada", TokenLimits(1, 1, 1))
 ENTRY = Entry("theme", b"dark", {}, 3, 1795230214000)
@@ -189,8 +200,15 @@ def documented(path: str) -> Any:
         ("kv set NAME KEY [VALUE]", ack_json(Ack(None, 3, 1, Durability.SYNCED))),
         ("kv watch NAME [KEY_PREFIX]", change_json(Change(ChangeKind.SET, 3, 1, entry=ENTRY))),
         ("kv delete NAME KEY", deleted_json(Deleted(1, 4))),
-        ("stores [NAME_PREFIX]", {"stores": [store_row(LISTED)]}),
-        ("servers", {"servers": [SERVER._asdict()]}),
+        ("stores [NAME_PREFIX]", {"stores": [to_json(StoreDetails(LISTED), store_row(LISTED))]}),
+        ("servers", {"servers": [SERVER._asdict()], "parts": [part_row(PART)]}),
+        (
+            "move STORE SERVER",
+            move_report(STORE, Owner("s1", "1", 3), Owner("s2", "1", 4), 0.1),
+        ),
+        ("rebalance", rebalance_report(BALANCE, BALANCE, dry_run=False, seconds=1.0)),
+        ("report", a_report()),
+        ("cost", a_cost()),
         ("audit", {"events": [event_row(EVENT)]}),
         ("tenants", {"tenants": [tenant_row(TENANT)]}),
         ("tenant set TENANT", {"tenant": "acme", "quota": TENANT.quota.to_wire()}),
@@ -202,7 +220,21 @@ def documented(path: str) -> Any:
         ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
         ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),
         ("restore STORE", restore_report(STORE, VERSION | {"exact": True, "replayed": 0})),
-        ("delete STORE", delete_report(STORE, VERSION | {"files": 1, "snapshots": 1})),
+        (
+            "delete STORE",
+            delete_report(STORE, VERSION | {"files": 1, "snapshots": 1, "remains": [REMAIN]}),
+        ),
+        (
+            "purge [STORE]",
+            Erasure(
+                "acme",
+                STORE,
+                looked_at={"packs": 1},
+                servers=["s"],
+                tables=[TableErasure("t").to_json()],
+                remains=[REMAIN],
+            ).to_json(),
+        ),
         (
             "verify [STORE...]",
             {"stores": [verdict_row(StoreVerdict(STORE, problems=["p"]))], "problems": ["p"]},

@@ -20,7 +20,7 @@ from holdfast.cli import render
 from holdfast.cli.advice import explain
 from holdfast.cli.cluster.cluster import ClusterOptions
 from holdfast.cli.command import holdfast
-from holdfast.cli.commands import backup, servers, up, verify
+from holdfast.cli.commands import backup, up, verify
 from holdfast.cli.commands.backup import version_row
 from holdfast.cli.commands.verify import verdict_row
 from holdfast.cli.render import preview
@@ -29,11 +29,13 @@ from holdfast.cli.stores import file_values
 from holdfast.cli.stores.file_values import write_value
 from holdfast.cli.stores.following import follow
 from holdfast.cli.stores.values import read_value
+from holdfast.cli.watching import servers
 from holdfast.protocol.control import ServerInfo
 from holdfast.protocol.errors import ConnectionFailedError
 from holdfast.protocol.limits import MAX_VALUE_BYTES
+from holdfast.protocol.monitoring.samples import PartStatistics
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.protocol.serving.process import ZonedFormatter
+from holdfast.protocol.serving.log_format import ZonedFormatter
 from holdfast.shared_fs.inspection.verification import StoreVerdict
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -58,10 +60,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def found(settings: Settings) -> list[ServerInfo]:
-        return [SERVER, SERVER._replace(state="live")]
+    async def found(
+        settings: Settings, *, with_parts: bool
+    ) -> tuple[list[ServerInfo], list[PartStatistics]]:
+        part = PartStatistics("standby", "faf846cb4fbd723d", "some-host-1.example.org", 1, 0.1, ())
+        return [SERVER, SERVER._replace(state="live")], [part]
 
-    monkeypatch.setattr(servers, "_servers", found)
+    monkeypatch.setattr(servers, "_listed", found)
     assert CliRunner().invoke(holdfast, ["servers"]).exit_code == 0
 
 
@@ -83,10 +88,10 @@ def test_a_table_fits_in_80_columns_and_keeps_one_line_a_row(
 ) -> None:
     TABLES[table](monkeypatch)
     lines = ESCAPE.sub("", terminal.getvalue()).splitlines()
-    assert len(lines) == (3 if table == "servers" else 2)
+    assert len(lines) == (4 if table == "servers" else 2)
     for line in lines:
         assert len(line.rstrip()) <= 80
-    assert any(word in lines[1] for word in ("persist-server-1", "project.42.patches"))
+    assert any(word in lines[1] for word in ("standby", "project.42.patches"))
 
 
 def test_what_was_left_out_of_a_table_is_told(

@@ -60,6 +60,7 @@ def test_the_version_is_the_package_s() -> None:
         *("stream append notes value --lines", "stream append notes --lines --msg-id 1"),
         "stream append notes value --header 'no equals sign'",
         *("stream append notes value --durability perhaps", "stores --kind queue"),
+        *("up --http here", "up --http x:1 --no-http"),
         *("up --servers 0", "up --port 70000", "persist --data somewhere", "coordinator"),
         *("demo --repo /nonexistent/folder", "--timeout 0 servers"),
     ],

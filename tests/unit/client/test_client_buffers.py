@@ -9,6 +9,7 @@ from holdfast.client.following.buffers import Buffers, Share, size_of
 from holdfast.client.following.merge import Broadcast, Cursor, Merge
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.frames import ChangeBatch
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.messages import Change, ChangeKind, Entry, Message
 from tests.support.effort import examples
@@ -66,6 +67,8 @@ def test_sizes_count_values_keys_headers_and_what_was_deleted() -> None:
 
     assert of_message(b"x" * 1000) == of_message(b"") + 1000
     assert of_message(b"", a="b" * 100) > of_message(b"") + 100
+    block = Message(1, b"", HeaderBlock(b"not even a block" * 10), 0, 1)
+    assert size_of(Change(ChangeKind.SET, 1, 0, message=block)) == of_message(b"") + 160
     entry = Change(ChangeKind.SET, 1, 0, entry=Entry("k" * 500, b"", {}, 1, 0))
     assert size_of(entry) > 500
     deleted = Change(ChangeKind.DELETE, 1, 0, seqs=tuple(range(100)))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.handles.large_value import with_large_value
-from holdfast.client.handles.value_source import opened, write_file
+from holdfast.client.large_values.large_value import with_large_value
+from holdfast.client.large_values.value_source import opened, write_file
 from holdfast.protocol.errors import ValueReplacedError
 from holdfast.protocol.messages import Entry, LargeValue
 

@@ -19,11 +19,13 @@ from holdfast.protocol.errors import (
     WrongLastSeqError,
 )
 from holdfast.protocol.frames import APPEND, BATCH, SET_ENTRY, pack, unpack
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import (
     MAX_DELETE_COUNT,
     MAX_FRAME_OPERATIONS,
     MAX_HEADERS_BYTES,
     MAX_KEY_BYTES,
+    MAX_MESSAGE_SUBJECT_BYTES,
     MAX_MSG_ID_BYTES,
     MAX_VALUE_BYTES,
 )
@@ -43,6 +45,18 @@ append: Callable[..., Any] = operations.append_operation
                 *((b"", None, ""), (b"", None, 7), (b"", None, None, -1), (b"", None, None, True)),
             )
         ),
+        *(
+            (partial(append, b"", subject=subject), InvalidArgumentError)
+            for subject in ("", "a..b", "a.", "a.*", ">", "a b", 7, ["a"], b"a", "\ud800")
+        ),
+        (lambda: append(b"", subject="x" * (MAX_MESSAGE_SUBJECT_BYTES + 1)), TooLargeError),
+        (lambda: append(b"", HeaderBlock(b"no block")), InvalidArgumentError),
+        (lambda: append(b"", HeaderBlock(b"NATS/1.0\r\n" + bytes(1 << 16))), TooLargeError),
+        (lambda: operations.append_options(-1, None, None), InvalidArgumentError),
+        (lambda: operations.append_options(None, "a.*", None), InvalidArgumentError),
+        (lambda: operations.append_options(0, "a.>.b", None), InvalidArgumentError),
+        (lambda: operations.append_options(None, None, "some"), InvalidArgumentError),
+        (lambda: operations.split_value((b"", None, "a", "b")), InvalidArgumentError),
         (lambda: append(b"x" * (MAX_VALUE_BYTES + 1)), TooLargeError),
         (lambda: append(b"", {"a": "x" * MAX_HEADERS_BYTES}), TooLargeError),
         (lambda: append(b"", None, "x" * (MAX_MSG_ID_BYTES + 1)), TooLargeError),
@@ -92,6 +106,34 @@ def test_what_is_not_given_is_not_sent() -> None:
     assert append(b"v", {"a": "b"}) == [APPEND, b"v", {"a": "b"}]
     assert append(b"v", None, "id") == [APPEND, b"v", None, "id"]
     assert append(b"v", None, None, 0) == [APPEND, b"v", None, None, 0]
+
+
+def test_a_subject_and_what_is_expected_of_it_follow_the_rest() -> None:
+    packed = operations.packed_append(b"v", None, None, None, None, "a.b")
+    assert unpack(packed) == [APPEND, b"v", None, None, None, None, "a.b"]
+    options = operations.append_options(3, "a.*", "sub")
+    assert append(b"v", {"h": "x"}, "id", 1, 2.5, "a.b", options) == [
+        *(APPEND, b"v", {"h": "x"}, "id", 1, 2.5, "a.b", None),
+        {"expected_last_subject_seq": 3, "expected_subject": "a.*", "rollup": "sub"},
+    ]
+    assert operations.append_options(None, None, None) is None
+    # KV clients of JetStream purge many keys with one message.
+    assert append(b"", subject="a.*", options={"rollup": "sub"})[6] == "a.*"
+    with pytest.raises(InvalidArgumentError):
+        append(b"", subject="a.*", options={"rollup": "all"})
+
+
+def test_a_header_block_is_sent_byte_for_byte_and_a_kv_gets_what_is_in_it() -> None:
+    block = HeaderBlock(b"NATS/1.0\r\na: 1\r\na: 2\r\nb: 3\r\n\r\n")
+    assert append(b"v", block) == [APPEND, b"v", block.block]
+    assert operations.set_entry_operation("k", b"v", block)[3] == {"a": "1, 2", "b": "3"}
+    assert operations.checked_map(block) == {"a": "1, 2", "b": "3"}
+
+
+def test_an_item_of_a_batch_may_have_headers_and_a_subject() -> None:
+    assert operations.split_value(b"v") == (b"v", None, None)
+    assert operations.split_value((b"v", {"a": "b"})) == (b"v", {"a": "b"}, None)
+    assert operations.split_value((b"v", None, "a.b")) == (b"v", None, "a.b")
 
 
 def test_a_batch_is_one_operation() -> None:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from holdfast.client.values.codec import RAW, codec_of
 from holdfast.client.values.values import Values
+from holdfast.client.wire.operations import entry_from_wire
 from holdfast.protocol import compression
 from holdfast.protocol.compression import ENCODING_HEADER, ZSTD, compressed, decompressed
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError, ValueUnreadableError
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import COMPRESS_ABOVE_BYTES, MAX_HEADERS_BYTES, MAX_VALUE_BYTES
 from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue, Message
 from holdfast.shared_fs.store_file.exported_values import exported, exported_bytes, stored_again
@@ -178,3 +180,17 @@ def test_what_was_exported_is_about_as_small_again_as_it_was_stored() -> None:
         assert decompressed(again, headers or {}, "it") == (text, {})
         assert len(again) < len(packed) + 20
     assert stored_again(b"short", {"a": "b"}, 100) == (b"short", {"a": "b"})
+
+
+def test_a_value_with_a_header_block_is_never_compressed_nor_taken_for_compressed() -> None:
+    block = HeaderBlock(b"NATS/1.0\r\nhf-encoding: zstd\r\n\r\n")
+    value = b"again and " * 1000
+    stored = values().stored(value, block)
+    assert stored == (value, block)
+    assert stored[1] is block
+    assert exported(value, block.block) == (value, block.block)
+    message = Message(1, value, block, 0, 1, None, "a")
+    assert values().message(message) is message
+    # Owners took header blocks for entries once.
+    entry = entry_from_wire(["k", 1, 0, value, block.block])
+    assert entry.headers == block and values().entry(entry) is entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from holdfast.client.live.live_entries import (
 )
 from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.protocol.errors import BusyError, LargeValueNotHeldError, LimitExceededError
-from holdfast.protocol.messages import Change, ChangeKind, Entry, LargeValue
+from holdfast.protocol.messages import Change, ChangeKind, Entry, Headers, LargeValue
 from tests.support.effort import examples
 
 REFUSAL = LimitExceededError(what="max_messages", limit=1, value=2)
@@ -42,16 +43,16 @@ class Owner:
         if write.expected_revision != (0 if before is None else before.revision):
             return None
         if write.value is not None:
-            entry = Entry(write.key, write.value, {}, self.revision + 1, 0)
+            entry = Entry(write.key, write.value, dict(write.headers), self.revision + 1, 0)
             self.entries[write.key] = entry
             self.log.append(Change(ChangeKind.SET, entry.revision, 0, entry=entry))
         elif self.entries.pop(write.key, None):
             self.log.append(Change(ChangeKind.DELETE, self.revision + 1, 0, keys=(write.key,)))
         return self.revision
 
-    def put_large(self, key: str, large: LargeValue) -> None:
+    def put_large(self, key: str, large: LargeValue, headers: Headers | None = None) -> None:
         """Somebody else uploads a value."""
-        entry = Entry(key, b"", {}, self.revision + 1, 0, large)
+        entry = Entry(key, b"", dict(headers or {}), self.revision + 1, 0, large)
         self.entries[key] = entry
         self.log.append(Change(ChangeKind.SET, entry.revision, 0, entry=entry))
 
@@ -294,6 +295,60 @@ def test_a_rejection_leaves_what_was_written_since() -> None:
     assert ada.live.confirmed["k"].value == b"less"
 
 
+def test_a_lost_answer_is_known_by_value_and_headers() -> None:
+    owner, ada, _ = pair()
+    ada.live.write("k", b"1", {"by": "ada"}, 60.0)
+    ada.send()
+    ada.arrive()
+    ada.lose()
+    ada.follow()
+    assert (ada.live.unsaved, owner.revision) == ((), 1)
+    assert ada.live.confirmed["k"].headers == {"by": "ada"}
+
+
+def test_the_same_value_of_others_is_no_reason_to_drop_headers_or_a_ttl() -> None:
+    for headers, ttl_seconds in (({"by": "ada"}, None), ({}, 60.0)):
+        owner, ada, bob = pair()
+        ada.live.write("k", b"1", headers, ttl_seconds)
+        bob.live.write("k", b"1")
+        bob.save()
+        ada.save()
+        ada.save()
+        assert ada.live.unsaved == ()
+        assert owner.revision == 2
+        assert owner.entries["k"].headers == headers
+
+
+def test_a_later_write_of_the_same_value_has_its_own_ttl() -> None:
+    owner, ada, _ = pair()
+    ada.live.write("k", b"1")
+    ada.send()
+    ada.arrive()
+    ada.lose()
+    ada.live.write("k", b"1", {}, 60.0)
+    ada.follow()
+    ada.save()
+    assert (ada.live.unsaved, owner.revision) == ((), 2)
+
+
+def test_an_own_large_value_is_held_until_it_is_stored_also_if_its_answer_was_lost() -> None:
+    value = bytes(range(256)) * 5000
+    large = LargeValue(bytes(16), len(value), hashlib.sha256(value).digest(), 7)
+    for is_lost in (False, True):
+        owner, ada, _ = pair()
+        ada.live.write("k", value, {"by": "ada"})
+        [write] = ada.live.take_flight(3, 100)
+        owner.put_large(write.key, large, write.headers)
+        if is_lost:
+            ada.live.unanswered("k")
+        else:
+            ada.live.stored("k", owner.revision, 0, large)
+        ada.follow()
+        assert (ada.live.visible, ada.live.unsaved) == ({"k": large}, ())
+        assert ada.live.confirmed["k"].headers == {"by": "ada"}
+        assert told(ada) == [EntryChange("k", value, None, Origin.LOCAL)], "once, as it was written"
+
+
 LARGE = LargeValue(bytes(16), 5_000_000, bytes(32), 7)
 
 
@@ -433,6 +488,7 @@ def test_whatever_happens_all_replicas_end_alike_and_no_update_is_lost(
     replicas = [Replica(owner, union if merging else local_wins) for _ in range(3)]
     keys = ["a", "b"]
     words: dict[str, set[bytes]] = {key: set() for key in keys}
+    headers_of: dict[bytes, dict[str, str]] = {}
 
     def write(replica: Replica) -> None:
         key = chance.choice(keys)
@@ -445,7 +501,8 @@ def test_whatever_happens_all_replicas_end_alike_and_no_update_is_lost(
             replica.live.write(key, None)
         else:
             words[key].add(word)
-            replica.live.write(key, word)
+            headers_of[word] = chance.choice([{}, {"w": word.decode()}])
+            replica.live.write(key, word, headers_of[word], chance.choice([None, 60.0]))
 
     steps: list[Callable[[Replica], None]] = [
         *[write] * 3,
@@ -470,6 +527,8 @@ def test_whatever_happens_all_replicas_end_alike_and_no_update_is_lost(
         assert replica.live.unsaved == replica.live.conflicts == ()
         assert replica.live.unsaved_bytes == 0
         assert replica.live.visible == final
+        for entry in replica.live.confirmed.values():
+            assert entry.headers == headers_of.get(entry.value, {})
     if merging:
         assert {key: set(value.split()) for key, value in final.items()} == {
             key: found for key, found in words.items() if found

@@ -30,7 +30,7 @@ from holdfast.protocol.access.audit_event import (
 )
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
-from holdfast.protocol.errors import NotOwnerError, UnavailableError
+from holdfast.protocol.errors import MalformedFrameError, NotOwnerError, UnavailableError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.serving.audit_trail import tell_recorder
 from holdfast.protocol.serving.mishaps import Mishaps
@@ -60,6 +60,10 @@ class World:
     #: How many answers are lost once the events are stored.
     lost_answers: int = 0
     answers: list[asyncio.Future[None]] = field(default_factory=list)
+    #: What somebody answers in place of the owner.
+    forged: bytes | None = None
+    #: What somebody answers in place of the coordinator.
+    forged_owners: bytes | None = None
 
     def recorder(self) -> AuditRecorder:
         return AuditRecorder(self.life)
@@ -82,9 +86,13 @@ class World:
         await self.owner.subscribe(SUBJECTS.own("s1", AUDIT_STORE.tenant), self._frame)
 
     def _owners(self, message: BusMessage) -> None:
-        self._answer(message, frames.encode_control(term=1, owners=[["s1", "i", 1]]))
+        owners = frames.encode_control(term=1, owners=[["s1", "i", 1]])
+        self._answer(message, owners if self.forged_owners is None else self.forged_owners)
 
     def _frame(self, message: BusMessage) -> None:
+        if self.forged is not None:
+            self._answer(message, self.forged)
+            return
         _, [group] = frames.decode_request(message.payload)
         assert (group.kind, group.name) == AUDIT_STORE[1:]
         if group.operations[0][0] == frames.HEAD:
@@ -191,3 +199,26 @@ async def test_the_outbox_is_emptied_once_its_events_are_stored(tmp_path: Path) 
         # What makes no sense stays, and holds nothing up.
         assert list(outbox.waiting()) == ["events/o0-nonsense"]
         assert first == "events/o0"
+
+
+_NO_RESULTS = frames.encode_outcome(1, 1, int(Durability.SYNCED), [])
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"forged_owners": frames.encode_control(term=1)},
+        {"forged_owners": frames.encode_control(owners=[])},
+        {"forged_owners": frames.encode_control(owners=[[]])},
+        {"forged": frames.encode([])},
+        {"forged": frames.encode([[0]])},
+        {"forged": frames.encode([[0, 1]])},
+        {"forged": frames.encode([[0, 0, _NO_RESULTS]])},
+    ],
+)
+async def test_an_answer_of_a_wrong_shape_is_an_error_of_ours(
+    tmp_path: Path, forged: dict[str, bytes]
+) -> None:
+    async with a_world(tmp_path, **forged) as world:
+        with pytest.raises(MalformedFrameError):
+            await world.recorder().record([EVENT])

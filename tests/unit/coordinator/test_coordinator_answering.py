@@ -30,6 +30,8 @@ from holdfast.protocol.errors import (
     UnknownOperationError,
 )
 from holdfast.protocol.frames import decode_control, encode_control
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.subjects import Subjects
 
@@ -43,7 +45,8 @@ class Answering:
     def __init__(self) -> None:
         bus: Any = SimpleNamespace(max_payload_bytes=1 << 20)
         mishaps, wakeup = Mishaps(logging.getLogger("holdfast.test")), Wakeup()
-        self.replies = Replies(bus, "c1", mishaps, wakeup)
+        statistics = Statistics(PartKind.COORDINATOR, "c1", 0)
+        self.replies = Replies(bus, "c1", mishaps, wakeup, statistics)
         self.waiting = WaitingReplies(self.replies, 7, lambda: 1000)
         self.inbox = RequestInbox(SUBJECTS, "c1", self.waiting, self.replies, mishaps, wakeup)
 

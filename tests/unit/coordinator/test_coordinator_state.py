@@ -21,9 +21,11 @@ from holdfast.coordinator.answering.requests import (
     CreatedStore,
     DeletedRequest,
     Drain,
+    Forget,
     ListingSight,
     ListServers,
     ListStores,
+    MoveStore,
     Open,
     OpenStore,
     Register,
@@ -44,6 +46,7 @@ from holdfast.protocol.errors import (
     InvalidNameError,
     LastServerError,
     NotFoundError,
+    ServerInUseError,
     UnknownOperationError,
 )
 from holdfast.protocol.frames import encode_control
@@ -220,6 +223,38 @@ def test_a_drain_is_remembered_through_restarts_and_deaths_until_a_release(path:
                 assert state.servers.drains() == expected
 
 
+def test_only_a_dead_server_without_stores_is_forgotten(state: StateFile) -> None:
+    dead, suspect = member("a", ServerState.DEAD), member("b", ServerState.SUSPECT)
+    own(state, ONE)
+    forgotten = {"term": 1, "incarnation": "a1"}
+    check(
+        state,
+        (Forget("nobody", True), NotFoundError),
+        (Forget("b", True), ServerInUseError),
+        (Forget("a", False), ServerInUseError),
+        records=(DEAD_A, LIVE_B),
+        members=(dead, suspect),
+    )
+    with state.transaction():
+        assert state.servers.forgotten() == set()
+    # Its store belongs to nobody then, and is as safe as before: the next epoch is higher.
+    check(state, (Forget("a", True), forgotten), (Forget("a", False), forgotten), members=(dead,))
+    assert row_of(state, ONE).owner_ended  # type: ignore[union-attr]
+    check(state, (ResolveRequest((ONE,)), [["b", "b1", 2]]), members=(B,))
+
+
+def test_a_forgotten_server_is_known_as_such_until_it_registers_again(path: Path) -> None:
+    dead = (member("a", ServerState.DEAD),)
+    for records, expected in (((LIVE_A, DEAD_A), {"a"}), ((RecordLive("a", "a2"),), set())):
+        with closing(open_state_file(path, Disk())) as state:
+            run(state, records=records)
+            if records[0] is LIVE_A:
+                run(state, Forget("a", False), members=dead)
+            with state.transaction():
+                assert state.servers.forgotten() == expected
+                assert state.servers.get("a", "a1") == (IncarnationState.RELEASED, 0)
+
+
 def test_a_grant_is_above_the_epoch_that_the_server_has_found(state: StateFile) -> None:
     def found(*epochs: tuple[StoreId, int]) -> Open:
         return Open("a", "a1", tuple(OpenStore(store, False, epoch) for store, epoch in epochs))
@@ -258,9 +293,60 @@ def test_a_late_release_of_an_earlier_epoch_changes_nothing(state: StateFile) ->
     )
 
 
+def test_a_store_is_released_to_the_server_that_is_named_if_that_takes_stores(
+    state: StateFile,
+) -> None:
+    own(state, ONE, TWO, records=(LIVE_A, LIVE_B))
+    to_b = (ReleasedStore(ONE, 1),)
+    check(
+        state,
+        ReleaseRequest("a", "a1", to_b, to="nobody"),
+        (ResolveRequest((ONE,)), [["a", "a1", 2]]),
+        members=(A,),
+    )
+    check(
+        state,
+        ReleaseRequest("a", "a1", (ReleasedStore(ONE, 2), ReleasedStore(TWO, 1)), to="b"),
+        # It may arrive twice, and late.
+        ReleaseRequest("a", "a1", (ReleasedStore(ONE, 2),), to="a"),
+        (writes("a", ONE), [refused("a")]),
+        (writes("b", ONE, TWO), [[3, 1, 1], [2, 1, 1]]),
+        members=(A, B),
+    )
+    check(
+        state,
+        Drain("b", True),
+        ReleaseRequest("a", "a1", to_b, to="b"),
+        ReleaseRequest("b", "b1", (ReleasedStore(ONE, 3),), to="b"),
+        (ResolveRequest((ONE,)), [["a", "a1", 4]]),
+        members=(A, B),
+    )
+
+
+def test_an_operator_moves_a_store_that_exists_to_a_server_that_takes_stores(
+    state: StateFile,
+) -> None:
+    own(state, ONE, records=(LIVE_A, LIVE_B))
+    run(state, ResolveRequest((TWO,)), members=(B,))
+    check(
+        state,
+        (MoveStore(TWO, "b"), NotFoundError),
+        (MoveStore(ONE, "c"), NotFoundError),
+        (MoveStore(ONE, "a"), {"term": 1, "owner": ["a", "a1", 1], "moving": False}),
+        (MoveStore(ONE, "b"), {"term": 1, "owner": ["a", "a1", 1], "moving": True}),
+        (reads("a", ONE), [[1, 1, 1]]),
+        releases("a", ONE, 1),
+        (MoveStore(ONE, "b"), {"term": 1, "owner": ["b", "b1", 2], "moving": False}),
+        (reads("b", ONE), [[2, 1, 1]]),
+        Drain("b", True),
+        (MoveStore(ONE, "b"), NotFoundError),
+        members=(A, B),
+    )
+
+
 def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
     own(state, ONE, TWO)
-    nobodys = [[1, "one", "", "", 1, 1, False], [1, "two", "", "", 1, 1, False]]
+    nobodys = [[1, "one", "", "", 1, 1, False, None], [1, "two", "", "", 1, 1, False, None]]
     check(
         state,
         (Vacate("a", "a1", 1), {"term": 1}),
@@ -298,7 +384,8 @@ def test_an_incarnation_that_has_ended_vacates_nothing(state: StateFile) -> None
 def test_stores_found_on_disk_are_durable_and_keep_their_owner(state: StateFile) -> None:
     durable, created = StoreState.DURABLE, StoreState.CREATED
     own(state, ONE)
-    one, two = [1, "one", "a", "a1", 1, durable, False], [1, "two", "", "", 3, durable, False]
+    one = [1, "one", "a", "a1", 1, durable, False, None]
+    two = [1, "two", "", "", 3, durable, False, None]
     check(
         state,
         (LISTED, [one, two]),
@@ -322,7 +409,7 @@ def test_a_cold_store_is_hot_again_once_its_file_is_durable_beyond_the_snapshot(
         (reads("a", ONE), [[1, 2, 2, 5, 5]]),
         # A late repetition of what was said before it went cold.
         Created("a", "a1", (CreatedStore(ONE, 5), CreatedStore(ONE))),
-        (LISTED, [[1, "one", "a", "a1", 1, 2, True]]),
+        (LISTED, [[1, "one", "a", "a1", 1, 2, True, None]]),
         Created("a", "a1", (CreatedStore(ONE, 6),)),
         (reads("a", ONE), [[1, 2, 2, None, 6]]),
         records=(LIVE_A,),

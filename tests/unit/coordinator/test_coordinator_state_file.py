@@ -15,7 +15,6 @@ from holdfast.coordinator.answering.requests import Closed, ClosedStore, Release
 from holdfast.coordinator.decisions.events import RecordDead
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
 from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION
-from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import (
     DeposedError,
@@ -24,6 +23,7 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
 )
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.disk.disk import Disk
 from tests.support.coordinator_batches import (
     LIVE_A,

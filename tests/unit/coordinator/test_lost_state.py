@@ -14,10 +14,10 @@ from holdfast.coordinator.state.lost_state import (
     stores_on_disk,
 )
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
-from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.errors import DeposedError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.bucket_log.fences import FileFences
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence, is_open

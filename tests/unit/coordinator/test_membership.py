@@ -23,6 +23,7 @@ from holdfast.coordinator.decisions.events import (
     RecordLive,
     Registered,
     Released,
+    ServerForgotten,
     Started,
     Suspected,
     TellToDrain,
@@ -414,6 +415,20 @@ def test_a_drain_outlives_a_death_and_ends_with_a_release(world: World) -> None:
     world(Registered("a", "3"))
     assert world.state is ServerState.LIVE
     assert world.beat("3") == []
+
+
+def test_a_forgotten_server_is_no_member_and_its_incarnation_stays_dead(world: World) -> None:
+    world(DrainChanged("a", True))
+    assert world(ServerForgotten("a")) == []
+    assert world.state is ServerState.DRAINING, "only a dead one is forgotten"
+    begin_fence(world)
+    world(FenceWritten("a", "1"))
+    assert world(ServerForgotten("a")) == []
+    assert world.membership.members(world.now) == []
+    assert world.membership.standing("a", "1") is ServerStanding.ENDED
+    assert world.beat("1") == []
+    assert world(Registered("a", "2")) == [RecordLive("a", "2")]
+    assert world.state is ServerState.LIVE
 
 
 def test_draining_a_server_that_is_not_there_does_nothing(world: World) -> None:

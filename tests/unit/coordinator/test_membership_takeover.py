@@ -49,6 +49,17 @@ def test_after_a_restart_the_dead_are_dead_and_are_not_probed() -> None:
     assert world.membership.standing("a", "1") is ServerStanding.ENDED
 
 
+def test_after_a_restart_forgotten_servers_are_not_listed_and_stay_dead() -> None:
+    world = World()
+    ended = [("a", "1"), ("b", "1"), ("a", "2")]
+    hearing = StandbyHeartbeats(world.now)
+    world.membership.restore([], ended, hearing, world.now, forgotten={"a"})
+    world.membership.validate()
+    assert [each.server for each in world.membership.members(world.now)] == ["b"]
+    for incarnation in ("1", "2"):
+        assert world.membership.standing("a", incarnation) is ServerStanding.ENDED
+
+
 def test_a_restarted_coordinator_gives_a_silent_server_the_whole_silence() -> None:
     world = taken_over(StandbyHeartbeats(100.0), after_seconds=0.1)
     assert world.unanswered(no_responders=True) == []

@@ -25,6 +25,8 @@ from holdfast.protocol.errors import (
     UnavailableError,
 )
 from holdfast.protocol.frames import decode_control
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
@@ -60,7 +62,8 @@ class World:
         life: Any = SimpleNamespace(background_tasks=self._tasks, storage=storage)
         bus: Any = SimpleNamespace(max_payload_bytes=1 << 20)
         mishaps = Mishaps(logging.getLogger("holdfast.test"))
-        self._replies = Replies(bus, "", mishaps, Wakeup())
+        statistics = Statistics(PartKind.COORDINATOR, "c1", 0)
+        self._replies = Replies(bus, "", mishaps, Wakeup(), statistics)
         self._proofs = Proofs(life, state, self._replies)
 
     async def __aenter__(self) -> Self:

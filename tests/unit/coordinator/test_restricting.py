@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.coordinator.answering.bookmarks import Bookmarks
 from holdfast.coordinator.answering.requests import (
     LISTING_COST_STORES,
     ListServers,
+    ListStatistics,
     ListStores,
     ResolveRequest,
     SuspectRequest,
@@ -16,6 +19,7 @@ from holdfast.coordinator.answering.requests import (
 from holdfast.coordinator.answering.restricting import restricted
 from holdfast.protocol.access.grants import KnownRights, TokenGrant
 from holdfast.protocol.access.rights import ALL_RIGHTS, Right
+from holdfast.protocol.access.tokens import EVERY_TENANT
 from holdfast.protocol.errors import InvalidNameError, NotAllowedError
 from holdfast.protocol.names import StoreId, StoreKind
 from tests.support.tokens import a_token
@@ -74,6 +78,15 @@ def test_a_listing_reads_only_names_that_may_match(
 def test_everybody_with_a_token_may_ask_for_servers() -> None:
     for request in (ListServers(), SuspectRequest("s1", "01")):
         assert restricted(request, grant(Right.READ, "notes"), BOOKMARKS) is request
+
+
+def test_statistics_of_gateways_are_shown_to_their_tenant_and_to_operators() -> None:
+    request = ListStatistics(None)
+    operator = a_token(tenant=EVERY_TENANT)
+    assert restricted(request, grant(Right.READ, "notes"), BOOKMARKS) == replace(
+        request, tenant="acme"
+    )
+    assert restricted(request, TokenGrant(operator, KnownRights(), 0.0), BOOKMARKS) is request
 
 
 def test_a_bookmark_counts_for_its_token_and_coordinator_and_tells_nothing() -> None:

@@ -18,6 +18,8 @@ from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.wakeup import Wakeup
 from holdfast.protocol.errors import BusyError, HoldfastError, StorageFailedError
 from holdfast.protocol.frames import decode_control
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.mishaps import Mishaps
 
 Lives = list[tuple[str, str]]
@@ -38,7 +40,8 @@ class World:
         life: Any = SimpleNamespace(background_tasks=self._tasks, storage=storage)
         bus: Any = SimpleNamespace(max_payload_bytes=1 << 20)
         mishaps = Mishaps(logging.getLogger("holdfast.test"))
-        self._replies = Replies(bus, "", mishaps, Wakeup())
+        statistics = Statistics(PartKind.COORDINATOR, "c1", 0)
+        self._replies = Replies(bus, "", mishaps, Wakeup(), statistics)
         self.seals = Seals(life, state, self._replies)
 
     async def __aenter__(self) -> Self:

@@ -12,10 +12,10 @@ import pytest
 from holdfast.coordinator.state import state_copy
 from holdfast.coordinator.state.lost_state import open_state
 from holdfast.coordinator.state.state_file import StateFile
-from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.control import Owner
 from holdfast.protocol.errors import DeposedError
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.bucket_log.fences import FileFences
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence, is_open

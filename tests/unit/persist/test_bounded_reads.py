@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import pytest
 
+from holdfast.persist.consumers.consumers import ConsumerState
 from holdfast.persist.operations import reads
-from holdfast.persist.store.consumers import ConsumerState
+from holdfast.persist.operations.read_rows import ReadBounds
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.releasing import Release
@@ -22,7 +23,7 @@ from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_SET_MESSAGE
 from holdfast.protocol.consumers import ConsumerConfig
 from holdfast.protocol.frames import Group
-from holdfast.protocol.limits import READ_SLICE_SECONDS
+from holdfast.protocol.limits import HURRIED_READS_PART, PAGE_ROWS, READ_SLICE_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
@@ -104,11 +105,12 @@ def test_no_read_is_begun_once_its_slice_is_over(tmp_path: Path) -> None:
             store,
             "s1",
             [[frames.GET_MESSAGE, seq] for seq in range(1, 100)],
-            is_late=lambda: next(late),
+            bounds=ReadBounds(lambda: next(late)),
         )
         assert [row[0] for row in results] == [1, 2, 3]
         # One at least, or nobody would get on.
-        assert len(reads.execute(store, "s1", [[frames.HEAD]] * 9, is_late=lambda: True)) == 1
+        heads = reads.execute(store, "s1", [[frames.HEAD]] * 9, bounds=ReadBounds(lambda: True))
+        assert len(heads) == 1
 
 
 def test_answers_to_writes_leave_between_two_expensive_reads(
@@ -154,6 +156,44 @@ def test_answers_to_writes_leave_between_two_expensive_reads(
     with stream(tmp_path) as store:
         asyncio.run(scenario(store))
     assert steps_taken == ["read", "reply0", "ack", "read", "reply1"]
+
+
+def test_pages_are_smaller_while_writes_are_answered_too(tmp_path: Path) -> None:
+    async def pages(store: Store, *, beside_writes: bool) -> list[int]:
+        open_stores = OpenStores()
+        open_stores.opened(store)
+        bus = MemoryNetwork().connect("s1")
+        answered: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def publish(subject: str, payload: bytes, reply: str = "") -> None:
+            if subject == "page":
+                answered.put_nowait(payload)
+
+        bus.publish = publish  # type: ignore[method-assign]
+        gate: Any = SimpleNamespace(check=lambda: None)
+        life = a_life(Layout(tmp_path), bus=bus, gate=gate)
+        releaser = WritePath(life, cast(Any, None), open_stores).releaser
+        running = asyncio.ensure_future(releaser.run())
+        lengths, next_seq = [], 1
+        while next_seq is not None:
+            if beside_writes:
+                releaser.add(Release(0, {"ack": [[0, 0, b""]]}))
+            group = Group(1, "chat", 0, 0, 0, [[frames.GET_MESSAGES, next_seq]])
+            arrival = Arrival("page", 0, b"", STREAM, group)
+            releaser.add(Release(0, {}, reads=[(store, arrival)]))
+            [element] = frames.decode(await answered.get())
+            outcome: Any = frames.decode_outcome(element[2])
+            [(rows, next_seq)] = outcome.results
+            lengths.append(len(rows))
+        running.cancel()
+        return lengths
+
+    with stream(tmp_path) as store:
+        whole = asyncio.run(pages(store, beside_writes=False))
+        small = asyncio.run(pages(store, beside_writes=True))
+    assert sum(whole) == sum(small) == COUNT
+    assert max(whole) == PAGE_ROWS
+    assert max(small) == PAGE_ROWS // HURRIED_READS_PART
 
 
 class Counted(dict[int, tuple[int, int]]):

@@ -70,6 +70,29 @@ def append(owner: Owner, count: int) -> None:
         owner.do(frames.APPEND, b"job")
 
 
+def test_the_lag_of_a_store_that_was_opened_again_is_known_before_anybody_uses_its_consumers(
+    owner: Owner,
+) -> None:
+    assert owner.store.consumer_lags() == []
+    append(owner, 5)
+    workers = owner.consumer()
+    owner.consumer(start_seq=5, name="late")
+    owner.fetch(workers, 3)
+    owner.say(workers, [VERB_ACK, 1, 1])
+    assert sorted(owner.store.consumer_lags()) == [1, 4]
+    owner.reopen()
+    assert sorted(owner.store.consumer_lags()) == [1, 4]
+    append(owner, 2)
+    assert sorted(owner.store.consumer_lags()) == [3, 6]
+    owner.fail_over()
+    assert sorted(owner.store.consumer_lags()) == [3, 6]
+    # Used again, and taken back: neither makes it forget.
+    owner.tick([frames.CONSUMER_FETCH, workers, 9], commit=False)
+    assert sorted(owner.store.consumer_lags()) == [3, 6]
+    owner.do(frames.CONSUMER_DELETE, "late")
+    assert owner.store.consumer_lags() == [6]
+
+
 def test_two_workers_never_have_the_same_message_and_an_acknowledged_one_is_done_with(
     owner: Owner,
 ) -> None:

@@ -15,7 +15,7 @@ from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.protocol.bus.bus import Bus, BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
-from holdfast.protocol.control import ServerPhase
+from holdfast.protocol.control import ServerLoad, ServerPhase, StoreLoad
 from holdfast.protocol.errors import (
     DeposedError,
     FencedError,
@@ -49,7 +49,20 @@ class World:
         self.asked: list[Mapping[str, Any]] = []
         life = a_life(Layout(Path("/nowhere")), bus=bus)
         self.coordination = Coordination(life, lambda: self.cluster)
-        self.commands = Commands(life, self.coordination, self.phase, len)  # type: ignore[arg-type]
+        self.commands = Commands(
+            life,
+            self.coordination,
+            self.phase,
+            len,  # type: ignore[arg-type]
+            lambda limit: ServerLoad("a", "1", 5.0, 50.0, 2, (StoreLoad(ONE, 5.0, 50.0, 3),)),
+            self.move,
+        )
+        #: What it was told to move, and where to.
+        self.moves: list[tuple[list[tuple[StoreId, int]], str]] = []
+
+    def move(self, stores: list[tuple[StoreId, int]], to: str) -> int:
+        self.moves.append((stores, to))
+        return len(stores)
 
     def command(self, **fields: object) -> Mapping[str, Any]:
         return decode_control(self.commands.command(encode_control(**fields)))
@@ -133,6 +146,23 @@ async def test_a_drain_that_was_for_another_incarnation_is_not_obeyed(world: Wor
     assert world.phase.now is ServerPhase.DRAINING
     world.command(command="undrain", term=1, incarnation="1")
     assert world.phase.now is ServerPhase.RUNNING
+
+
+async def test_a_move_that_was_for_another_incarnation_is_not_obeyed(world: World) -> None:
+    order = {"command": "move", "term": 1, "to": "b", "stores": [["acme", 1, "one", 4]]}
+    assert world.command(**order, incarnation="0")["moving"] == 0
+    assert world.command(**order)["moving"] == 0
+    assert world.moves == []
+    assert world.command(**order, incarnation="1")["moving"] == 1
+    assert world.moves == [([(ONE, 4)], "b")]
+
+
+async def test_a_server_tells_its_load_and_its_busiest_stores(world: World) -> None:
+    with pytest.raises(MalformedFrameError):
+        world.command(command="load", term=3, limit=1 << 20)
+    told = world.command(command="load", term=3, limit=8)
+    assert (told["operations"], told["bytes"], told["open_stores"]) == (5.0, 50.0, 2)
+    assert told["stores"] == [["acme", 1, "one", 3, 5.0, 50.0]]
 
 
 async def test_a_probe_is_answered_with_the_mode(world: World) -> None:

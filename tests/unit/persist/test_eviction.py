@@ -18,8 +18,10 @@ from holdfast.protocol.changes import (
     CHANGE_SET_ENTRY,
     CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
+    REASON_LIMIT,
+    REASON_TTL,
 )
-from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS
+from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS, MAX_EXPIRED_ROWS
 from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_rows import GoingRow
@@ -67,11 +69,12 @@ def test_d13_evictions_name_the_keys_that_went(kv: Bench) -> None:
     configure(kv, max_messages=2)
     for key in ("a", "b", "c"):
         kv.do(*put(key))
-    assert kv.broadcasts[-1] == [[CHANGE_SET_ENTRY, "c", b"v"], [CHANGE_DELETE_ENTRIES, ["a"]]]
+    eviction = [CHANGE_DELETE_ENTRIES, ["a"], REASON_LIMIT]
+    assert kv.broadcasts[-1] == [[CHANGE_SET_ENTRY, "c", b"v"], eviction]
     kv.do(*put("d", b"v", 1))
     kv.time += 1000
     assert kv.read(frames.GET_ENTRY, "d") is None
-    assert kv.broadcasts[-1] == [[CHANGE_DELETE_ENTRIES, ["d"]]]
+    assert kv.broadcasts[-1] == [[CHANGE_DELETE_ENTRIES, ["d"], REASON_TTL]]
 
 
 @pytest.mark.parametrize("kind", StoreKind)
@@ -99,10 +102,10 @@ def test_the_lowest_seqs_go_in_the_tick_that_needs_their_room(stream: Bench) -> 
     configure(stream, max_messages=3)
     results = stream.tick(*[append(b"%d" % number) for number in range(5)])
     assert [result[0] for result in results] == [1, 2, 3, 4, 5]
-    assert stream.broadcasts[-1][-1] == [CHANGE_TRIM, 2]
+    assert stream.broadcasts[-1][-1] == [CHANGE_TRIM, 2, REASON_LIMIT]
     assert stream.rows() == {3: b"2", 4: b"3", 5: b"4"}
     stream.do(*append(b"5"))
-    assert stream.broadcasts[-1] == [[CHANGE_SET_MESSAGE, 6, b"5"], [CHANGE_TRIM, 3]]
+    assert stream.broadcasts[-1] == [[CHANGE_SET_MESSAGE, 6, b"5"], [CHANGE_TRIM, 3, REASON_LIMIT]]
     assert stream.read(frames.HEAD)[:5] == [9, 4, 6, 3, 3]
 
 
@@ -134,7 +137,8 @@ def test_what_is_over_goes_when_the_limit_comes(stream: Bench) -> None:
     stream.tick(*[append() for _ in range(10)])
     revision, config = configure(stream, max_messages=4)
     assert (revision, config) == (11, {"max_messages": 4})
-    assert stream.broadcasts[-1] == [[CHANGE_CONFIGURE, {"max_messages": 4}], [CHANGE_TRIM, 6]]
+    configured = [CHANGE_CONFIGURE, {"max_messages": 4}]
+    assert stream.broadcasts[-1] == [configured, [CHANGE_TRIM, 6, REASON_LIMIT]]
 
 
 def test_a_store_that_discards_new_keeps_what_it_has(stream: Bench) -> None:
@@ -190,7 +194,7 @@ def test_what_is_trimmed_but_still_in_the_file_is_not_read_again(
 
 
 def test_a_huge_number_of_keys_expires_in_several_turns(kv: Bench) -> None:
-    count = MAX_EVICTED_ROWS + 10
+    count = MAX_EXPIRED_ROWS + 10
     for start in range(0, count, 4096):
         kv.tick(*[put(f"{n}") for n in range(start, min(start + 4096, count))])
     configure(kv, max_age_seconds=5)
@@ -217,7 +221,7 @@ def test_a_batch_pushes_older_keys_out_as_a_whole(kv: Bench) -> None:
     kv.tick(put("a"), put("b"))
     kv.do(frames.BATCH, [put("c"), put("d")])
     assert list(kv.rows()) == ["c", "d"]
-    assert kv.broadcasts[-1][-1] == [CHANGE_DELETE_ENTRIES, ["a", "b"]]
+    assert kv.broadcasts[-1][-1] == [CHANGE_DELETE_ENTRIES, ["a", "b"], REASON_LIMIT]
 
 
 def test_a_batch_is_judged_by_what_it_leaves(kv: Bench) -> None:
@@ -268,7 +272,7 @@ def test_each_ttl_ends_by_itself(stream: Bench) -> None:
     stream.reopen()
     stream.time += 1000
     assert list(stream.rows()) == [2]
-    assert stream.broadcasts[-1] == [[CHANGE_TRIM, 1]]
+    assert stream.broadcasts[-1] == [[CHANGE_TRIM, 1, REASON_TTL]]
     assert stream.store.retention is not None
     assert stream.store.retention.due_at == NEVER
 
@@ -290,7 +294,7 @@ def test_the_front_of_a_stream_ages_by_a_trim(stream: Bench) -> None:
         stream.time += 1000
     stream.time = 12_500
     assert list(stream.rows()) == [3, 4, 5]
-    assert stream.broadcasts[-1] == [[CHANGE_TRIM, 2]]
+    assert stream.broadcasts[-1] == [[CHANGE_TRIM, 2, REASON_TTL]]
 
 
 def test_a_replaced_message_ages_from_its_replacement_on(stream: Bench) -> None:

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from holdfast.persist.operations import eviction
 from holdfast.persist.recovery.takeover import plan
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreKind
@@ -170,9 +171,15 @@ class AgainstAModel(RuleBasedStateMachine):
             del self.model[min(self.model, key=order)]
 
 
-@pytest.mark.parametrize("kind", StoreKind)
-def test_random_writes_and_limits_leave_what_a_plain_model_says(kind: StoreKind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "expired_rows"), [(StoreKind.STREAM, 4096), (StoreKind.STREAM, 2), (StoreKind.KV, 2)]
+)
+def test_random_writes_and_limits_leave_what_a_plain_model_says(
+    kind: StoreKind, expired_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "MAX_EXPIRED_ROWS", expired_rows)
+    monkeypatch.setattr(eviction, "_LOOKED_AT_ROWS", expired_rows // 2)
     run_state_machine_as_test(
         lambda: AgainstAModel(kind),
-        settings=settings(max_examples=examples(60), stateful_step_count=30, deadline=None),
+        settings=settings(max_examples=examples(40), stateful_step_count=30, deadline=None),
     )

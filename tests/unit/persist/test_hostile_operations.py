@@ -46,6 +46,8 @@ SENSIBLE: dict[int, list[Any]] = {
     frames.CONFIGURE: [{"max_messages": 100, "description": "d"}],
     frames.PUT_CHUNK: [UPLOAD, 0, b"abc"],
     frames.DROP_UPLOADS: [[UPLOAD]],
+    frames.SET_CURSOR: ["c", None, b"config", b"state", [[1, b"d"], [2, b"d"]], [1]],
+    frames.DELETE_CURSOR: ["c", None],
     frames.EXPECT: [None, 0],
     frames.CONSUMER_CONFIGURE: ["c", {"max_ack_pending": 9}, 1],
     frames.CONSUMER_FETCH: [4, 10],
@@ -62,6 +64,12 @@ SENSIBLE: dict[int, list[Any]] = {
     frames.READ_CHUNK: [UPLOAD, 0],
     frames.CONSUMERS: ["c"],
     frames.GET_SEQS: [[1, 2]],
+    frames.CURSORS: ["c", "c", 1],
+    frames.GET_BY_SUBJECT: [["a.*", "b"], 1, 0, 10, 1000],
+    frames.GET_LASTS: [["a.>"], 9, 1, 10],
+    frames.SUBJECTS: ["a.*", "a.b", 10],
+    frames.COUNT: [["a.*", "b"], 1, False, 9],
+    frames.GAPS: [1, 10],
 }
 
 
@@ -185,6 +193,7 @@ class Server:
             store.contents.upload(UPLOAD),
             [store.contents.message_bytes(seq) for seq in range(1, min(store.last_seq, 20) + 1)],
             [(each.name, each.next_seq, each.pending) for each in store.consumers.by_id.values()],
+            len(store.cursors), store.cursors.size_bytes, store.cursors.rows("c"),
         ) if store.is_stream else (
             store.revision, store.count, store.bytes, len(store.changes), store.config,
             store.contents.upload(UPLOAD),

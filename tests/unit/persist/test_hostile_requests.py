@@ -25,9 +25,10 @@ from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.protocol.control import Heartbeat, ServerPhase
+from holdfast.protocol.control import Heartbeat, ServerLoad, ServerPhase, StoreLoad
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from tests.support.coordinator_batches import LIVE_A, LIVE_B, member
@@ -40,8 +41,13 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("acme", "suspect"): {**PEER},
     ("acme", "servers"): {},
     ("acme", "stores"): {"kind": 1, "prefix": "o", "after": ["a", 1], "limit": 10},
+    ("acme", "statistics"): {"after": ["persist", "a", ""]},
+    ("acme", "report"): {"kind": "gateway_http", "name": "g", "report": b"{}"},
     ("_", "drain"): {"server": "b"},
     ("_", "undrain"): {"server": "b"},
+    ("_", "forget"): {"server": "b", "reassign": True},
+    ("_", "move"): {"tenant": "acme", "kind": 1, "name": "one", "server": "b"},
+    ("_", "rebalance"): {"dry_run": True},
     ("_", "tenants"): {"after": "a", "limit": 10},
     ("_", "tenant"): {"tenant": "acme"},
     ("_", "register"): {**PEER, "cluster": "c1"},
@@ -64,12 +70,15 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "owners"): {**PEER, "stores": [["acme", 1, "one"]]},
 }
 HEARTBEAT = Heartbeat("a", "a1", ServerPhase.RUNNING, 1, 2, 3.0, 4, 5)._asdict()
-COMMANDS = [
+COMMANDS: list[dict[str, Any]] = [
     {"command": "probe", "term": 3},
     {"command": "register", "term": 3},
     {"command": "drain", "term": 3, "incarnation": "1"},
     {"command": "snapshot", "stores": [["acme", 1, "one"]]},
-]
+    {"command": "load", "term": 3, "limit": 5},
+    {"command": "move", "term": 3, "incarnation": "1", "to": "b",
+     "stores": [["acme", 1, "one", 5]]},
+]  # fmt: skip
 JOBS = [
     {"job": "j", "verb": "versions", "store": ["acme", 1, "one"]},
     {"job": "j", "verb": "restore", "store": ["acme", 1, "one"], "time": 1, "revision": 2,
@@ -166,13 +175,24 @@ def test_a_heartbeat_that_makes_no_sense_is_dropped() -> None:
     assert 20 < kept < 200
 
 
+def _load(limit: int) -> ServerLoad:
+    return ServerLoad("a", "1", 5.0, 50.0, 2, (StoreLoad(StoreId("acme", 1, "one"), 5.0, 50.0),))
+
+
+def _moves(stores: list[tuple[StoreId, int]], to: str) -> int:
+    assert all(type(epoch) is int for _, epoch in stores)
+    return len(stores)
+
+
 def test_whatever_a_server_is_commanded_it_answers() -> None:
     for command in COMMANDS:
         for message in mutations(command):
             life = a_life(Layout(Path("/nowhere")))
             coordination = Coordination(life)
             phase = LifePhase("a")
-            commands = Commands(life, coordination, phase, lambda stores: len(stores or ()))
+            commands = Commands(
+                life, coordination, phase, lambda stores: len(stores or ()), _load, _moves
+            )
             try:
                 decode_control(commands.command(message))
             except HoldfastError as error:
@@ -185,7 +205,7 @@ async def test_whatever_operators_ask_of_a_server_it_answers() -> None:
     for job in JOBS:
         for message in mutations(job):
             deletions = DeletionJobs(nothing, nothing, nothing, None, nothing)
-            administrator = Administrator("a", deletions, None)
+            administrator = Administrator("a", deletions, None, nothing, nothing)
             replies = [administrator.command(message), administrator.destroy("acme", message)]
             for reply in replies:
                 try:

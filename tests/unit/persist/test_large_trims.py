@@ -156,6 +156,41 @@ def test_a_crash_between_the_parts_is_healed_by_the_log(
     reopened.close()
 
 
+def test_removing_all_messages_writes_few_pages(tmp_path: Path) -> None:
+    emptied = Trimmed(tmp_path, trim(20_000), append(b"a"), trim(20_001), count=20_000)
+    file = emptied.file
+    file.checkpoint()
+    emptied.apply_in_parts()
+    assert content(file) == ([], 20_003, 20_001, 0, 0)
+    assert file.wal_bytes() < file.size_bytes() // 10
+    file.checkpoint()
+    file.quick_check()
+    file.close()
+    reopened = StoreFile.open(tmp_path / "chat.db", STREAM)
+    assert content(reopened) == ([], 20_003, 20_001, 0, 0)
+    reopened.close()
+
+
+def test_what_expired_part_by_part_is_removed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    trim_some = StoreFile.trim_some
+
+    def note(file: StoreFile, end_seq: int) -> bool:
+        ends.append(end_seq)
+        return trim_some(file, end_seq)
+
+    monkeypatch.setattr(StoreFile, "trim_some", note)
+    parts = [trim(end_seq) for end_seq in range(100, 801, 50)]
+    expired = Trimmed(tmp_path, *parts, append(b"a"), trim(900))
+    expired.apply_in_parts()
+    assert ends[0] == 800
+    assert content(expired.file)[3] == 101
+    assert expired.file.first_seq() == 901
+    expired.file.abandon()
+
+
 def test_a_failure_between_the_parts_leaves_the_rest_pending(
     trimmed: Trimmed, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageFailedError
 from holdfast.protocol.limits import HEARTBEAT_SECONDS, LOOP_STALL_SECONDS, SILENCE_SECONDS
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.description import PartKind
 
 
 class Clock:
@@ -91,7 +93,11 @@ class World:
         self.registered = True
         self.beats: list[Heartbeat] = []
         self.signs = Heartbeats(
-            SimpleNamespace(server="s1", gate=SimpleNamespace(check=self.check)),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                server="s1",
+                gate=SimpleNamespace(check=self.check),
+                statistics=Statistics(PartKind.PERSIST, "s1", 0),
+            ),
             self,  # type: ignore[arg-type]
             SimpleNamespace(beat=self.beat, registered=True),  # type: ignore[arg-type]
             SimpleNamespace(heartbeat=heartbeat),  # type: ignore[arg-type]
@@ -102,7 +108,7 @@ class World:
         if self.fence is not None:
             raise self.fence
 
-    async def beat(self, heartbeat: Heartbeat) -> None:
+    async def beat(self, heartbeat: Heartbeat, report: bytes | None) -> None:
         self.beats.append(heartbeat)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import example, given, settings
@@ -23,6 +22,7 @@ from holdfast.client.values.codec import RAW
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.persist.operations import reads
+from holdfast.persist.operations.read_rows import UNHURRIED, ArchiveNeededError
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_ARCHIVE, CHANGE_DELETE_MESSAGES, CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind, StoreName
@@ -45,17 +45,18 @@ class Owner:
     def __init__(self, file: StoreFile) -> None:
         self.store = store_of(STREAM, file=file)
         self.page_count = 0
+        self.bounds = UNHURRIED
 
     def submit(self, key: Any, packed: bytes, *_: Any) -> asyncio.Future[Any]:
         self.page_count += 1
         operation = frames.unpack(packed)
         try:
-            [result] = reads.execute(self.store, "s1", [operation])
-        except reads.ArchiveNeededError as needed:
+            [result] = reads.execute(self.store, "s1", [operation], bounds=self.bounds)
+        except ArchiveNeededError as needed:
             bodies: Bodies = {
                 (each.seq, each.revision): (b"%d" % each.seq, None) for each in needed.messages
             }
-            [result] = reads.execute(self.store, "s1", [operation], bodies)
+            [result] = reads.execute(self.store, "s1", [operation], bodies, bounds=self.bounds)
         assert not any(isinstance(row[3], ArchivedMessage) for row in result[0])
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         answer.set_result((frames.unpack(frames.pack(result)), 0, 2))
@@ -126,7 +127,8 @@ def test_every_combination_gives_what_a_list_would(
     deleted: set[int], archived_to: set[int], page_rows: int, wanted: list[dict[str, int]]
 ) -> None:
     there = [seq for seq in range(1, LAST_SEQ + 1) if seq not in deleted]
-    with mock.patch.object(reads, "PAGE_ROWS", page_rows), stream_of(deleted, archived_to) as owner:
+    with stream_of(deleted, archived_to) as owner:
+        owner.bounds = UNHURRIED._replace(page_rows=page_rows)
         for each in wanted:
             assert asyncio.run(seqs(owner, each)) == expected(there, each), each
 

@@ -19,6 +19,8 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.frames import Group
+from holdfast.protocol.monitoring.counting import Statistics
+from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.opening_world import STREAM, Life, new_layout
@@ -39,7 +41,13 @@ class World:
         coordination: Any = SimpleNamespace(open=self._grant)
         checkpointer: Any = SimpleNamespace()
         self.openings = Openings(
-            self.open_stores, inbox, self, self._read_dead_logs, cold_stores=None, tasks=tasks
+            self.open_stores,
+            inbox,
+            self,
+            self._read_dead_logs,
+            cold_stores=None,
+            tasks=tasks,
+            statistics=Statistics(PartKind.PERSIST, "s1", 0),
         )
         self.queue = OpenQueue(
             self.open_stores,

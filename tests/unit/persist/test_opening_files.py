@@ -15,7 +15,7 @@ from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
-from holdfast.shared_fs.store_file.generations import current_generation
+from holdfast.shared_fs.generations.generations import current_generation
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.faulty_vfs import FaultyVfs, disk_with
 from tests.support.opening_world import STREAM, Life, new_layout

@@ -323,7 +323,7 @@ def only_right_arguments_are_taken(
         assert bench.store.revision == 0
 
 
-@pytest.mark.parametrize("number", [0, -1, 5, 13, 31, 32, 99, 1 << 62])
+@pytest.mark.parametrize("number", [0, -1, 5, 20, 31, 32, 99, 1 << 62])
 def test_an_operation_that_a_stream_has_not_is_named(stream: Bench, number: int) -> None:
     assert code(stream.do(number, b"v")) == "unknown_operation"
 
@@ -381,3 +381,9 @@ def test_refusals_that_quote_large_keys_still_fit_in_one_reply(kv: Bench) -> Non
     assert len(outcome) < MIN_PAYLOAD_BYTES - 4096
     many = kv.execute(*[[99]] * MAX_FRAME_OPERATIONS)
     assert len(frames.encode_outcome(1, 1, 1, many)) < MIN_PAYLOAD_BYTES - 4096
+
+
+def test_a_kv_takes_no_header_block(kv: Bench, stream: Bench) -> None:
+    block = b"NATS/1.0\r\na: 1\r\n\r\n"
+    assert code(kv.do(SET_ENTRY, "k", b"v", block)) == "invalid_argument"
+    assert stream.do(APPEND, b"v", block)[0] == 1

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.persist.operations import reads
+from holdfast.persist.operations.read_rows import ArchiveNeededError
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.protocol import frames
@@ -90,7 +91,7 @@ def test_a_store_that_nobody_wrote_reads_as_empty(kind: StoreKind) -> None:
     def read(*wanted: Any) -> Any:
         return reads.execute(store, "s1", [list(wanted)])[0]
 
-    assert read(frames.HEAD) == [0, 1, 0, 0, 0, 3, "s1"]
+    assert read(frames.HEAD)[:7] == [0, 1, 0, 0, 0, 3, "s1"]
     assert read(frames.CHANGES, 0, 0) == [[], 0, 0, 0, False]
     assert read(frames.CHANGES, 5, 5) == [[], 0, 0, 0, True]
     if kind is StoreKind.STREAM:
@@ -246,7 +247,7 @@ def test_a_wrong_argument_is_a_typed_refusal_beside_good_answers(
                 refusal, head = bench.read(tried, [frames.HEAD])
                 assert type(refusal[0]) is str, tried
                 assert issubclass(ERRORS_BY_CODE[refusal[0]], RequestError | ProtocolError)
-                assert head[5:] == [3, "s1"]
+                assert head[5:7] == [3, "s1"]
 
 
 @pytest.mark.parametrize("number", [frames.GET_ENTRY, frames.GET_ENTRIES, 60, 99, 1 << 60])
@@ -306,7 +307,7 @@ def test_an_answer_with_archived_messages_is_the_one_from_before_they_were(
     stream.apply([CHANGE_ARCHIVE, 6, ""])
     archive = Known(values)
     if asked:
-        with pytest.raises(reads.ArchiveNeededError) as needed:
+        with pytest.raises(ArchiveNeededError) as needed:
             stream.read(operation)
         bodies = archive.bodies(needed.value.messages)
         assert archive.asked == [asked]
@@ -335,7 +336,7 @@ async def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(
         try:
             answers.append(reads.execute(stream.store, "s1", [operation], arrival.archived))
             done.set()
-        except reads.ArchiveNeededError as needed:
+        except ArchiveNeededError as needed:
             tries = len(archive.asked)
             if tries < 3:
                 stream.apply([CHANGE_DELETE_MESSAGES, [tries + 1]])

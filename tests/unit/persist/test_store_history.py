@@ -277,11 +277,10 @@ class StoreHistory(RuleBasedStateMachine):
         if self.store.kind is StoreKind.STREAM:
             start, end = data.draw(SEQS), data.draw(st.none() | SEQS)
             last = data.draw(st.none() | st.integers(0, 5))
-            expected = [key for key in sorted(model.rows) if start <= key]
+            expected = [key for key in sorted(model.rows) if end is None or key <= end]
             if last is not None:
-                # The last ones of the stream, not of the range.
-                expected = [k for k in expected if k in sorted(model.rows)[-last:] and last]
-            expected = [key for key in expected if end is None or key <= end]
+                expected = expected[-last:] if last else []
+            expected = [key for key in expected if start <= key]
             wanted = [frames.GET_MESSAGES, start, end, None, limit, last]
             while True:
                 page, after = self.read_file(*wanted)

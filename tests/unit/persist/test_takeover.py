@@ -353,3 +353,46 @@ def test_a_log_that_was_let_go_is_forgotten(layout: Layout) -> None:
     logs.refresh()
     assert logs.records(STORE) == []
     assert logs.stores("s1", "dead") == []
+
+
+def test_what_is_current_needs_no_reading_until_somebody_dies(layout: Layout) -> None:
+    disk = Disk()
+    logs = DeadLogs(disk, layout, "mine")
+    assert logs.is_current()
+    dead_log(layout)
+    assert not logs.is_current()
+    logs.refresh()
+    assert logs.is_current()
+    alive = layout.fence("s2", "alive")
+    disk.make_directory(alive.parent)
+    create_fence(disk, alive)
+    CommitLog(disk, layout.log("s2", "alive")).close()
+    assert logs.is_current()
+    fence(disk, alive)
+    assert not logs.is_current()
+
+
+def test_what_was_removed_or_put_into_quarantine_is_not_current(layout: Layout) -> None:
+    folder = dead_log(layout).parent
+    logs = dead_logs(layout)
+    shutil.rmtree(folder)
+    assert not logs.is_current()
+    logs.refresh()
+    # One that is missing is looked for each time.
+    assert not logs.is_current()
+    layout.letting_go("s1", "dead").touch()
+    logs.refresh()
+    assert logs.is_current()
+    kept = layout.quarantine / "acme" / "chat.stream.1"
+    kept.mkdir(parents=True)
+    (kept / "report.json").write_text("{}")
+    (kept / "0000000001.log").touch()
+    assert not logs.is_current()
+    logs.refresh()
+    assert logs.is_current()
+
+
+def test_many_lives_are_too_many_to_look_at_in_the_loop(layout: Layout) -> None:
+    for number in range(9):
+        dead_log(layout, f"dead{number}")
+    assert not dead_logs(layout).is_current()

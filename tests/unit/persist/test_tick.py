@@ -405,7 +405,7 @@ def test_a_file_never_runs_ahead_of_the_synced_log(on_file: Store) -> None:
 # Limits
 def configured(tmp_path: Path, **config: Any) -> Store:
     store = store_named("a")
-    store._create_file = lambda: StoreFile.create(tmp_path / "a.db", store.id, time=1)
+    store.contents._create_file = lambda: StoreFile.create(tmp_path / "a.db", store.id, time=1)
     committed(1, store, arrival(store, 1, [frames.CONFIGURE, config], writer=b"c"))
     return store
 

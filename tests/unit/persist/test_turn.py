@@ -285,16 +285,24 @@ def test_a_group_that_fails_takes_back_its_store_and_nothing_else(
     assert world.builder.failures == []
 
 
-def test_what_is_due_goes_first_and_a_turn_waits_for_that(
-    world: World, a: Store, monkeypatch: pytest.MonkeyPatch
+def test_what_is_due_goes_first_and_other_stores_do_not_wait_for_that(
+    world: World, a: Store, b: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = iter([False, True])
+    done = iter([False, False, True, True, True, True])
     monkeypatch.setattr(Tick, "expire", lambda tick, store: next(done))
     a.retention = DueRetention()  # type: ignore[assignment]
-    world.submit(read(a))
-    assert world.build().reads == []
+    world.submit(read(a, "1st"), read(a, "2nd"), arrival(b, 1, append(), reply="other"))
+    assert codes(world.build().synced) == {"other": ["ok"]}
+    # It goes on without being asked for, one part in each turn.
     assert world.inbox
-    assert len(world.build().reads) == 1
+    assert not world.inbox.is_answered
+    world.submit(read(a, "3rd"), arrival(b, 2, append(), reply="other again"))
+    tick = world.build()
+    assert codes(tick.synced) == {"other again": ["ok"]}
+    assert tick.reads == []
+    # Then what has waited comes in its order.
+    assert [each.reply for _, each in world.build().reads] == ["1st", "2nd", "3rd"]
+    assert world.inbox.is_answered
 
 
 class DueRetention:

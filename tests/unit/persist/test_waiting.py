@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.persist.operations import operations
+from holdfast.persist.operations import appending
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.write_path.incoming import take_apart
 from holdfast.protocol import frames
@@ -141,7 +141,7 @@ def test_a_frame_of_many_groups_counts_as_what_it_takes_in_memory() -> None:
 def test_msg_ids_beyond_what_a_store_remembers_are_refused_and_none_is_forgotten_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "MAX_MSG_IDS", 3)
+    monkeypatch.setattr(appending, "MAX_MSG_IDS", 3)
     bench = Bench(tmp_path, StoreKind.STREAM)
 
     def append(msg_id: str | None) -> Any:

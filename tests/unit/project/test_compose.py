@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from holdfast.cli.command import holdfast
+from tests.support.nats_server import nats_server_binary
 
 ROOT = Path(__file__).parents[3]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
@@ -55,8 +56,9 @@ def test_the_validator_refuses_a_file_with_a_wrong_field(tmp_path: Path) -> None
     assert "restrat" in result.stdout + result.stderr
 
 
-def test_a_cluster_is_nats_a_coordinator_three_persist_servers_and_a_bucket() -> None:
-    assert set(SERVICES) == {"nats", "coordinator", "bucket"} | PERSIST_SERVERS
+def test_a_cluster_is_nats_a_coordinator_three_persist_servers_a_gateway_and_a_bucket() -> None:
+    assert set(SERVICES) == {"nats", "coordinator", "gateway", "bucket"} | PERSIST_SERVERS
+    assert SERVICES["gateway"]["profiles"] == ["jetstream"], "it starts only when it is asked for"
 
 
 @each_service
@@ -72,7 +74,7 @@ def test_every_image_has_a_pinned_tag(service: dict[str, Any]) -> None:
 
 def test_the_image_of_the_parts_carries_the_version_of_the_project() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    for name in {"coordinator"} | PERSIST_SERVERS:
+    for name in {"coordinator", "gateway"} | PERSIST_SERVERS:
         assert SERVICES[name]["image"] == f"holdfast:{version}"
 
 
@@ -85,7 +87,21 @@ def test_the_bucket_listens_where_the_comments_and_the_document_say() -> None:
 
 def test_nats_runs_without_jetstream() -> None:
     command = SERVICES["nats"]["command"]
-    assert not {"-js", "--js", "--jetstream", "-sd", "--store_dir", "-c", "--config"} & set(command)
+    assert not {"-js", "--js", "--jetstream", "-sd", "--store_dir"} & set(command)
+    assert "jetstream" not in COMPOSE["configs"]["nats"]["content"]
+
+
+def test_nats_server_accepts_its_configuration_and_the_gateway_finds_its_listener(
+    tmp_path: Path,
+) -> None:
+    [mounted] = SERVICES["nats"]["configs"]
+    assert _option(SERVICES["nats"]["command"], "--config") == mounted["target"]
+    content = COMPOSE["configs"][mounted["source"]]["content"]
+    file = tmp_path / "nats.conf"
+    file.write_text(content)
+    subprocess.run([nats_server_binary(), "-t", "-c", str(file)], check=True, timeout=60)
+    url = _option(SERVICES["gateway"]["command"], "--leafnodes")
+    assert f'listen: "0.0.0.0:{url.rpartition(":")[2]}"' in content
 
 
 def test_each_persist_server_has_a_name_of_its_own_and_all_share_one_data_directory() -> None:
@@ -116,7 +132,7 @@ def test_no_port_is_published_beyond_the_loopback_interface(service: dict[str, A
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
-@pytest.mark.parametrize("service_name", ["coordinator", "p1", "p2", "p3"])
+@pytest.mark.parametrize("service_name", ["coordinator", "gateway", "p1", "p2", "p3"])
 def test_the_command_line_accepts_every_command_and_health_check(service_name: str) -> None:
     service = SERVICES[service_name]
     lines = [service["command"]]

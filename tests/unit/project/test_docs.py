@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 import runpy
 import string
@@ -48,6 +49,8 @@ from holdfast.protocol.control import (
 )
 from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError
 from holdfast.protocol.messages import Durability
+from holdfast.protocol.monitoring.description import MetricKind
+from holdfast.protocol.monitoring.metrics import METRICS
 from holdfast.protocol.names import StoreId, StoreKind, quote
 from holdfast.protocol.serving.trouble import OVER_EVENT
 from holdfast.protocol.store_config import StoreConfig
@@ -186,7 +189,7 @@ def test_the_arrays_of_infos_are_listed_in_order(title: str, fields: Sequence[st
 
 
 def test_the_fields_of_a_heartbeat_and_of_an_owner_are_listed() -> None:
-    assert tuple(row[0] for row in table(PROTOCOL, "field")) == Heartbeat._fields
+    assert tuple(row[0] for row in table(PROTOCOL, "field")) == (*Heartbeat._fields, "report")
     assert f"An owner is `[{', '.join(Owner._fields)}]`" in PROSE
 
 
@@ -263,7 +266,7 @@ def options_of(name: str) -> dict[str, str]:
     found = {}
     for one in command.params:
         assert isinstance(one, click.Option) and one.name is not None
-        variable = f"HOLDFAST_{name.upper()}_{one.name.upper()}"
+        variable = str(one.envvar or f"HOLDFAST_{name.upper()}_{one.name.upper()}")
         if one.name in shared and not one.expose_value:
             [variable] = [str(shared[one.name].envvar)]
         found[one.opts[0]] = variable
@@ -276,13 +279,13 @@ def documented_options(name: str) -> list[list[str]]:
     return [[bare(row[0]), *row[1:]] for row in rows]
 
 
-@pytest.mark.parametrize("name", ["coordinator", "persist", "up"])
+@pytest.mark.parametrize("name", ["coordinator", "gateway", "persist", "up"])
 def test_every_option_of_a_server_is_listed_with_its_variable(name: str) -> None:
     listed = {row[0]: bare(row[1]) for row in documented_options(name)}
     assert listed == options_of(name)
 
 
-@pytest.mark.parametrize("name", ["coordinator", "persist", "up"])
+@pytest.mark.parametrize("name", ["coordinator", "gateway", "persist", "up"])
 def test_the_listed_defaults_are_those_of_the_options(name: str) -> None:
     listed = {row[0]: bare(row[2]) for row in documented_options(name)}
     for one in command_of(name).params:
@@ -311,7 +314,7 @@ def test_the_server_modules_take_the_same_options(
 
 def test_every_variable_that_is_mentioned_exists() -> None:
     known = {str(one.envvar) for one in holdfast.params if isinstance(one, click.Option)}
-    for name in ("coordinator", "persist", "up"):
+    for name in ("coordinator", "gateway", "persist", "up"):
         known |= set(options_of(name).values())
     assert set(re.findall(r"HOLDFAST_\w+", OPERATIONS + PROTOCOL)) == known & set(
         re.findall(r"\w+", OPERATIONS)
@@ -358,6 +361,7 @@ def test_every_event_that_is_logged_is_listed_with_its_levels() -> None:
 
 def test_every_setting_of_a_store_is_listed_with_its_default() -> None:
     words = {"None": "nil", "": "empty", "old": "`old`", "0": "`default`", "120.0": "120"}
+    words |= {"False": "false", "1": "1"}
     defaults = {each.name: str(each.default) for each in dataclasses.fields(StoreConfig)}
     assert {row[0]: row[1] for row in table(PROTOCOL, "name", "default")} == {
         name: words[default] for name, default in defaults.items()
@@ -515,6 +519,54 @@ def test_nats_server_accepts_the_configuration_in_the_document(tmp_path: Path) -
 def test_the_api_page_is_that_of_the_docstrings() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "generate" / "api_page.py"))["page"]
     assert (ROOT / "docs" / "api.md").read_text() == page(), "run make generate"
+
+
+def test_the_table_of_metrics_is_what_the_code_counts() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "generate" / "metrics_table.py"))["page"]
+    assert page() == OPERATIONS, "run make generate"
+
+
+def test_the_dashboard_and_the_alerts_name_metrics_that_exist() -> None:
+    module = runpy.run_path(str(ROOT / "docs" / "generate" / "grafana_dashboard.py"))
+    text = (ROOT / "docs" / "deploy" / "grafana" / "holdfast.json").read_text()
+    assert text == module["text"](), "run make generate"
+    known: dict[str, tuple[str, ...]] = {}
+    for metric in METRICS.values():
+        is_histogram = metric.kind is MetricKind.HISTOGRAM
+        labels = (*metric.labels, "instance", *(["le"] if is_histogram else []))
+        known[metric.full_name + ("_bucket" if is_histogram else "")] = labels
+    queries = [
+        target["expr"]
+        for panel in json.loads(text)["panels"]
+        for target in panel.get("targets", ())
+    ]
+    alerts = [bare(row[0]) for row in table(OPERATIONS, "alert", "because")]
+    assert len(queries) > 30 and len(alerts) > 4
+    for query in queries + alerts:
+        [name] = set(re.findall(r"holdfast_\w+", query))
+        for labels in re.findall(r"by \(([^)]*)\)|\{(\w+)!?=", query):
+            for label in filter(None, ",".join(labels).replace(" ", "").split(",")):
+                assert label in known[name], query
+        assert name in known, query
+
+
+def test_every_metric_that_is_listed_is_counted_somewhere() -> None:
+    module = ROOT / "protocol" / "monitoring" / "metrics.py"
+    names = {
+        target.id
+        for node in ast.parse(module.read_text()).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    # Programs that show numbers count none.
+    readers = {"overview.py", "findings.py", "happenings.py", "metrics.py"}
+    counted: set[str] = set()
+    for package in ("protocol", "persist", "coordinator", "gateway"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path.name not in readers and path.parent.name != "console":
+                counted.update(re.findall(r"\bmetrics\.([A-Z_]+)", path.read_text()))
+    assert names - counted == set()
 
 
 def test_the_table_of_who_may_do_what_is_that_of_the_code() -> None:

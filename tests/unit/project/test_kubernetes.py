@@ -36,6 +36,7 @@ from holdfast.shared_fs.access.key_folder import (
     ACCOUNT_FILE,
     AUTH_FILE,
     CALLOUT_FILE,
+    REPORTS_FILE,
     SERVERS_FILE,
     SYSTEM_FILE,
     KeyFolder,
@@ -377,7 +378,7 @@ def test_the_auth_service_finds_the_registry_and_has_only_the_keys_that_it_needs
     assert deployment["spec"]["minReadySeconds"] > _CONNECT_SECONDS
     [keys] = [each["secret"] for each in pod(deployment)["volumes"] if each["name"] == "keys"]
     assert {each["key"] for each in keys["items"]} == {
-        *(ACCOUNT_FILE, AUTH_FILE, CALLOUT_FILE, SYSTEM_FILE)
+        *(ACCOUNT_FILE, AUTH_FILE, CALLOUT_FILE, REPORTS_FILE, SYSTEM_FILE)
     }
     [mounted] = [each for each in one["volumeMounts"] if each["name"] == "keys"]
     assert options["keys"] == Path(mounted["mountPath"])

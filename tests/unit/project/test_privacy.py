@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -87,8 +88,13 @@ def test_a_bucket_of_an_earlier_version_is_closed_where_a_server_opens_it(tmp_pa
 
 
 def test_a_server_runs_with_a_private_umask(tmp_path: Path) -> None:
-    # It ends at once, since nothing listens there, and only then is the umask to be looked at.
-    assert run_coordinator(["--data", str(tmp_path), "--nats", "nats://127.0.0.1:1"]) == 1
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        # It ends at once, since nothing listens there, and only then is the umask to be looked at.
+        assert run_coordinator(["--data", str(tmp_path), "--nats", "nats://127.0.0.1:1"]) == 1
+    finally:
+        # Its loop leaves a handler behind, and later tests interrupt themselves.
+        signal.signal(signal.SIGINT, interrupt)
     assert os.umask(0o022) == 0o077
 
 

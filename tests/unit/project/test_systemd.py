@@ -26,6 +26,7 @@ from holdfast.shared_fs.access.key_folder import (
     ACCOUNT_FILE,
     AUTH_FILE,
     CALLOUT_FILE,
+    REPORTS_FILE,
     SYSTEM_FILE,
 )
 from tests.support.command_line import parsed, variables
@@ -211,7 +212,9 @@ def test_the_auth_service_is_started_as_the_command_line_has_it() -> None:
     assert settings(AUTH)["RequiresMountsFor"] == [str(options["data"])]
     # What systemd passes on, and nothing more.
     assert options["keys"] == Path("%d")
-    assert credentials(AUTH) == {ACCOUNT_FILE, AUTH_FILE, CALLOUT_FILE, SYSTEM_FILE}
+    assert credentials(AUTH) == {
+        *(ACCOUNT_FILE, AUTH_FILE, CALLOUT_FILE, REPORTS_FILE, SYSTEM_FILE)
+    }
 
 
 def test_the_auth_service_is_as_confined_as_a_server() -> None:

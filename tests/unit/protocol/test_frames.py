@@ -210,7 +210,7 @@ def test_each_change_becomes_what_applications_see() -> None:
         return changes.change_from_wire(list(wire), 9, 1000)
 
     message = seen(changes.CHANGE_SET_MESSAGE, 4, b"v", {"h": "x"}, "id").message
-    assert message == (4, b"v", {"h": "x"}, 1000, 9, None)
+    assert message == (4, b"v", {"h": "x"}, 1000, 9, None, None)
     assert seen(changes.CHANGE_SET_MESSAGE, 4, b"v", None, "id").message.headers == {}
     assert seen(changes.CHANGE_SET_ENTRY, "k", b"v").entry == ("k", b"v", {}, 9, 1000, None)
     assert seen(changes.CHANGE_DELETE_MESSAGES, [1, 2]).seqs == (1, 2)
@@ -247,6 +247,7 @@ def test_operation_numbers_say_if_they_read_or_write() -> None:
     reads = {number for number in frames.OPERATION_NAMES if number >= frames.FIRST_READ}
     assert {frames.OPERATION_NAMES[number] for number in reads} == {
         "get", "get_all", "head", "changes", "config", "upload", "read_chunk", "consumers",
+        "get_lasts", "subjects", "count", "gaps", "cursors", "history",
     }  # fmt: skip
 
 

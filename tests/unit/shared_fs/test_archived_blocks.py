@@ -18,6 +18,7 @@ from holdfast.protocol.changes import (
     CHANGE_DELETE_MESSAGES,
     CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
+    REASON_LIMIT,
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
@@ -265,7 +266,7 @@ def test_limits_remove_archived_messages_like_others(model: Model) -> None:
     store.configure(StoreConfig(max_messages=8))
     eviction.evict(store)
     assert (store.count, store.bytes) == (8, 8)
-    assert store.changes[-1] == [CHANGE_TRIM, 12]
+    assert store.changes[-1] == [CHANGE_TRIM, 12, REASON_LIMIT]
     assert store.sum_up_to(14) == (2, 2)
     assert store.contents.message_bytes(12) is None
     assert store.contents.message_bytes(13) == 1

@@ -357,3 +357,21 @@ def test_an_emptied_segment_before_others_is_an_end_only_if_nothing_in_it_was_sy
     write_segment(tmp_path, 2, frame(2, synced_tick=synced_tick))
     assert torn_ends(tmp_path) == [torn_end]
     assert revisions(tmp_path) == ([] if torn_end else [2])
+
+
+def test_a_log_that_is_turned_over_is_whole_and_its_past_can_go(
+    log: CommitLog, tmp_path: Path
+) -> None:
+    # Nothing was appended yet: an empty segment before the newest would count as damage.
+    assert [log.begin_segment(), log.begin_segment()] == [1, 1]
+    log.append(1, [record(1)])
+    assert log.begin_segment() == 2
+    assert log.append(2, [record(2)]) == 2
+    log.prepare_sync()()
+    assert [log.begin_segment(), log.begin_segment()] == [3, 3]
+    assert (revisions(tmp_path), read_log(DISK, tmp_path).damage) == ([1, 2], [])
+    log.retire(1)
+    log.retire(2)
+    log.append(3, [record(3)])
+    log.prepare_sync()()
+    assert (revisions(tmp_path), read_log(DISK, tmp_path).damage) == ([3], [])

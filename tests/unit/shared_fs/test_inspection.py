@@ -14,7 +14,12 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.protocol.changes import CHANGE_PUT_CHUNK, CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
+from holdfast.protocol.changes import (
+    CHANGE_PUT_CHUNK,
+    CHANGE_SET_CURSOR,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+)
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import fence
 from holdfast.shared_fs.disk.disk import Disk
@@ -222,7 +227,7 @@ def test_the_sqlite_file_of_another_application_is_foreign(closed: Path) -> None
 
 
 def test_a_file_of_a_later_format_is_newer(closed: Path) -> None:
-    edit(closed, f"PRAGMA user_version = {schema.FORMAT_VERSION + 1}")
+    edit(closed, f"PRAGMA user_version = {schema.LATEST_FORMAT + 1}")
     assert state_of(closed) is FileState.NEWER
 
 
@@ -257,6 +262,20 @@ def test_rows_that_do_not_add_up_are_noticed_when_all_of_it_is_read(
     edit(path, "UPDATE meta SET bytes = bytes + 1")
     assert state_of(path, store) is FileState.SOUND
     assert state_of(path, store, deep=True) is FileState.MISCOUNTED
+
+
+def test_a_row_of_a_cursor_that_does_not_exist_is_noticed_when_all_of_it_is_read(
+    layout: Layout,
+) -> None:
+    file = open_store(layout)
+    revision = file.meta.revision
+    cursor = [CHANGE_SET_CURSOR, "c", b"config", b"", [[1, b"data"]], []]
+    file.apply([AppliedBatch(revision, 6, [cursor])])
+    file.close()
+    assert state_of(file.path, deep=True) is FileState.SOUND
+    edit(file.path, "DELETE FROM cursors")
+    assert state_of(file.path) is FileState.SOUND
+    assert state_of(file.path, deep=True) is FileState.MISCOUNTED
 
 
 @pytest.mark.parametrize(

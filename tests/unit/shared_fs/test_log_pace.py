@@ -52,6 +52,19 @@ def test_a_put_that_begins_late_does_not_push_the_next_ones_back() -> None:
     assert pace.due_at() == 9.0 + LOG_OBJECT_SECONDS, "an interval late is an idle spell"
 
 
+def test_a_longer_interval_counts_from_the_next_question_on() -> None:
+    pace = LogPace()
+    pace.added(5.0, 10)
+    pace.begun(5.01)
+    pace.ended()
+    pace.added(5.02, 10)
+    pace.interval_seconds = 1.5
+    assert pace.due_at() == 5.01 + 1.5
+    pace.added(5.03, LOG_OBJECT_BYTES)
+    assert pace.due_at() == 5.02, "bytes do not wait for it"
+    assert pace.put_count == 1
+
+
 def test_four_mebibytes_wait_for_nothing_but_the_put_under_way() -> None:
     pace = LogPace()
     pace.added(5.0, 10)

@@ -22,8 +22,9 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from holdfast.shared_fs.bucket.bucket_usage import BucketUsage
-from holdfast.shared_fs.inspection.tenant_remains import Place as Remaining
-from holdfast.shared_fs.inspection.tenant_remains import remains_in_bucket
+from holdfast.shared_fs.erasure.sought import Sought
+from holdfast.shared_fs.inspection.remains import Place as Remaining
+from holdfast.shared_fs.inspection.remains import remains_in_bucket
 from holdfast.shared_fs.snapshots import manifest
 from holdfast.shared_fs.snapshots.cluster_bucket import (
     LOOK_SECONDS,
@@ -349,12 +350,12 @@ def test_a_deleted_store_leaves_nothing_in_any_place(world: World) -> None:
     versions = [world.publish(ACME, 1)]
     world.give()
     versions.append(world.publish(ACME, 2))
-    found = {each.where for each in remains_in_bucket(world.bucket, "acme")}
+    found = {each.where for each in remains_in_bucket(world.bucket, Sought("acme"))}
     assert found == {each.key for each in versions}
     tombstone = Tombstone(1, world.now_ms, 2)
     dropped = bury(world.manifests, ACME, tombstone)
     assert remove_snapshots(world.manifests, ACME, dropped, 1, world.now_ms) == 2
-    assert {each.place for each in remains_in_bucket(world.bucket, "acme")} == {
+    assert {each.place for each in remains_in_bucket(world.bucket, Sought("acme"))} == {
         Remaining.TOMBSTONES
     }
     assert world.keys() == world.own_keys() == []

@@ -8,14 +8,15 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from holdfast.coordinator.state.term import TermFile
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.protocol.errors import DeposedError, InvalidArgumentError, StorageFailedError
 from holdfast.protocol.limits import MIB, NETWORK_CACHE_SECONDS
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.disk import disk as disk_module
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
@@ -83,7 +84,7 @@ def stale_for(monkeypatch: pytest.MonkeyPatch, tries: int) -> list[float]:
             raise OSError(errno.ESTALE, "Stale file handle")
 
     before_open(monkeypatch, stale)
-    monkeypatch.setattr(disk_module.time, "sleep", waits.append)
+    monkeypatch.setattr(disk_module, "time", SimpleNamespace(sleep=waits.append))
     return waits
 
 
@@ -248,7 +249,7 @@ def test_a_cache_that_shows_something_older_is_outwaited(
         return real(descriptor, size, at)
 
     monkeypatch.setattr(os, "pread", remembered)
-    monkeypatch.setattr(disk_module.time, "sleep", waits.append)
+    monkeypatch.setattr(disk_module, "time", SimpleNamespace(sleep=waits.append))
     direct.refresh(path)
     assert len(waits) == 3
     older = 1 << 30
@@ -274,7 +275,7 @@ def test_one_older_page_anywhere_is_enough(
         return content
 
     monkeypatch.setattr(os, "pread", remembered)
-    monkeypatch.setattr(disk_module.time, "sleep", waits.append)
+    monkeypatch.setattr(disk_module, "time", SimpleNamespace(sleep=waits.append))
     direct.refresh(path)
     assert len(waits) == 2
 

@@ -112,13 +112,13 @@ def test_somebody_elses_database_is_refused_and_left_as_it_is(path: Path) -> Non
 def test_a_later_format_is_refused_and_left_as_it_is(path: Path) -> None:
     StoreFile.create(path, STREAM, time=1).close()
     connection = apsw.Connection(str(path))
-    connection.pragma("user_version", schema.FORMAT_VERSION + 1)
+    connection.pragma("user_version", schema.LATEST_FORMAT + 1)
     connection.pragma("journal_mode", "delete")
     connection.close()
     before = path.read_bytes()
     with pytest.raises(NewerFormatError) as caught:
         StoreFile.open(path, STREAM)
-    known = schema.FORMAT_VERSION
+    known = schema.LATEST_FORMAT
     assert (caught.value.found, caught.value.known) == (known + 1, known)
     assert path.read_bytes() == before
 

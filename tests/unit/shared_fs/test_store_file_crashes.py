@@ -11,7 +11,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from holdfast.protocol.changes import CHANGE_SET_ENTRY
+from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import BusyError, StorageFailedError
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -78,6 +78,20 @@ while True:
 """
 
 
+APPLY_SUBJECTS_UNTIL_KILLED = """
+file = StoreFile.create(path, store, time=1)
+revision = seq = 0
+while True:
+    changes = [[1, seq + i, b"v" * 700, None, None, None, f"s{i * seq % 5}"] for i in range(1, 8)]
+    changes += [[3, [seq + 2, seq - 9]] if seq % 2 else [4, seq - 5]]
+    file.apply([AppliedBatch(revision, 1000, changes)])
+    revision, seq = revision + len(changes), seq + 7
+    say(str(revision))
+    if seq % 70 == 0:
+        file.checkpoint()
+"""
+
+
 def run_program(body: str, *arguments: object) -> subprocess.Popen[bytes]:
     program = textwrap.dedent(PROGRAM_HEAD) + textwrap.dedent(body)
     command = [sys.executable, "-c", program, *map(str, arguments)]
@@ -98,6 +112,19 @@ def test_a_killed_process_leaves_a_whole_prefix_with_all_it_applied(path: Path, 
         assert file.meta.revision >= applied
         assert file.meta.revision % 7 == 0
         assert [row[0] for row in rows_of(file)] == list(range(1, file.meta.last_seq + 1))
+
+
+def test_a_killed_process_leaves_subjects_that_are_counted(path: Path) -> None:
+    process = run_program(APPLY_SUBJECTS_UNTIL_KILLED, path)
+    assert process.stdout is not None
+    for _ in range(33):
+        applied = int(process.stdout.readline())
+    process.kill()
+    process.communicate(timeout=60)
+    with reopened(path) as file:
+        assert file.meta.revision >= applied
+        assert file.subjects.damage() == ""
+        assert file.sum_messages(1, file.meta.last_seq) == (file.meta.count, file.meta.bytes)
 
 
 def test_a_process_that_exits_without_closing_leaves_what_it_applied(path: Path) -> None:
@@ -129,6 +156,27 @@ def test_an_apply_that_fails_leaves_the_file_as_before_and_the_next_one_works(
     file.close()
     with reopened(path) as again:
         assert [row[0] for row in rows_of(again)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("after", range(0, 12, 2))
+def test_a_first_subject_that_cannot_be_written_leaves_a_file_without_subjects(
+    path: Path, vfs: FaultyVfs, after: int
+) -> None:
+    file = StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it)
+    file.apply([appends(1, 3)])
+    meta, rows = file.meta, rows_of(file)
+    changes = [[CHANGE_SET_MESSAGE, 4 + n, bytes(900), None, None, None, f"s{n}"] for n in range(9)]
+    vfs.fail(after, apsw.SQLITE_FULL, "write")
+    with pytest.raises(StorageFailedError):
+        file.apply([AppliedBatch(3, 1000, changes)])
+    vfs.heal()
+    assert (file.meta, rows_of(file)) == (meta, rows)
+    assert not file.subjects.exists
+    file.apply([AppliedBatch(3, 1000, changes)])
+    assert (file.subjects.total(), file.subjects.damage()) == (9, "")
+    file.close()
+    with reopened(path) as again:
+        assert (again.subjects.total(), again.meta.count) == (9, 12)
 
 
 @pytest.mark.parametrize("after", range(3))

@@ -56,14 +56,64 @@ INSERT INTO entries VALUES (1, 'j', 8, x'61', NULL), (2, 'k', 9, x'62', NULL);
 }
 
 
+#: A kv with a history, as format 6 has it.
+_FORMAT_6 = """
+CREATE TABLE meta(
+    id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,
+    name TEXT NOT NULL, created INTEGER NOT NULL, epoch INTEGER NOT NULL, server TEXT NOT NULL,
+    incarnation TEXT NOT NULL, revision INTEGER NOT NULL, time INTEGER NOT NULL,
+    last_seq INTEGER NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    changes_from INTEGER NOT NULL, config TEXT) STRICT;
+CREATE TABLE changes(
+    revision INTEGER PRIMARY KEY, time INTEGER NOT NULL, change BLOB NOT NULL) STRICT;
+CREATE TABLE outcomes(
+    writer BLOB NOT NULL, counter INTEGER NOT NULL, time INTEGER NOT NULL, outcome BLOB NOT NULL,
+    PRIMARY KEY (writer, counter)) STRICT, WITHOUT ROWID;
+CREATE TABLE entries(
+    revision INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, time INTEGER NOT NULL,
+    value BLOB NOT NULL, headers BLOB, expires INTEGER, body_bytes INTEGER) STRICT;
+CREATE TABLE history(
+    revision INTEGER PRIMARY KEY, key TEXT NOT NULL, ended INTEGER NOT NULL, deleted INTEGER,
+    time INTEGER NOT NULL, value BLOB NOT NULL, headers BLOB, expires INTEGER,
+    body_bytes INTEGER) STRICT;
+CREATE INDEX history_by_key ON history(key);
+CREATE INDEX history_by_expires ON history(expires) WHERE expires IS NOT NULL;
+CREATE TABLE history_state(
+    id INTEGER PRIMARY KEY CHECK (id = 1), kept INTEGER NOT NULL, least INTEGER NOT NULL,
+    reaches INTEGER NOT NULL, since INTEGER NOT NULL, bytes INTEGER NOT NULL) STRICT;
+INSERT INTO meta VALUES
+    (1, 'acme', 2, 'a.b', 5, 3, 's1', 'i1', 4, 9, 0, 1, 6, 0, '{"history": 3}');
+INSERT INTO entries VALUES (4, 'k', 9, x'63', NULL, NULL, NULL);
+INSERT INTO history VALUES
+    (2, 'k', 3, NULL, 7, x'61', NULL, NULL, NULL), (3, 'k', 4, NULL, 8, x'62', NULL, NULL, NULL);
+INSERT INTO history_state VALUES (1, 3, 3, 1, 0, 4);
+"""
+
+
+def test_a_kv_with_a_history_of_format_6_is_read_and_written(path: Path) -> None:
+    write_file(path, 6, _FORMAT_6)
+    store = StoreId("acme", StoreKind.KV, "a.b")
+    file = StoreFile.open(path, store)
+    assert [row[3] for row in file.versions("k")] == [b"a", b"b"]
+    assert file.entry_at("k", 2) == (("k", 2, 7, b"a", None), True)
+    file.apply([AppliedBatch(4, 1000, [[CHANGE_SET_ENTRY, "k", b"d"]])])
+    assert [row[3] for row in file.versions("k")] == [b"b", b"c"]
+    assert (file.meta.bytes, file.history.state.bytes, file.history.damage()) == (6, 4, "")
+    file.close()
+
+
 def write_format_1(path: Path, kind: StoreKind) -> None:
+    write_file(path, 1, _FORMAT_1[kind])
+
+
+def write_file(path: Path, version: int, sql: str) -> None:
     connection = apsw.Connection(str(path), vfs=checksum_vfs())
     connection.pragma("page_size", schema.PAGE_BYTES)
     connection.reserve_bytes("main", schema.CHECKSUM_BYTES)
     connection.pragma("journal_mode", "wal")
     connection.pragma("application_id", schema.APPLICATION_ID)
-    connection.pragma("user_version", 1)
-    connection.execute(_FORMAT_1[kind])
+    connection.pragma("user_version", version)
+    connection.execute(sql)
     connection.close()
 
 

@@ -40,9 +40,7 @@ def test_events_wait_in_order_until_they_are_removed(
     assert list(taking.waiting()) == keys[1:]
 
 
-def test_the_outbox_is_private_and_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_outbox_is_private_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outbox = AuditOutbox(None, tmp_path / "audit")
     monkeypatch.setattr(audit_outbox, "MAX_WAITING", 2)
     for number in range(2):

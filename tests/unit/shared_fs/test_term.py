@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.coordinator.state.term import TermFile, TermTakenError
 from holdfast.protocol.errors import DeposedError
+from holdfast.shared_fs.authority.term import TermFile, TermTakenError
 from holdfast.shared_fs.disk.disk import Disk
 
 

@@ -1,0 +1,64 @@
+"""Searches the raw bytes of folders and buckets for a value, compressed parts unpacked.
+
+A value is found as it is, and within what holdfast, Delta and Parquet compress: zstd frames
+anywhere in a file, Parquet columns, gzip. It knows nothing of what should be where, so it finds
+what an erasure forgot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import zstandard
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b"
+_PARQUET = b"PAR1"
+
+
+def files_with(value: bytes, *folders: Path) -> list[Path]:
+    """Return the files in `folders` that have `value`."""
+    return sorted(
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and holds(path.read_bytes(), value)
+    )
+
+
+def objects_with(value: bytes, client: Any, bucket: str) -> list[str]:
+    """Return the keys of an S3 bucket whose newest version has `value`."""
+    found = []
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+        for one in page.get("Contents", ()):
+            body = client.get_object(Bucket=bucket, Key=one["Key"])["Body"].read()
+            if holds(body, value):
+                found.append(one["Key"])
+    return found
+
+
+def holds(body: bytes, value: bytes) -> bool:
+    """Tell whether bytes have a value, as they are or in a part that is compressed."""
+    return any(value in part for part in _parts(body))
+
+
+def _parts(body: bytes) -> Iterator[bytes]:
+    yield body
+    if body[:4] == _PARQUET and body[-4:] == _PARQUET:
+        yield repr(pq.read_table(io.BytesIO(body)).to_pylist()).encode()
+        for row in pq.read_table(io.BytesIO(body)).to_pylist():
+            yield from (each for each in row.values() if isinstance(each, bytes))
+    if body[:2] == _GZIP:
+        yield gzip.decompress(body)
+    at = body.find(_ZSTD)
+    while at >= 0:
+        # Most places with the magic number are no frame.
+        with contextlib.suppress(zstandard.ZstdError, MemoryError):
+            yield zstandard.ZstdDecompressor().decompressobj().decompress(body[at:])
+        at = body.find(_ZSTD, at + 1)

@@ -1,0 +1,134 @@
+"""Gets of last messages: many become one read, and each is answered once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.client.handles.serving_wire import ServedMessage
+from holdfast.client.wire.waiting import Waiter
+from holdfast.gateway.jetstream.streams.last_gets import LastGets
+from holdfast.protocol.errors import HoldfastError, UnavailableError
+
+
+def _message(seq: int, subject: str) -> ServedMessage:
+    return ServedMessage(seq, subject, 1, b"", b"v%d" % seq)
+
+
+class _World:
+    """An owner that answers when it is told to, and what clients got."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[Waiter, list[str]]] = []
+        self.got: list[tuple[str, object]] = []
+        self.refuses: HoldfastError | None = None
+        self.gets = LastGets(
+            self,
+            lambda answers: self.got.extend((each, found and found.seq) for each, found in answers),
+            lambda subject, inbox: self.got.append((inbox, f"large {subject}")),
+            lambda inboxes, error: self.got.extend((each, error.code) for each in inboxes),
+        )
+
+    def lasts_soon(self, waiter: Waiter, subjects: Sequence[str]) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.reads.append((waiter, list(subjects)))
+
+    def found_lasts(self, answer: Any) -> tuple[list[ServedMessage], list[str], bool]:
+        if isinstance(answer, HoldfastError):
+            raise answer
+        found: tuple[list[ServedMessage], list[str], bool] = answer
+        return found
+
+    async def asked(self, *gets: tuple[str, str]) -> None:
+        for subject, inbox in gets:
+            self.gets.ask(subject, inbox)
+        await asyncio.sleep(0)
+
+    async def answer(self, answer: object) -> None:
+        waiter, _ = self.reads.pop(0)
+        assert not waiter.done()
+        waiter.set_result(answer)
+        assert waiter.done()
+        await asyncio.sleep(0)
+
+
+def _run(work: Callable[[_World], Any]) -> None:
+    asyncio.run(work(_World()))
+
+
+def test_the_gets_of_one_turn_are_one_read() -> None:
+    async def work(world: _World) -> None:
+        await world.asked(("a", "1"), ("b", "2"), ("a", "3"))
+        assert [subjects for _, subjects in world.reads] == [["a", "b"]]
+        assert world.gets.count == 3
+        await world.answer(([_message(7, "a")], [], True))
+        assert world.got == [("1", 7), ("3", 7), ("2", None)]
+        assert world.gets.count == 0
+
+    _run(work)
+
+
+def test_what_comes_while_reads_are_on_their_way_waits_for_one() -> None:
+    async def work(world: _World) -> None:
+        for subject in "abcd":
+            await world.asked((subject, subject))
+        assert [subjects for _, subjects in world.reads] == [["a"], ["b"]]
+        await world.answer(([_message(1, "a")], [], True))
+        assert [subjects for _, subjects in world.reads] == [["b"], ["c", "d"]]
+
+    _run(work)
+
+
+def test_a_get_is_never_answered_by_a_read_that_began_before_it() -> None:
+    async def work(world: _World) -> None:
+        await world.asked(("a", "1"))
+        await world.asked(("a", "2"))
+        await world.answer(([_message(1, "a")], [], True))
+        assert world.got == [("1", 1)]
+        await world.answer(([_message(2, "a")], [], True))
+        assert world.got == [("1", 1), ("2", 2)]
+
+    _run(work)
+
+
+def test_after_a_full_page_the_others_are_asked_for() -> None:
+    async def work(world: _World) -> None:
+        await world.asked(("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"))
+        await world.answer(([_message(1, "b")], ["d"], False))
+        assert world.got == [("4", "large d"), ("2", 1)]
+        assert [subjects for _, subjects in world.reads] == [["a", "c"]]
+        assert world.gets.count == 2
+        await world.answer(([_message(2, "c")], [], True))
+        assert world.got[2:] == [("3", 2), ("1", None)]
+        assert world.gets.count == 0
+
+    _run(work)
+
+
+def test_many_subjects_are_several_reads() -> None:
+    async def work(world: _World) -> None:
+        await world.asked(*((f"k{number}", "") for number in range(600)))
+        await world.answer(([], [], True))
+        await world.answer(([], [], True))
+        await world.answer(([], [], True))
+        assert world.got == [("", None)] * 600
+        assert world.gets.count == 0
+
+    _run(work)
+
+
+def test_an_error_answers_all_gets_of_its_read_and_no_other() -> None:
+    async def work(world: _World) -> None:
+        await world.asked(("a", "1"), ("b", "2"))
+        await world.asked(("c", "3"))
+        await world.answer(UnavailableError(reason="gone"))
+        assert world.got == [("1", "unavailable"), ("2", "unavailable")]
+        await world.answer(([_message(3, "c")], [], True))
+        world.refuses = UnavailableError(reason="closed")
+        await world.asked(("d", "4"))
+        assert world.got[2:] == [("3", 3), ("4", "unavailable")]
+        assert world.gets.count == 0
+
+    _run(work)

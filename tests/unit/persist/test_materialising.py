@@ -1,0 +1,128 @@
+"""Many changes of a store reach its file in slices, and writes have their turn between two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.threads.giving_way import WRITE_TURNS
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.persist.write_path import materialising
+from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.protocol.errors import StorageFailedError
+from holdfast.protocol.names import StoreKind
+from tests.support.ticked_store import Bench, append, put
+
+LIMIT, SLICE = 8, 4
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(materialising, "MAX_PENDING_MESSAGES", LIMIT)
+    monkeypatch.setattr(materialising, "MAX_PENDING_CHANGES", LIMIT)
+    monkeypatch.setattr(materialising, "APPLY_SLICE_CHANGES", SLICE)
+
+
+class World:
+    """An open stream, and what brings its file up to date."""
+
+    def __init__(self, root: Path, kind: StoreKind = StoreKind.STREAM) -> None:
+        self.stream = Bench(root, kind)
+        self.store = self.stream.store
+        self.open_stores = OpenStores()
+        self.progress, self.tasks = LogProgress(), SpawnedTasks()
+        leases = self.open_stores.leases
+        self.materialiser = Materialiser(leases, self.progress, self._in_thread, self.tasks)
+        self.open_stores.opened(self.store)
+
+    def write(self, ticks: int, operations: int = 2) -> None:
+        for _ in range(ticks):
+            self.stream.tick(*[append() if self.store.is_stream else put("key")] * operations)
+        self.progress.synced_tick = self.stream.number
+        self.materialiser.relieve([(self.store, b"")])
+
+    async def revisions(self, at_each_turn: Callable[[], Any] = lambda: None) -> list[int]:
+        """Return the revisions of the file, turn by turn, until nothing is applied any more."""
+        found = []
+        while self.tasks:
+            found.append(self.store.file_revision)
+            at_each_turn()
+            await asyncio.sleep(0)
+        return [*found, self.store.file_revision]
+
+    async def _in_thread(self, function: Callable[[], Any], /) -> Any:
+        return function()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.stream.close()
+
+
+async def test_between_two_slices_there_are_the_turns_of_a_write(world: World) -> None:
+    world.write(ticks=6)
+    revisions = await world.revisions()
+    assert sorted(set(revisions)) == [0, SLICE, 2 * SLICE, 3 * SLICE]
+    assert all(revisions.count(each) >= WRITE_TURNS for each in (0, SLICE, 2 * SLICE))
+    assert not world.store.pending.ticks
+
+
+async def test_a_tick_is_applied_whole_however_large(world: World) -> None:
+    world.write(ticks=1, operations=3 * SLICE)
+    assert set(await world.revisions()) == {0, 3 * SLICE}
+
+
+async def test_what_is_written_meanwhile_is_not_applied_before_there_is_much_of_it(
+    world: World,
+) -> None:
+    world.write(ticks=6)
+    late = [lambda: world.write(ticks=1)]
+    await world.revisions(lambda: late.pop()() if late else None)
+    assert world.store.file_revision == 12
+    assert len(world.store.pending.ticks) == 1
+
+
+async def test_what_the_slices_do_not_keep_up_with_is_applied_at_once(world: World) -> None:
+    world.write(ticks=1 + LIMIT * 2)
+    assert world.store.file_revision == world.store.revision
+    assert not world.tasks
+
+
+@pytest.mark.parametrize("kind", StoreKind)
+async def test_an_unsynced_tick_is_not_waited_for(tmp_path: Path, kind: StoreKind) -> None:
+    world = World(tmp_path, kind)
+    world.write(ticks=6)
+    world.progress.synced_tick -= 1
+    assert (await world.revisions())[-1] == 10
+    world.stream.close()
+
+
+async def test_a_file_that_is_leased_meanwhile_is_left_alone(world: World) -> None:
+    world.write(ticks=6)
+    with world.open_stores.leases.lend(world.store):
+        assert set(await world.revisions()) == {0}
+    world.write(ticks=1)
+    assert set(await world.revisions()) == {0, SLICE, 8, 12, 14}
+
+
+async def test_after_a_failure_the_next_write_tries_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise StorageFailedError(reason="disk full")
+
+    world.write(ticks=6)
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store.contents.__class__, "apply", fail)
+        assert set(await world.revisions()) == {0}
+    world.write(ticks=1)
+    await world.revisions()
+    assert world.store.file_revision == world.store.revision == 14
