@@ -4,7 +4,7 @@ point.
 The cluster of the power cuts (`power/cluster.py`) with a bucket in memory and policies so short
 that stores go cold within seconds. `at_point` hears of every call before and after its effect, with
 the process that makes it and would die there. What changes nothing by itself, a read, is a point
-too. """
+too."""
 
 from __future__ import annotations
 
@@ -229,9 +229,7 @@ class CallerBackend(Backend):
         return self._call("list", prefix, lambda: objects.list_page(prefix, start_after, limit))
 
     def begin_upload(self, key: str, metadata: Mapping[str, str]) -> BucketUpload:
-        return self._call(
-            "begin", key, lambda: self._cluster.objects.begin_upload(key, metadata)
-        )
+        return self._call("begin", key, lambda: self._cluster.objects.begin_upload(key, metadata))
 
     def put_part(self, upload: BucketUpload, number: int, offset: int, body: bytes) -> str:
         objects = self._cluster.objects
@@ -271,8 +269,8 @@ def short_times(cluster: Callable[[], CrashCluster]) -> Iterator[None]:
         def stop(self) -> None:
             """It ends with its process."""
 
-    def files(*arguments: Any) -> Iterator[Any]:
-        return resting_files(cluster().files, *arguments)
+    def files(*arguments: Any, **options: Any) -> Iterator[Any]:
+        return resting_files(cluster().files, *arguments, **options)
 
     places: list[tuple[Any, str, Any]] = [
         (stored_writer, "BucketThread", Thread),

@@ -14,6 +14,7 @@ from typing import ClassVar, Final
 from holdfast.protocol.errors import InvalidArgumentError, NotFoundError
 from holdfast.shared_fs.snapshots.collecting import Collector
 from tests.crashes.cluster import IDLE_CLOSE_SECONDS
+from tests.crashes.purging import PurgeStory, purge_again, purge_value_again
 from tests.crashes.world import BYSTANDER, CHAT, NOTES, OTHER, World
 from tests.power.application import Violation
 from tests.power.cluster import COORDINATOR, ROOT
@@ -198,6 +199,41 @@ async def lose_state(world: World) -> None:
     cluster.start(COORDINATOR, "s1")
 
 
+class Purge(PurgeStory, Operation):
+    """`holdfast purge`, of a store that shares a pack with another."""
+
+    name = "purge"
+    expected = Delete.expected
+
+    async def prepare(self, world: World) -> None:
+        await super().prepare(world)
+        await self.lead_up(world)
+
+    async def again(self, world: World) -> None:
+        await purge_again(world)
+
+
+class PurgeValue(PurgeStory, Operation):
+    """`holdfast purge --seq`, of a store that shares a pack with another."""
+
+    name = "purge_value"
+    place = {"seq": 1}  # noqa: RUF012 (a ClassVar of the story)
+
+    async def prepare(self, world: World) -> None:
+        await super().prepare(world)
+        await self.lead_up(world)
+
+    async def again(self, world: World) -> None:
+        await purge_value_again(world)
+
+
+class PurgeValueLocally(PurgeValue):
+    """The same without a shared file system."""
+
+    name = "purge_value_locally"
+    bucket_only = True
+
+
 class Collect(Operation):
     """The collector: dropped versions, an orphan, a sparse pack, a dead log, an expired pin."""
 
@@ -300,6 +336,9 @@ OPERATIONS: Final[dict[str, Operation]] = {
         Restore(),
         RestoreAs(),
         Delete(),
+        Purge(),
+        PurgeValue(),
+        PurgeValueLocally(),
         Collect(),
         RetireSlots(),
         ReapSlots(),

@@ -14,14 +14,17 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
-from holdfast.persist.jobs import deleting
+from holdfast.persist.jobs import deleting, erasure
 from holdfast.persist.shared_disk.job_results import FileTombstones
 from holdfast.persist.tier.cooling import Cooler
+from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.erasure.packs import ErasedObjects
 from holdfast.shared_fs.snapshots import collecting, repacking
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, encode_pack
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, Tombstone
+from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.simulation.simulated_disk import HostDisk
 
@@ -149,6 +152,34 @@ def leave_a_half_fenced_log() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def leave_a_copy_and_say_nothing() -> Iterator[None]:
+    """A purge leaves packs and snapshots where they are, and its search does not look there."""
+
+    def elsewhere(bucket: Any, sought: Any, looked: Any = None) -> Iterator[Any]:
+        return iter(())
+
+    with (
+        patch.object(erasure, "erase_objects", lambda *_: ErasedObjects()),
+        patch.object(erasure, "remains_in_bucket", elsewhere),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def delete_without_a_scrub() -> Iterator[None]:
+    """A purged message leaves its row, and nothing else."""
+
+    def scrub(file: StoreFile, place: int | str) -> bool:
+        meta = file.meta
+        change = [CHANGE_DELETE_MESSAGES, [place]]
+        file.apply([AppliedBatch(meta.revision, meta.time, [change])])
+        return True
+
+    with patch.object(StoreFile, "scrub", scrub):
+        yield
+
+
 #: Each bug, and an operation in which it does harm.
 PLANTED: Final[dict[str, tuple[Callable[[], AbstractContextManager[None]], str]]] = {
     bug.__name__: (bug, operation)
@@ -162,5 +193,7 @@ PLANTED: Final[dict[str, tuple[Callable[[], AbstractContextManager[None]], str]]
         (collect_whatever_is_marked, "collect"),
         (leave_what_is_marked, "collect"),
         (leave_a_half_fenced_log, "reap_slots"),
+        (leave_a_copy_and_say_nothing, "purge_value"),
+        (delete_without_a_scrub, "purge_value"),
     )
 }

@@ -69,6 +69,10 @@ class World:
                 raise Violation(f"it never holds that {what}; there is {self.files()}")
             await asyncio.sleep(_LOOK_SECONDS)
 
+    async def pause(self) -> None:
+        """Let the cluster work for a while."""
+        await asyncio.sleep(10 * _LOOK_SECONDS)
+
     async def until_cold(self) -> None:
         """Return when nobody has a store open, the bucket has all of them, and no file is left."""
         await self.until("every store is closed and in the bucket", self._rests)
@@ -115,26 +119,27 @@ class World:
             (store, [[frames.APPEND, value] for value in values]), durability=Durability.STORED
         )
 
-    async def ask_owner(self, store: StoreId, verb: str, **fields: object) -> Mapping[str, Any]:
-        """Have a store's owner do an operator's job, as `holdfast.cli` does; return what it tells.
+    async def ask_owner(
+        self, store: StoreId, verb: str, *, of: str = "", **fields: object
+    ) -> Mapping[str, Any]:
+        """Have a store's owner, or the server `of`, do an operator's job, as `holdfast.cli` does;
+        return what it tells.
 
         Raises what it ends with.
         """
         give_up_at = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
-        job, server = secrets.token_hex(8), ""
+        job, server = secrets.token_hex(8), of
         while True:
             try:
                 if not server:
                     server = await self._owner(store)
                 payload = frames.encode_control(job=job, verb=verb, store=list(store), **fields)
-                reply = await self._bus.request(
-                    _SUBJECTS.operator(server), payload, _ASK_SECONDS
-                )
+                reply = await self._bus.request(_SUBJECTS.operator(server), payload, _ASK_SECONDS)
                 done = frames.decode_control(reply)
             except (UnavailableError, NotOwnerError, BusTimeoutError, NoRespondersError):
                 if asyncio.get_running_loop().time() > give_up_at:
                     raise
-                job, server = secrets.token_hex(8), ""
+                job, server = secrets.token_hex(8), of
             else:
                 if done.get("done"):
                     return done

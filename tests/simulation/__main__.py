@@ -5,6 +5,7 @@
     make simulate SEEDS=200 TIERS=1    with a bucket, and stores that go cold
     make simulate SEEDS=200 WIDE=1     with transactions, queues, large values and patterns
     make simulate SEEDS=200 GRANTS=1   with tokens, which expire, are revoked and renewed
+    make simulate SEEDS=200 JETSTREAM=1  gateways, and applications of JetStream
 
 Exits with 1 if a seed fails, and prints the command that runs it again.
 """
@@ -19,9 +20,14 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
+from typing import Final
 
+from tests.simulation.jetstream.planted import JETSTREAM_PLANTED
 from tests.simulation.planted import PLANTED
 from tests.simulation.run import RUN_SECONDS, run_seed
+
+#: What a run may have, by the name of the option.
+_MODES: Final = ("tiers", "wide", "grants", "jetstream")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, help="how many; default: 1 with --seed, else 50")
     parser.add_argument("--seed", type=int, help="the first one; default: a fresh one")
     parser.add_argument("--fault", help="let only this happen, see nemesis.py; default: any")
-    parser.add_argument("--planted", choices=PLANTED, help="break the shipped code like this")
+    planted = [*PLANTED, *JETSTREAM_PLANTED]
+    parser.add_argument("--planted", choices=planted, help="break the shipped code like this")
     parser.add_argument("--limited", action="store_true", help="stores have limits, values a ttl")
     parser.add_argument(
         "--tiers", action="store_true", help="with a bucket, and stores that go cold"
@@ -41,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--wide", action="store_true", help="transactions, queues, large values, patterns too"
     )
     parser.add_argument("--grants", action="store_true", help="the cluster asks for tokens")
+    parser.add_argument("--jetstream", action="store_true", help="gateways and their applications")
     parser.add_argument("--seconds", type=float, default=RUN_SECONDS, help="of faults; default: 20")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     options = parser.parse_args(arguments)
@@ -57,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tiers=options.tiers,
         wide=options.wide,
         grants=options.grants,
+        jetstream=options.jetstream,
         seconds=options.seconds,
     )
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
@@ -83,14 +92,13 @@ def _command(seed: int, options: argparse.Namespace) -> str:
     is_whole = options.seconds == RUN_SECONDS
     if options.fault is None and options.planted is None and not options.limited and is_whole:
         return f"make simulate SEED={seed}" + "".join(
-            f" {name.upper()}=1" for name in ("tiers", "wide", "grants") if getattr(options, name)
+            f" {name.upper()}=1" for name in _MODES if getattr(options, name)
         )
     words = [f"{sys.executable} -m tests.simulation --seed {seed}"]
     for name in ("fault", "planted"):
         if getattr(options, name) is not None:
             words.append(f"--{name} {getattr(options, name)}")
-    modes = ("limited", "tiers", "wide", "grants")
-    words += [f"--{name}" for name in modes if getattr(options, name)]
+    words += [f"--{name}" for name in ("limited", *_MODES) if getattr(options, name)]
     words += [] if is_whole else [f"--seconds {options.seconds:g}"]
     return " ".join(words)
 

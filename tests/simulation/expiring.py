@@ -33,9 +33,7 @@ _LOOK_SECONDS: Final = 1.0
 class ExpiringKeys:
     """One kv of such keys, with a client of its own."""
 
-    def __init__(
-        self, simulation: Simulation, name: str, *, all_may_leap: bool = False
-    ) -> None:
+    def __init__(self, simulation: Simulation, name: str, *, all_may_leap: bool = False) -> None:
         """With `all_may_leap` the coordinators' clocks are wrong too at times. Then what is past
         its window by every clock is forgotten, `msg_id`s among it."""
         self._simulation = simulation

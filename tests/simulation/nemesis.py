@@ -18,6 +18,7 @@ from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.layout import Layout
 from tests.simulation.doomed import DoomedStream
 from tests.simulation.expiring import ExpiringKeys
+from tests.simulation.moving import MovingOperator
 from tests.simulation.simulated_cluster import Simulation
 from tests.simulation.simulated_nodes import ROOT, Node, ServerNode
 from tests.simulation.stranger import Stranger
@@ -127,11 +128,17 @@ class Nemesis:
         has_hangs = simulation.chance("hangs of a mount").random() < 0.1
         self._others += [fault for fault, _ in hangs]
         self._other_weights += [weight * has_hangs for _, weight in hangs]
+        # Moves harm nobody, so they go on beside all else.
+        moves: list[tuple[Fault, int]] = [(self._move_stores, 6)]
+        has_moves = simulation.chance("moves").random() < 0.2
+        self._others += [fault for fault, _ in moves]
+        self._other_weights += [weight * has_moves for _, weight in moves]
         self._alone = only is not None
         if self._alone:
             self._other_weights = []
         self._stranger_itself = Stranger(simulation)
         self._leap_count = 0
+        self._operator: MovingOperator | None = None
         self._doomed: list[DoomedStream] = []
 
     async def run(self, until: float) -> None:
@@ -162,9 +169,7 @@ class Nemesis:
     async def _run_token_faults(self, until: float, faults: TokenFaults) -> None:
         functions, weights = zip(*faults.all, strict=True)
         async with asyncio.TaskGroup() as tasks:
-            await self._harm(
-                until, faults.chance, functions, weights, _TOKEN_PAUSE_SECONDS, tasks
-            )
+            await self._harm(until, faults.chance, functions, weights, _TOKEN_PAUSE_SECONDS, tasks)
 
     async def _harm(
         self,
@@ -510,6 +515,15 @@ class Nemesis:
         await asyncio.sleep(chance.choice((0.05, 0.5, 2.0)))
         for coordinator in simulation.coordinators:
             coordinator.start()
+
+    async def _move_stores(self) -> None:
+        """Have an operator move stores for a while."""
+        chance = self._other_chance
+        if self._operator is None:
+            self._operator = MovingOperator(self._simulation)
+        for _ in range(chance.choice((1, 10, 30))):
+            await self._operator.ask(chance)
+            await asyncio.sleep(chance.expovariate(5.0))
 
     async def _leap_of_clock(self) -> None:
         """Let the clocks of all servers be far ahead for a while; half of the time servers start

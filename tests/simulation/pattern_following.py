@@ -3,7 +3,7 @@ faults.
 
 What a follower is given of each stream is noted as a `Following` of that stream, so the checker
 judges it as it does any other: each change once, in order, from the first of what was born
-meanwhile. """
+meanwhile."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import apsw
 
-from holdfast.client.following.merge import Cursor, Merge
+from holdfast.client.following.merge import Broadcast, Cursor, Merge
 from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
 from holdfast.client.wire.coalescer import Coalescer
 from holdfast.client.wire.frame import Frame
@@ -26,34 +26,38 @@ from holdfast.coordinator.decisions.events import Probe, ProbeFailed
 from holdfast.coordinator.decisions.standby_heartbeats import Proof
 from holdfast.coordinator.decisions.storage_proof import StorageProof
 from holdfast.coordinator.peers.orders import Orders
-from holdfast.coordinator.state.progress import ProgressFile
-from holdfast.coordinator.state.term import TermFile
 from holdfast.persist.access.frame_access import FrameAccess
+from holdfast.persist.consumers.consumers import ConsumerState
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
-from holdfast.persist.operations import operations
+from holdfast.persist.operations import appending, cursors, operations, purging
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import evidence, freshness
 from holdfast.persist.shared_disk.fresh_files import FreshFiles
 from holdfast.persist.shared_disk.opening import StoreOpener
-from holdfast.persist.store.consumers import ConsumerState
+from holdfast.persist.store.leases import Leases
 from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
+from holdfast.persist.tier.behind import BehindStores
 from holdfast.persist.tier.cooling import ColdCandidate, Cooler
+from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.persist.write_path.releasing import Releaser
 from holdfast.persist.write_path.setting_aside import SettingAside
 from holdfast.persist.write_path.tick import Answers, Tick
+from holdfast.protocol import changes
 from holdfast.protocol.access import grants
 from holdfast.protocol.access.grants import no_token
 from holdfast.protocol.access.tokens import Token, read_token
 from holdfast.protocol.errors import HoldfastError, NotAllowedError
-from holdfast.protocol.frames import EXPECT, ChangeBatch, decode_changes
+from holdfast.protocol.frames import EXPECT, WireChange, decode_changes
 from holdfast.protocol.limits import REVOCATIONS_FRESH_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.grant_book import GrantBook, Settled, ToRead
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.access import token_source
 from holdfast.shared_fs.access.registry import AccessRegistry
+from holdfast.shared_fs.authority.progress import ProgressFile
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.disk.fence import FenceGate
@@ -145,6 +149,36 @@ def forget_outcomes_in_a_takeover() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def forget_rows_of_cursors_in_a_takeover() -> Iterator[None]:
+    """Of what gateways recorded, the rows that are in the log alone are not taken over."""
+
+    def without_rows(change: WireChange) -> WireChange:
+        is_cursor = changes.number_of(change) == changes.CHANGE_SET_CURSOR
+        return [*change[:4], [], change[5]] if is_cursor else change
+
+    def plan_without_rows(*arguments: Any, **options: Any) -> TakeoverPlan:
+        found = plan(*arguments, **options)
+        return found._replace(
+            batches=[
+                batch._replace(changes=list(map(without_rows, batch.changes)))
+                for batch in found.batches
+            ]
+        )
+
+    with patch.object(evidence, "plan", plan_without_rows):
+        yield
+
+
+@contextlib.contextmanager
+def let_replaced_gateways_write() -> Iterator[None]:
+    """A gateway goes on to write to a stream that another one serves."""
+    with contextlib.ExitStack() as stack:
+        for module in (appending, cursors, operations, purging):
+            stack.enter_context(patch.object(module, "check_serving_epoch", lambda *_: None))
+        yield
+
+
+@contextlib.contextmanager
 def retire_the_log_without_a_sync() -> Iterator[None]:
     """A checkpoint moves the WAL into the file and syncs neither."""
 
@@ -160,7 +194,7 @@ def follow_over_gaps() -> Iterator[None]:
     """A follower takes the next broadcast for the next change."""
     broadcast = Merge.broadcast
 
-    def broadcast_anyway(merge: Merge, batch: ChangeBatch) -> None:
+    def broadcast_anyway(merge: Merge, batch: Broadcast) -> None:
         cursor = merge.cursor
         if cursor is not None and batch.previous_revision > cursor.revision and not merge.behind:
             merge.cursor = cursor._replace(revision=batch.previous_revision)
@@ -178,6 +212,17 @@ def evict_what_was_not_published() -> Iterator[None]:
         return cooler._snapshotter.imager.open_closed(candidate.store)
 
     with patch.object(Cooler, "_open_exact", open_any):
+        yield
+
+
+@contextlib.contextmanager
+def forget_how_old_changes_are() -> Iterator[None]:
+    """Open stores are snapshotted when they have changed much, and when they are closed."""
+
+    def never(stores: BehindStores, now: int) -> list[StoreId]:
+        return []
+
+    with patch.object(BehindStores, "due", never):
         yield
 
 
@@ -240,7 +285,7 @@ def commit_without_conditions() -> Iterator[None]:
 @contextlib.contextmanager
 def deliver_again_at_once() -> Iterator[None]:
     """A fetch gives whatever nobody has acknowledged, however long ago it was delivered."""
-    with patch.object(ConsumerState, "due", lambda consumer, now: sorted(consumer.pending)):
+    with patch.object(ConsumerState, "due", lambda consumer, now: iter(sorted(consumer.pending))):
         yield
 
 
@@ -448,6 +493,34 @@ def write_without_the_right() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def move_what_is_being_opened() -> Iterator[None]:
+    """A store that is not open here is given to the next owner while it is being opened."""
+
+    @contextlib.contextmanager
+    def of_closed(leases: Leases, store: StoreId) -> Iterator[bool]:
+        yield True
+
+    with patch.object(Leases, "of_closed", of_closed):
+        yield
+
+
+@contextlib.contextmanager
+def move_before_all_is_in_the_file() -> Iterator[None]:
+    """A store is given to the next owner although its last changes are in the log alone."""
+
+    async def close_held(checkpointer: Checkpointer, stores: list[Store]) -> list[Store]:
+        for store in stores:
+            if store.file is not None:
+                store.file.abandon()
+            store.file = None
+            store.end()
+        return stores
+
+    with patch.object(Checkpointer, "close_held", close_held):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -458,10 +531,13 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         ack_before_the_sync,
         replay_old_epochs,
         forget_outcomes_in_a_takeover,
+        forget_rows_of_cursors_in_a_takeover,
+        let_replaced_gateways_write,
         retire_the_log_without_a_sync,
         follow_over_gaps,
         evict_what_was_not_published,
         publish_the_older_over_the_newer,
+        forget_how_old_changes_are,
         restore_without_telling,
         commit_without_conditions,
         deliver_again_at_once,
@@ -484,5 +560,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         believe_every_refusal,
         believe_any_signature,
         write_without_the_right,
+        move_what_is_being_opened,
+        move_before_all_is_in_the_file,
     )
 }

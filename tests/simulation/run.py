@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from holdfast.client.connection import Client
 from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.names import StoreKind
+from tests.simulation.fresh_exports import stay_fresh, write_once
+from tests.simulation.jetstream.run import run_jetstream
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.planted import PLANTED
+from tests.simulation.results import Result
 from tests.simulation.simulated_bucket import SimulatedBucket
 from tests.simulation.simulated_cluster import Simulation, small_limits
 from tests.simulation.simulated_disk import HostDisk
@@ -47,16 +49,6 @@ _WORKERS: Final = 2
 _FOLLOWERS: Final = 2
 
 
-class Result(NamedTuple):
-    """What a run came to. `trace` is the same for the same seed."""
-
-    seed: int
-    violations: list[str]
-    trace: list[str]
-    checksum: int
-    acknowledged: int
-
-
 def run_seed(
     seed: int,
     fault: str | None = None,
@@ -66,13 +58,17 @@ def run_seed(
     tiers: bool = False,
     wide: bool = False,
     grants: bool = False,
+    jetstream: bool = False,
     seconds: float = RUN_SECONDS,
 ) -> Result:
     """Run one seed and judge it; with `fault`, only that one happens, again and again; with
     `planted`, the shipped code is broken like this; if `limited`, some stores have limits, and some
     of what is written has a ttl; with `tiers` there is a bucket, and after all the shared files are
     lost; with `wide` applications use transactions, queues, large values and patterns too; with
-    `grants` the cluster asks for tokens. Work and faults go on for so many virtual `seconds`."""
+    `grants` the cluster asks for tokens; with `jetstream` applications use it by gateways, and
+    nothing else. Work and faults go on for so many virtual `seconds`."""
+    if jetstream:
+        return run_jetstream(seed, fault, planted, seconds)
     with (
         contextlib.nullcontext() if planted is None else PLANTED[planted](),
         without_collection(),
@@ -145,6 +141,7 @@ async def _run(
                 # Whoever still follows is not to be told of what happens now.
                 simulation.ends_history()
                 if simulation.chance("the end").random() < 0.5:
+                    await stay_fresh(simulation, simulation.bucket.in_good_weather())
                     await _lose_store_files(simulation, simulation.bucket)
                 else:
                     await _lose_all_files(simulation, simulation.bucket)
@@ -174,7 +171,7 @@ async def _lose_store_files(simulation: Simulation, bucket: SimulatedBucket) -> 
     await asyncio.sleep(_REST_SECONDS)
     try:
         revisions = {
-            store: await writer.run(_write_once(client, store))
+            store: await writer.run(write_once(client, store))
             for store in simulation.history.stores
         }
     except HoldfastError as error:
@@ -202,12 +199,6 @@ async def _lose_store_files(simulation: Simulation, bucket: SimulatedBucket) -> 
                 f"{store[1]} opens at revision {found.revision} without its file, "
                 f"though {revision} was acknowledged"
             )
-
-
-async def _write_once(client: Client, store: Store) -> int:
-    if store[0] == StoreKind.STREAM:
-        return (await client.stream(store[1]).append(b"once more")).revision
-    return (await client.kv(store[1]).set("once.more", b"once more")).revision
 
 
 async def _lose_all_files(simulation: Simulation, bucket: SimulatedBucket) -> None:

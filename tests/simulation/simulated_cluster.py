@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from unittest.mock import patch
 
 from holdfast.persist import service
+from holdfast.persist.operations import eviction
 from holdfast.persist.shared_disk import freshness
 from holdfast.persist.threads.loop_watch import Turns
 from holdfast.persist.write_path import checkpointing, materialising
@@ -26,6 +27,7 @@ from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
 from holdfast.protocol.limits import (
     LOG_SEGMENT_BYTES,
+    MAX_EXPIRED_ROWS,
     MAX_PENDING_CHANGES,
     PROBE_TIMEOUT_SECONDS,
     SILENCE_SECONDS,
@@ -128,9 +130,7 @@ class Simulation:
             self.chance("power"), self._observe, lambda: EPOCH_MS + int(self.loop.time() * 1000)
         )
         self.bucket = (
-            SimulatedBucket(
-                self.chance("bucket"), lambda: EPOCH_MS / 1000 + self.loop.time()
-            )
+            SimulatedBucket(self.chance("bucket"), lambda: EPOCH_MS / 1000 + self.loop.time())
             if tiers
             else None
         )
@@ -146,6 +146,7 @@ class Simulation:
         limits = self.chance("limits")
         self.idle_close_seconds = limits.choice((1.0, 3.0, 10.0))
         self.max_open_stores = limits.choice((2, 4, 1000))
+        self.max_awake_files = self.chance("awake files").choice((0, 1, 1000))
         tier_chance = self.chance("tiers")
         self.tier_policy = short_policy(tier_chance)
         if tiers:
@@ -303,9 +304,7 @@ class Simulation:
             delays[0] = at - now
         if subject == self._subjects.heartbeat():
             self._note_heartbeat(sender, receiver, asyncio.get_running_loop().time() + delays[0])
-        self.trace.add(
-            f"send {subject} to {receiver} in {delays[0]:.6f} {zlib.crc32(payload):08x}"
-        )
+        self.trace.add(f"send {subject} to {receiver} in {delays[0]:.6f} {zlib.crc32(payload):08x}")
         return delays
 
     def _delay(self, chance: random.Random) -> float:
@@ -458,6 +457,11 @@ def small_limits(chance: random.Random) -> Iterator[None]:
         changes = chance.choice((2, 32, MAX_PENDING_CHANGES))
         stack.enter_context(patch.object(materialising, "MAX_PENDING_CHANGES", changes))
         stack.enter_context(patch.object(materialising, "MAX_PENDING_MESSAGES", changes))
+        stack.enter_context(patch.object(materialising, "APPLY_SLICE_CHANGES", changes // 2))
+        # Not drawn, or every seed would be another run.
+        expired = min(changes, MAX_EXPIRED_ROWS)
+        stack.enter_context(patch.object(eviction, "MAX_EXPIRED_ROWS", expired))
+        stack.enter_context(patch.object(eviction, "_LOOKED_AT_ROWS", max(1, expired // 4)))
         stack.enter_context(patch.object(freshness, "PROOF_ROUNDS", 2))
         # Neither what is drawn elsewhere nor the time of this machine may show in a trace.
         tokens = SimpleNamespace(token_hex=lambda count: "5a" * count)

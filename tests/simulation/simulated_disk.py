@@ -11,7 +11,7 @@ import itertools
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from holdfast.protocol.errors import AlreadyRunningError, StorageFailedError
+from holdfast.protocol.errors import AlreadyRunningError, BusyError, StorageFailedError
 from holdfast.shared_fs.disk.disk import Disk, FileAttributes, LockFile
 from holdfast.shared_fs.disk.layout import Layout
 from tests.simulation.simulated_files import (
@@ -23,7 +23,7 @@ from tests.simulation.simulated_files import (
     put,
     resize,
 )
-from tests.simulation.simulated_vfs import SimulatedVfs
+from tests.simulation.simulated_vfs import EXCLUSIVE, SimulatedVfs
 
 _vfs_numbers = itertools.count(1)
 
@@ -63,6 +63,7 @@ class HostDisk(Disk):
         self._keeps_showing = False
         self._files = files
         self._locked: dict[Inode, None] = {}
+        self._store_file_locks: list[_StoreFileLock] = []
         self._vfs = SimulatedVfs(self, f"holdfast-simulated-{next(_vfs_numbers)}")
         self.vfs = self._vfs.own_name
         self._while_alive = _WhileAlive(self)
@@ -73,6 +74,8 @@ class HostDisk(Disk):
         for inode in self._locked:
             inode.locked_by = None
         self._locked.clear()
+        for lock in self._store_file_locks:
+            lock.release()
         self._vfs.release_locks()
 
     def close(self) -> None:
@@ -267,6 +270,19 @@ class HostDisk(Disk):
         self._locked[inode] = None
         return _Lock(self, inode)
 
+    def lock_store_file(self, path: Path) -> LockFile:
+        with _StorageErrors(path):
+            self.enter("lock", path)
+            inode = self._files.find(path, self.host)
+            if not isinstance(inode, Inode):
+                raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
+        if inode.lock_levels:
+            raise BusyError(what=f"the file lock of {path.name}")
+        lock = _StoreFileLock(inode)
+        inode.lock_levels[lock] = EXCLUSIVE
+        self._store_file_locks.append(lock)
+        return lock
+
     def is_locked(self, path: Path) -> bool:
         with _StorageErrors(path):
             self.enter("read", path)
@@ -405,6 +421,14 @@ class _Lock:
 
     def release(self) -> None:
         self._disk.unlock(self._inode)
+
+
+class _StoreFileLock:
+    def __init__(self, inode: Inode) -> None:
+        self._inode = inode
+
+    def release(self) -> None:
+        self._inode.lock_levels.pop(self, None)
 
 
 class _StorageErrors:

@@ -161,9 +161,7 @@ class Node(ABC):
             outcome = _outcome(function, arguments)
             loop.call_later(seconds, _settle, finished, outcome)
         else:
-            loop.call_later(
-                seconds, lambda: _settle(finished, _outcome(function, arguments))
-            )
+            loop.call_later(seconds, lambda: _settle(finished, _outcome(function, arguments)))
         return finished
 
     def _run_in_simulated_thread(
@@ -251,6 +249,7 @@ class ServerNode(Node):
             ServerOptions(
                 idle_close_seconds=simulation.idle_close_seconds,
                 max_open_stores=simulation.max_open_stores,
+                max_awake_files=simulation.max_awake_files,
                 tier_policy=simulation.tier_policy,
                 tokens=tokens,
             ),

@@ -57,6 +57,7 @@ def short_policy(chance: random.Random) -> TierPolicy:
         min_change_bytes=chance.choice((500, 4000, MIB)),
         cold_after_seconds=chance.choice((0.3, 1.0, 2.0)),
         keep=KeepPolicy(count=chance.choice((1, 2, 8)), days=7.0),
+        max_lag_seconds=chance.choice((1.0, 3.0)),
     )
 
 
@@ -160,6 +161,8 @@ def resting_files(
     layout: Layout,
     on_draft: Callable[[Path, str], None] = lambda path, incarnation: None,
     on_temporary: Callable[[Path, int], None] = lambda path, changed: None,
+    *,
+    with_open: bool = False,
 ) -> Iterator[Resting]:
     """As `cooling.resting_files`, of the simulated files."""
     stores = layout.root / "stores"
@@ -175,9 +178,13 @@ def resting_files(
                 on_temporary(temporary, inode.changed_ms)
             for each in found.stores:
                 inode = files.find(each.path)
-                wal = each.path.with_name(each.path.name + "-wal")
-                if isinstance(inode, Inode) and files.find(wal) is None:
-                    yield Resting(each.store, inode.changed_ms)
+                wal = files.find(each.path.with_name(each.path.name + "-wal"))
+                if not isinstance(inode, Inode) or (wal is not None and not with_open):
+                    continue
+                changed = inode.changed_ms
+                if isinstance(wal, Inode):
+                    changed = max(changed, wal.changed_ms)
+                yield Resting(each.store, changed, wal is None)
 
 
 def _names(files: SimulatedFileSystem, path: Path) -> list[str]:

@@ -54,7 +54,7 @@ class Files(Protocol):
 _SHARED: Final = apsw.SQLITE_LOCK_SHARED
 _RESERVED: Final = apsw.SQLITE_LOCK_RESERVED
 _PENDING: Final = apsw.SQLITE_LOCK_PENDING
-_EXCLUSIVE: Final = apsw.SQLITE_LOCK_EXCLUSIVE
+EXCLUSIVE: Final = apsw.SQLITE_LOCK_EXCLUSIVE
 
 
 class SimulatedVfs(apsw.VFS):
@@ -160,7 +160,7 @@ class _VfsFile:
         if (
             (level == _SHARED and highest >= _PENDING)
             or (level in (_RESERVED, _PENDING) and highest >= _RESERVED)
-            or (level == _EXCLUSIVE and others)
+            or (level == EXCLUSIVE and others)
         ):
             raise apsw.BusyError(f"{self._path.name} is locked")
         if not self._disk.dead:

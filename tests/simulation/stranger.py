@@ -2,7 +2,7 @@
 
 What it sends is what the hostile tenant of `tests/hostile` sends, a part of it at a time, drawn
 from the seed. Nothing of it may end a process, and nothing may be answered to where nobody has
-asked. """
+asked."""
 
 from __future__ import annotations
 

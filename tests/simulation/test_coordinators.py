@@ -187,6 +187,40 @@ def test_a_deaf_standby_ends_and_what_it_did_not_hear_is_held_against_nobody(
     run(main())
 
 
+def test_a_standby_whose_file_system_hangs_is_not_ready_until_it_answers_again(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        world = World(tmp_path)
+        active = await world.start("c1")
+        answers = asyncio.Event()
+        answers.set()
+
+        async def blocking(function: Callable[..., _Result], /, *arguments: Any) -> _Result:
+            await answers.wait()
+            return await at_once(function, *arguments)
+
+        storage = Storage(world.layout, world.disk)
+        standby = Coordinator(
+            world.network.connect("c2"), storage, standby=True, run_blocking=blocking
+        )
+        assert standby.why_unready() == "it starts"
+        task = asyncio.get_running_loop().create_task(standby.run())
+        await asyncio.sleep(1.0)
+        assert standby.why_unready() == ""
+        answers.clear()
+        await asyncio.sleep(8.0)
+        assert "could not look at the lock" in standby.why_unready()
+        answers.set()
+        await asyncio.sleep(1.0)
+        assert standby.why_unready() == ""
+        standby.stop()
+        await task
+        await end(active)
+
+    run(main())
+
+
 def test_a_server_that_is_silent_is_fenced_as_soon_as_ever_by_a_coordinator_that_hears(
     tmp_path: Path,
 ) -> None:

@@ -58,9 +58,7 @@ def _files(seed: int) -> SimulatedFileSystem:
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
-def test_a_power_cut_keeps_what_was_synced_and_a_part_of_the_rest(
-    seed: int, hosts: _Hosts
-) -> None:
+def test_a_power_cut_keeps_what_was_synced_and_a_part_of_the_rest(seed: int, hosts: _Hosts) -> None:
     files = _files(seed)
     disk = hosts.disk(files, "h")
     disk.make_directory(_FOLDER)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.planted import PLANTED
-from tests.simulation.run import RUN_SECONDS, Result, run_seed
+from tests.simulation.results import Result
+from tests.simulation.run import RUN_SECONDS, run_seed
 from tests.support.effort import tries
 
 #: Some at random, and some that found a bug once: what each found is in REGRESSIONS. Only a
@@ -61,14 +62,17 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "ack_before_the_sync": (10, None),
     "replay_old_epochs": (40, "overtake"),
     "forget_outcomes_in_a_takeover": (20, None),
+    "forget_rows_of_cursors_in_a_takeover": (8, "kill_server"),
+    "let_replaced_gateways_write": (10, None),
     "retire_the_log_without_a_sync": (20, None),
     "follow_over_gaps": (10, None),
     "evict_what_was_not_published": (5, None),
+    "forget_how_old_changes_are": (4, None),
     "restore_without_telling": (3, None),
     "publish_the_older_over_the_newer": (207, "stop_in_bucket"),
     "commit_without_conditions": (3, None),
     "deliver_again_at_once": (3, None),
-    "keep_uploads_that_were_given_up": (12, "disconnect"),
+    "keep_uploads_that_were_given_up": (15, "disconnect"),
     "begin_births_at_the_head": (3, None),
     "believe_an_older_state": (8, "restore_state"),
     "judge_without_hearing": (3, "deafen"),
@@ -87,6 +91,8 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "believe_every_refusal": (3, "revoke_while_unanswered"),
     "believe_any_signature": (4, "revoke_token"),
     "write_without_the_right": (3, "revoke_token"),
+    "move_what_is_being_opened": (17, "move_stores"),
+    "move_before_all_is_in_the_file": (4, "move_stores"),
 }
 #: The first seed that finds it, where that is not seed 1. It is tried before the others.
 _FOUND_BY = {
@@ -95,11 +101,13 @@ _FOUND_BY = {
     "believe_old_logs": 3,
     "believe_old_files": 2,
     "replay_old_epochs": 11,
+    "forget_rows_of_cursors_in_a_takeover": 5,
     "retire_the_log_without_a_sync": 2,
     "follow_over_gaps": 8,
     "evict_what_was_not_published": 2,
     "publish_the_older_over_the_newer": 207,
-    "keep_uploads_that_were_given_up": 11,
+    "forget_how_old_changes_are": 4,
+    "keep_uploads_that_were_given_up": 15,
     "believe_an_older_state": 8,
     "answer_where_anybody_says": 2,
     "wait_for_a_clock_that_was_ahead": 2,
@@ -109,6 +117,8 @@ _FOUND_BY = {
     "key_writers_by_token": 4,
     "drop_admitted_of_revoked": 4,
     "believe_any_signature": 4,
+    "move_what_is_being_opened": 15,
+    "move_before_all_is_in_the_file": 4,
 }
 #: In so many virtual seconds most are found, which is a third of a run's work.
 _PLANTED_SECONDS = 8.0
@@ -121,6 +131,7 @@ _PLANTED_IN_WHOLE_RUNS = {
 }
 #: These need a bucket.
 _PLANTED_IN_TIERS = {
+    "forget_how_old_changes_are",
     "evict_what_was_not_published",
     "publish_the_older_over_the_newer",
     "restore_without_telling",
@@ -131,6 +142,8 @@ _PLANTED_IN_WIDE = {
     "deliver_again_at_once",
     "keep_uploads_that_were_given_up",
     "begin_births_at_the_head",
+    "forget_rows_of_cursors_in_a_takeover",
+    "let_replaced_gateways_write",
 }
 #: These need a cluster that asks for tokens, and no more than so many virtual seconds.
 _PLANTED_IN_GRANTS = {
@@ -142,10 +155,16 @@ _PLANTED_IN_GRANTS = {
     "believe_any_signature": 2.0,
     "write_without_the_right": 2.0,
 }
+_ALIKE = {
+    "go_on_without_the_registry",
+    "believe_every_refusal",
+    "write_without_the_right",
+    "move_before_all_is_in_the_file",
+}
 #: Much like others, which have to do.
 _PLANTED_IF_THOROUGH = tries(
-    {"go_on_without_the_registry", "believe_every_refusal", "write_without_the_right"},
-    {"go_on_without_the_registry", "believe_every_refusal", "write_without_the_right"},
+    _ALIKE,
+    _ALIKE,
     set(),
 )
 
@@ -187,6 +206,12 @@ def test_a_new_owner_whose_mount_shows_old_files_loses_nothing() -> None:
     result = run_seed(3, "old_files", seconds=4.0)
     _assert_well(result)
     assert any("store.stale" in line for line in result.trace)
+
+
+def test_stores_that_an_operator_moves_lose_and_double_nothing() -> None:
+    result = run_seed(4, "move_stores", seconds=4.0)
+    _assert_well(result)
+    assert any("server.moved" in line for line in result.trace)
 
 
 @pytest.mark.parametrize("seed", _LIMITED_SEEDS)

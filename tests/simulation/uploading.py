@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from holdfast.client.connection import Client
 from holdfast.client.following.track import OUTAGES
-from holdfast.client.handles import large_value, value_source, value_upload
+from holdfast.client.large_values import large_value, value_source, value_upload
 from holdfast.persist.store import accepted
 from holdfast.protocol.errors import (
     HoldfastError,

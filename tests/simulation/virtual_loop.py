@@ -54,6 +54,10 @@ class Process:
         context.run(_current.set, self)
         return asyncio.get_running_loop().create_task(work, context=context)
 
+    def enter(self) -> None:
+        """Let what is scheduled in the present context belong to this process."""
+        _current.set(self)
+
     def pause(self) -> None:
         """Stop, as by SIGSTOP. Idempotent."""
         self.paused = True

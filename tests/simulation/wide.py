@@ -1,7 +1,8 @@
 """A wide run: beside those who read, write and follow, others use all that is built upon it.
 
-Transactions contend for the same stores; a work queue, large values and patterns of streams have
-their own. All of it goes on in the same clients, under the same faults.
+Transactions contend for the same stores; a work queue, large values, patterns of streams and a
+stream that gateways serve have their own. All of it goes on in the same clients, under the same
+faults.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from holdfast.protocol.errors import HoldfastError
 from tests.simulation import queueing
 from tests.simulation.pattern_following import OTHERS, PROJECTS, FollowPattern, ProjectWriter
 from tests.simulation.queueing import QUEUE, QueueWorker
+from tests.simulation.serving import Gateway
 from tests.simulation.simulated_cluster import Simulation
 from tests.simulation.simulated_nodes import ClientNode
 from tests.simulation.transacting import Transactor
 from tests.simulation.uploading import FILES, Uploader, Uploads
 from tests.support.checking.history import Store
+from tests.support.checking.reigns import Reign
 
 STORES: Final[tuple[Store, ...]] = (QUEUE, FILES, *PROJECTS, *OTHERS)
 _PATTERN_FOLLOWERS: Final = 2
@@ -32,6 +35,7 @@ class Wide:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._uploads = Uploads(simulation.chance("uploads"))
+        self._reigns: list[Reign] = []
         self._following = 0
         queueing.prepare(simulation)
 
@@ -45,6 +49,7 @@ class Wide:
         for kind in (Transactor, QueueWorker, ProjectWriter):
             yield node.run(kind(simulation, node, client).work(until))
         yield node.run(Uploader(simulation, node, client, self._uploads).work(until))
+        yield node.run(Gateway(simulation, node, client, self._reigns).work(until))
         if self._following < _PATTERN_FOLLOWERS:
             self._following += 1
             chance = simulation.chance(f"pattern {self._following}")
@@ -57,7 +62,8 @@ class Wide:
             )
 
     async def finish(self, node: ClientNode, client: Client) -> None:
-        """Do what is left in the queue, and look at what was uploaded. Run it in the node."""
+        """Do what is left in the queue, and look at what was uploaded and served. Run it in the
+        node."""
         simulation = self._simulation
         try:
             await QueueWorker(simulation, node, client).drain()
@@ -67,6 +73,7 @@ class Wide:
             await Uploader(simulation, node, client, self._uploads).finish()
         except HoldfastError as error:
             simulation.fail(f"large values cannot be read in the end: {error!r}")
+        await Gateway(simulation, node, client, self._reigns).finish()
 
     async def _follow(self, client: Client, follow: FollowPattern, after_seconds: float) -> None:
         await asyncio.sleep(after_seconds)

@@ -60,7 +60,7 @@ EXPIRED_SECONDS: Final = 30.0
 #: With tiers other stores are in use after this long.
 _SPELL_SECONDS: Final = 1.7
 #: Errors after which nothing was, or ever will be, stored.
-_DEFINITE: Final = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
+DEFINITE: Final = (RequestError, NoCoordinatorError, NoServerError, ConnectionFailedError)
 
 
 _Answer = TypeVar("_Answer")
@@ -296,7 +296,7 @@ class Application:
             return (await call,)
         except HoldfastError as error:
             operation.error = type(error).__name__
-            definite = isinstance(error, _DEFINITE)
+            definite = isinstance(error, DEFINITE)
             self._complete(operation, Outcome.REFUSED if definite else Outcome.UNKNOWN)
             return None
 

@@ -1,0 +1,1 @@
+"""JetStream gateways in the simulated cluster, with applications that judge what they get."""

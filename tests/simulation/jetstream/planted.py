@@ -1,0 +1,138 @@
+"""Bugs planted in the gateway on purpose, to show that the simulation finds them. See
+`simulation/planted.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final
+from unittest.mock import patch
+
+from holdfast.client.handles.serving_wire import NewMessage
+from holdfast.gateway.jetstream.consumer_set.recorder import Recorder
+from holdfast.gateway.jetstream.consumer_set.served_consumer import ServedConsumer
+from holdfast.gateway.jetstream.publishing.publisher import StreamPublisher
+from holdfast.gateway.jetstream.streams.delivery_fence import DeliveryFence
+from holdfast.gateway.jetstream.streams.served_stream import ServedStream
+from holdfast.gateway.jetstream.wire.ports import PortMessage
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.messages import Ack
+
+_LATER_SECONDS: Final = 0.01
+
+
+@contextlib.contextmanager
+def ack_before_the_store() -> Iterator[None]:
+    """A gateway tells a publisher the seq that its message will have, and appends it some
+    milliseconds later."""
+    append, answered = StreamPublisher._append, StreamPublisher.answered
+    last_seqs: dict[StreamPublisher, int] = {}
+
+    def append_later(
+        publisher: StreamPublisher, message: PortMessage, wanted: NewMessage
+    ) -> None:
+        last_seq = last_seqs.get(publisher)
+        if last_seq is None or wanted.options is not None:
+            append(publisher, message, wanted)
+            return
+        last_seqs[publisher] = last_seq + 1
+        publisher._reply(message.reply, publisher._acks.stored(last_seq + 1))
+        loop = asyncio.get_running_loop()
+        loop.call_later(_LATER_SECONDS, append, publisher, message, wanted)
+
+    def note(
+        publisher: StreamPublisher, message: PortMessage, wanted: NewMessage, answer: Any
+    ) -> None:
+        answered(publisher, message, wanted, answer)
+        with contextlib.suppress(HoldfastError):
+            found = answer if isinstance(answer, Ack) else publisher._store.appended(answer)
+            last_seqs[publisher] = max(last_seqs.get(publisher, 0), found.seq or 0)
+
+    with (
+        patch.object(StreamPublisher, "_append", append_later),
+        patch.object(StreamPublisher, "answered", note),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def forget_message_ids() -> Iterator[None]:
+    """A message is appended without its id, so what was stored without an answer is stored again
+    when its publisher tries again."""
+    append = StreamPublisher._append
+
+    def append_without(
+        publisher: StreamPublisher, message: PortMessage, wanted: NewMessage
+    ) -> None:
+        append(publisher, message, wanted._replace(msg_id=None))
+
+    with patch.object(StreamPublisher, "_append", append_without):
+        yield
+
+
+@contextlib.contextmanager
+def serve_by_the_epoch_before() -> Iterator[None]:
+    """A gateway that takes a stream over does not raise its serving epoch, so whoever served it
+    before goes on."""
+
+    async def take_the_epoch(served: ServedStream) -> None:
+        config = await served.store.config()
+        if not config.serving_epoch:
+            await raise_epoch(served)
+            return
+        await served.store.configure(**served._settings())
+        served.store.serving_epoch = config.serving_epoch
+
+    raise_epoch = ServedStream._raise_epoch
+    with patch.object(ServedStream, "_raise_epoch", take_the_epoch):
+        yield
+
+
+@contextlib.contextmanager
+def write_without_the_epoch() -> Iterator[None]:
+    """A gateway's writes name no serving epoch, so they count after it was deposed."""
+    begin = ServedStream.begin
+
+    async def begin_and_forget(served: ServedStream) -> None:
+        await begin(served)
+        served.store.serving_epoch = None
+
+    with patch.object(ServedStream, "begin", begin_and_forget):
+        yield
+
+
+@contextlib.contextmanager
+def confirm_acks_before_they_are_recorded() -> Iterator[None]:
+    """A double ack is answered at once, and recorded some milliseconds later."""
+
+    def answer_at_once(recorder: Recorder, consumer: ServedConsumer, inbox: str) -> None:
+        recorder._send(inbox)
+        recorder.touch(consumer)
+
+    with patch.object(Recorder, "answer", answer_at_once):
+        yield
+
+
+@contextlib.contextmanager
+def deliver_without_asking() -> Iterator[None]:
+    """A gateway that was stopped or cut off delivers as if it still served its streams."""
+    with (
+        patch.object(DeliveryFence, "_sure", lambda fence: True),
+        patch.object(DeliveryFence, "depose", lambda fence: None),
+    ):
+        yield
+
+
+JETSTREAM_PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
+    bug.__name__: bug
+    for bug in (
+        ack_before_the_store,
+        forget_message_ids,
+        serve_by_the_epoch_before,
+        write_without_the_epoch,
+        confirm_acks_before_they_are_recorded,
+        deliver_without_asking,
+    )
+}

@@ -1,0 +1,150 @@
+"""One seed, one run with JetStream: harm a cluster and its gateways, let it heal, and judge."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.client.connection import Client
+from tests.simulation.jetstream.applications import (
+    Application,
+    FactKeeper,
+    Publisher,
+    Worker,
+    create_streams,
+)
+from tests.simulation.jetstream.faults import GatewayFaults
+from tests.simulation.jetstream.judging import judge
+from tests.simulation.jetstream.notes import STREAMS, Stored
+from tests.simulation.jetstream.planted import JETSTREAM_PLANTED
+from tests.simulation.jetstream.world import World, watched
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.results import Result
+from tests.simulation.simulated_cluster import Simulation, small_limits
+from tests.simulation.simulated_nodes import ClientNode
+from tests.simulation.simulated_vfs import errors_may_go_unheard
+from tests.simulation.virtual_loop import VirtualLoop
+from tests.support.collection import without_collection
+
+_PUBLISHERS: Final = 3
+_FACT_KEEPERS: Final = 2
+_WORKERS: Final = 3
+#: Between faults of gateways.
+_PAUSE_SECONDS: Final = (0.7, 1.5, 3.0)
+#: How long everything may take to be well again.
+_HEAL_SECONDS: Final = 120.0
+
+
+def run_jetstream(
+    seed: int, fault: str | None, planted: str | None, seconds: float
+) -> Result:
+    """Run one seed and judge it: see `run_seed`."""
+    with (
+        contextlib.nullcontext() if planted is None else JETSTREAM_PLANTED[planted](),
+        without_collection(),
+        errors_may_go_unheard(),
+        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+    ):
+        simulation, world = runner.run(_run(seed, fault, seconds))
+    failures = simulation.history.failures
+    return Result(
+        seed,
+        [*failures, *(judge(world.notes) if world.notes.stored else ())],
+        simulation.trace.lines,
+        simulation.trace.checksum,
+        world.notes.acknowledged,
+    )
+
+
+async def _run(seed: int, fault: str | None, seconds: float) -> tuple[Simulation, World]:
+    simulation = Simulation(seed)
+    # What is judged by the clocks of owners needs clocks that are nearly right.
+    simulation.history.ack_wait_seconds = 1.0
+    world = World(simulation)
+    with small_limits(simulation.chance("limits")), watched(simulation):
+        async with simulation:
+            world.start()
+            try:
+                await _live(world, fault, seconds)
+            finally:
+                await world.end()
+    return simulation, world
+
+
+async def _live(world: World, fault: str | None, seconds: float) -> None:
+    simulation = world.simulation
+    first = Application(world, "a0")
+    await first.run(create_streams(first))
+    until = simulation.loop.time() + seconds
+    applications = [
+        *(Publisher(world, f"p{number}") for number in range(_PUBLISHERS)),
+        *(FactKeeper(world, f"f{number}") for number in range(_FACT_KEEPERS)),
+        *(Worker(world, f"w{number}") for number in range(_WORKERS)),
+    ]
+    work = [each.run(each.work(until)) for each in applications]
+    faults = GatewayFaults(world)
+    own = getattr(faults, fault, None) if fault is not None else None
+    async with asyncio.TaskGroup() as tasks:
+        if fault is None or own is None:
+            tasks.create_task(Nemesis(simulation, fault).run(until))
+        if fault is None or own is not None:
+            of_gateways = faults.all if own is None else ((own, 1),)
+            tasks.create_task(_harm(world, faults.chance, of_gateways, until))
+    simulation.trace.add("everything has healed")
+    for node in [*simulation.nodes, *world.gateways]:
+        node.start()
+    _, late = await asyncio.wait(work, timeout=_HEAL_SECONDS)
+    for task in late:
+        simulation.fail(f"still at work {_HEAL_SECONDS:g} s after everything has healed: {task}")
+        task.cancel()
+    for task in work:
+        if task.done() and not task.cancelled() and task.exception() is not None:
+            simulation.fail(f"an application failed: {task.exception()!r}")
+    if not simulation.history.failures:
+        await _finish(world)
+
+
+async def _harm(
+    world: World, chance: random.Random, faults: Sequence[tuple[object, int]], until: float
+) -> None:
+    pause_seconds = chance.choice(_PAUSE_SECONDS)
+    functions, weights = zip(*faults, strict=True)
+    loop = asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as tasks:
+        while loop.time() < until:
+            await asyncio.sleep(chance.expovariate(1 / pause_seconds))
+            fault = chance.choices(functions, weights)[0]
+            world.simulation.trace.add(f"fault {fault.__name__}")
+            tasks.create_task(fault())
+
+
+async def _finish(world: World) -> None:
+    """Do all that is left to do, and read everything."""
+    simulation = world.simulation
+    drainer = Worker(world, "w99")
+    try:
+        await drainer.run(drainer.drain())
+    except* TimeoutError as group:
+        simulation.fail(f"the consumers are not drained in the end: {group!r}")
+    reader = ClientNode(simulation, "k0")
+    simulation.clients.append(reader)
+    client = await reader.run(reader.start(timeout_seconds=30.0))
+    for stream in STREAMS:
+        world.notes.stored[stream] = await reader.run(_read(client, stream))
+
+
+async def _read(client: Client, stream: str) -> list[Stored]:
+    store = client.serving_stream(stream)
+    found: list[Stored] = []
+    start_seq: int | None = 1
+    while start_seq is not None:
+        page = await store.by_subject(start_seq=start_seq)
+        for each in page.messages:
+            body = json.loads(each.value)
+            found.append(Stored(each.seq, each.subject, body["id"], body["expected"]))
+        start_seq = page.next_seq
+    return found
