@@ -6,8 +6,8 @@ entered in the loop of the test, which gets what it yields.
 
 When several processes run the tests (`--dist loadgroup`), some belong together: all of
 `tests/spark` have one Spark session and one cluster, all of `tests/conformance` have one cluster,
-and the tests of a file with a fixture of its module have that; a second process would start
-another. All others go wherever there is room.
+all of `tests/browser` one browser, and the tests of a file with a fixture of its module have that;
+a second process would start another. All others go wherever there is room.
 
 xdist knows groups by marks, which it adds to the names of tests; with pytest 9.2 these stay as they
 were.
@@ -90,7 +90,7 @@ class GroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         folder = path.rpartition("/")[0]
-        if folder in ("tests/spark", "tests/conformance"):
+        if folder in ("tests/spark", "tests/conformance", "tests/browser"):
             return folder
         return path if _shares_a_fixture(path) else nodeid
 

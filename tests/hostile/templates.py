@@ -74,7 +74,9 @@ def _value(rng: random.Random) -> bytes:
 
 
 def _headers(rng: random.Random) -> Any:
-    return rng.choice((None, None, {}, {"user": "eve"}, {"hf-encoding": "zstd"}, {"live": "a.1"}))
+    blocks = (b"NATS/1.0\r\nuser: eve\r\n\r\n", b"NATS/1.0\r\n")
+    maps = ({}, {"user": "eve"}, {"hf-encoding": "zstd"}, {"live": "a.1"})
+    return rng.choice((None, None, *maps, *blocks))
 
 
 def _seq(rng: random.Random) -> int:
@@ -108,7 +110,39 @@ def _append(rng: random.Random, world: World) -> Operation:
     value = _large_value(rng, world) if rng.random() < 0.03 else _value(rng)
     msg_id = f"id-{rng.randrange(_MSG_ID_COUNT)}" if rng.random() < 0.2 else None
     expected = _seq(rng) if rng.random() < 0.05 else None
-    return [frames.APPEND, value, _headers(rng), msg_id, expected, _ttl(rng)]
+    append = [frames.APPEND, value, _headers(rng), msg_id, expected, _ttl(rng)]
+    if rng.random() < 0.5:
+        append += [rng.choice((None, _subject(rng))), rng.choice((None, None, 1)), _options(rng)]
+    return append
+
+
+def _subject(rng: random.Random) -> str:
+    return rng.choice((f"a.{rng.randrange(20)}", f"a.{rng.randrange(20)}", "b", "a.*"))
+
+
+def _filter(rng: random.Random) -> str:
+    return rng.choice((">", "a.*", "a.>", "*.1", "b", _subject(rng)))
+
+
+def _filters(rng: random.Random) -> list[str]:
+    return [_filter(rng) for _ in range(rng.choice((0, 1, 1, 3, 100)))]
+
+
+def _options(rng: random.Random) -> dict[str, Any] | None:
+    pool: dict[str, Any] = {
+        "expected_last_subject_seq": rng.choice((0, _seq(rng))),
+        "expected_subject": _filter(rng),
+        "expected_last_msg_id": f"id-{rng.randrange(_MSG_ID_COUNT)}",
+        "rollup": rng.choice(("sub", "sub", "all")),
+        "never_expires": True,
+        "incr": rng.choice(("+1", "-5", "9" * 100)),
+    }
+    names = rng.sample(list(pool), rng.choice((0, 1, 1, 2)))
+    return rng.choice((None, {name: pool[name] for name in names}))
+
+
+def _cursor(rng: random.Random) -> str:
+    return f"cursor{rng.randrange(20)}"
 
 
 def _set_entry(rng: random.Random, world: World) -> Operation:
@@ -118,10 +152,11 @@ def _set_entry(rng: random.Random, world: World) -> Operation:
 
 
 def _batch(rng: random.Random, world: World) -> Operation:
-    members = [
-        rng.choice((_append, _set_entry, _expect))(rng, world)
-        for _ in range(rng.choice((1, 3, 40)))
-    ]
+    members = []
+    for _ in range(rng.choice((1, 3, 40))):
+        make = rng.choice((_append, _append, _set_entry, _expect, None))
+        number = rng.choice((frames.DELETE_MESSAGES, *_OF_GATEWAYS))
+        members.append(OPERATIONS[number](rng, world) if make is None else make(rng, world))
     return [frames.BATCH, members]
 
 
@@ -141,6 +176,14 @@ def _settings(rng: random.Random) -> dict[str, Any]:
         "discard": rng.choice((None, "old", "new")),
         "durability": rng.choice((None, "applied", "synced")),
         "dedupe_window_seconds": rng.choice((None, 0.001, 86_400.0)),
+        "max_messages_per_subject": rng.choice((None, 1, 100)),
+        "discard_new_per_subject": rng.choice((None, True)),
+        "subject_marker_seconds": rng.choice((None, 1.0, 1e9)),
+        "first_seq": rng.choice((None, 1, 100, 2**62)),
+        "deny_delete": rng.choice((None, False, True)),
+        "deny_purge": rng.choice((None, False, True)),
+        "sealed": rng.choice((None, None, None, False, True)),
+        "serving_epoch": rng.choice((None, 1, 2)),
         "description": rng.choice((None, "x" * 512)),
     }
     return {name: pool[name] for name in rng.sample(list(pool), rng.choice((1, 1, 3)))}
@@ -167,6 +210,7 @@ OPERATIONS: Final[dict[int, _Make]] = {
     frames.DELETE_MESSAGES: lambda rng, world: [
         frames.DELETE_MESSAGES,
         [_seq(rng) for _ in range(rng.choice((0, 1, 10, 1_000)))],
+        rng.choice((None, None, 1)),
     ],
     frames.TRIM: lambda rng, world: [frames.TRIM, rng.choice((None, _seq(rng), _seq(rng)))],
     frames.SET_ENTRY: _set_entry,
@@ -177,7 +221,11 @@ OPERATIONS: Final[dict[int, _Make]] = {
     ],
     frames.CLEAR: lambda rng, world: [frames.CLEAR],
     frames.BATCH: _batch,
-    frames.CONFIGURE: lambda rng, world: [frames.CONFIGURE, _settings(rng)],
+    frames.CONFIGURE: lambda rng, world: [
+        frames.CONFIGURE,
+        _settings(rng),
+        rng.choice((None, None, None, 1)),
+    ],
     frames.PUT_CHUNK: lambda rng, world: [
         frames.PUT_CHUNK,
         _upload(rng, world),
@@ -187,6 +235,27 @@ OPERATIONS: Final[dict[int, _Make]] = {
     frames.DROP_UPLOADS: lambda rng, world: [
         frames.DROP_UPLOADS,
         [_upload(rng, world) for _ in range(3)],
+    ],
+    frames.PURGE: lambda rng, world: [
+        frames.PURGE,
+        rng.choice((None, _filter(rng), _subject(rng))),
+        rng.choice((None, _seq(rng))),
+        rng.choice((None, None, 0, 10)),
+        rng.choice((None, None, 1)),
+    ],
+    frames.SET_CURSOR: lambda rng, world: [
+        frames.SET_CURSOR,
+        _cursor(rng),
+        rng.choice((None, None, 1)),
+        rng.choice((None, rng.randbytes(100))),
+        rng.choice((None, rng.randbytes(10))),
+        [[_seq(rng), rng.randbytes(9)] for _ in range(rng.choice((0, 1, 100)))],
+        [_seq(rng) for _ in range(rng.choice((0, 1, 100)))],
+    ],
+    frames.DELETE_CURSOR: lambda rng, world: [
+        frames.DELETE_CURSOR,
+        _cursor(rng),
+        rng.choice((None, None, 1)),
     ],
     frames.EXPECT: _expect,
     frames.CONSUMER_CONFIGURE: lambda rng, world: [
@@ -250,6 +319,58 @@ OPERATIONS: Final[dict[int, _Make]] = {
         frames.GET_KEYS,
         [_key(rng) for _ in range(rng.choice((0, 1, 100)))],
     ],
+    frames.GET_BY_SUBJECT: lambda rng, world: [
+        frames.GET_BY_SUBJECT,
+        _filters(rng),
+        rng.choice((None, _seq(rng))),
+        rng.choice((None, None, 1, 2**50)),
+        rng.choice((None, 1, 4_096)),
+        rng.choice((None, 1, 100_000)),
+    ],
+    frames.GET_LASTS: lambda rng, world: [
+        frames.GET_LASTS,
+        _filters(rng),
+        rng.choice((None, _seq(rng))),
+        rng.choice((None, 0, _seq(rng))),
+        rng.choice((None, 1, 4_096)),
+    ],
+    frames.SUBJECTS: lambda rng, world: [
+        frames.SUBJECTS,
+        rng.choice((None, _filter(rng))),
+        rng.choice((None, _subject(rng))),
+        rng.choice((None, 1, 4_096)),
+    ],
+    frames.COUNT: lambda rng, world: [
+        frames.COUNT,
+        _filters(rng),
+        rng.choice((None, _seq(rng))),
+        rng.random() < 0.5,
+    ],
+    frames.GAPS: lambda rng, world: [
+        frames.GAPS,
+        rng.choice((None, _seq(rng))),
+        rng.choice((None, 1, 4_096)),
+    ],
+    frames.CURSORS: lambda rng, world: [
+        frames.CURSORS,
+        rng.choice((None, _cursor(rng))),
+        rng.choice((None, _cursor(rng))),
+        rng.choice((None, _seq(rng))),
+    ],
+    frames.GET_ENTRY_AT: lambda rng, world: [frames.GET_ENTRY_AT, _key(rng), _seq(rng)],
+    frames.GET_ENTRIES_AT: lambda rng, world: [
+        frames.GET_ENTRIES_AT,
+        rng.choice((None, "", _key(rng))),
+        rng.choice((None, _key(rng))),
+        rng.choice((None, 1, 4_096)),
+        rng.choice((None, True, False)),
+        _seq(rng),
+    ],
+    frames.HISTORY: lambda rng, world: [
+        frames.HISTORY,
+        _key(rng),
+        rng.choice((None, 0, _seq(rng))),
+    ],
 }
 _OF_A_KV: Final = frozenset(
     (
@@ -259,10 +380,15 @@ _OF_A_KV: Final = frozenset(
         frames.GET_ENTRY,
         frames.GET_ENTRIES,
         frames.GET_KEYS,
+        frames.GET_ENTRY_AT,
+        frames.GET_ENTRIES_AT,
+        frames.HISTORY,
     )
 )
+#: Writes of a gateway, besides appends.
+_OF_GATEWAYS: Final = (frames.PURGE, frames.SET_CURSOR, frames.DELETE_CURSOR)
 #: Removes much at once: drawn less often, so that there is something to read.
-_RARE: Final = frozenset((frames.TRIM, frames.CLEAR, frames.CONFIGURE))
+_RARE: Final = frozenset((frames.TRIM, frames.CLEAR, frames.CONFIGURE, frames.PURGE))
 
 
 def operation(number: int, rng: random.Random, world: World) -> Operation:
@@ -320,6 +446,16 @@ def _of_server(*tail: Any) -> _Verb:
     return make
 
 
+def _report(rng: random.Random) -> bytes:
+    """Return what a gateway could tell of itself, perhaps with a wrong number."""
+    numbers = {
+        "errors_total": {"code=busy": rng.choice((1, 2.5, -1, float("nan"), "many"))},
+        "gateway_request_duration_seconds": [0.5, *(rng.randrange(9) for _ in range(16))],
+        "unheard_of": rng.choice((1, [], {}, {"a=b": 1})),
+    }
+    return frames.encode({"started": 1, "host": rng.choice(("h", "")), "numbers": numbers})
+
+
 #: Those of clients.
 VERBS: Final[dict[str, _Verb]] = {
     "resolve": lambda rng, world: {"stores": _stores(rng, world)},
@@ -328,6 +464,14 @@ VERBS: Final[dict[str, _Verb]] = {
         "incarnation": rng.choice((world.incarnations.get(server, "none"), "none", "")),
     },
     "servers": lambda rng, world: {},
+    "statistics": lambda rng, world: {
+        "after": rng.choice((None, ["persist", "s1", ""], ["gateway_http", "g", world.victim]))
+    },
+    "report": lambda rng, world: {
+        "kind": rng.choice(("gateway_http", "gateway_jetstream", "persist")),
+        "name": rng.choice(("g1", "g2")),
+        "report": _report(rng),
+    },
     "stores": lambda rng, world: {
         "kind": rng.choice((None, 1, 2)),
         "prefix": rng.choice(("", "n", "s")),
@@ -350,6 +494,17 @@ FORGED_VERBS: Final[dict[str, _Verb]] = {
     "vacate": _of_server(),
     "drain": _of_server(),
     "undrain": _of_server(),
+    "forget": lambda rng, world: {
+        **_of_server()(rng, world),
+        "reassign": rng.choice((True, False)),
+    },
+    "move": lambda rng, world: {
+        "tenant": world.victim,
+        "kind": rng.choice((1, 2)),
+        "name": rng.choice(("notes", "settings")),
+        "server": rng.choice(world.servers),
+    },
+    "rebalance": lambda rng, world: {"dry_run": rng.choice((True, False))},
     "tenants": _of_server(),
     "tenant": _of_server(),
     "owners": _of_server(),
@@ -360,6 +515,11 @@ FORGED_VERBS: Final[dict[str, _Verb]] = {
         ),
     },
     "cluster": _of_server(),
+    "report": lambda rng, world: {
+        "kind": rng.choice(("auth", "gateway_http", "persist")),
+        "name": rng.choice(("g1", "auth")),
+        "report": _report(rng),
+    },
 }
 
 

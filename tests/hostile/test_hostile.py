@@ -48,7 +48,7 @@ def test_a_hostile_tenant_neither_stops_nor_reads_nor_loses_another_one(
 @pytest.mark.timeout(400)
 def test_what_must_not_happen_is_noticed(tmp_path: Path) -> None:
     exit_code, report = attack(
-        tmp_path / "data", "--minutes", "0.05", "--seed", str(SEED), "--tokens", "--planted"
+        tmp_path / "data", "--minutes", "0.15", "--seed", str(SEED), "--tokens", "--planted"
     )
     assert exit_code == 1
     assert "WRONG: a process ended: s1 was restarted" in report

@@ -24,6 +24,7 @@ from tests.hosts.faults import (
     plan,
 )
 from tests.hosts.file_systems.file_system import LocalFileSystem
+from tests.hosts.file_systems.network_file_system import NetworkFileSystem
 from tests.hosts.network import NATS, STORAGE, Host
 from tests.hosts.slow_link import slowed
 from tests.torture.faults import Fault
@@ -143,7 +144,7 @@ class HostsTormentor:
             case HostFault.STORAGE_RESTARTED:
                 target = "storage"
                 self._tell(fault, target)
-                await self._file_system.restart_server()
+                await self._served().restart_server()
             case _:
                 if fault.kind is HostFault.STORAGE_STOPPED:
                     target = "storage"
@@ -217,12 +218,17 @@ class HostsTormentor:
                     network.pull(host, STORAGE)
                     undoing.callback(network.plug, host, STORAGE)
                 case HostFault.STORAGE_STOPPED:
-                    files.stop_server()
-                    undoing.callback(files.continue_server)
+                    self._served().stop_server()
+                    undoing.callback(self._served().continue_server)
                 case _:
-                    files.stop_mount(host)
-                    undoing.callback(files.continue_mount, host)
+                    self._served().stop_mount(host)
+                    undoing.callback(self._served().continue_mount, host)
             yield
+
+    def _served(self) -> NetworkFileSystem:
+        """The file system, whose mounts and servers only a planned fault of such a one hits."""
+        assert isinstance(self._file_system, NetworkFileSystem)
+        return self._file_system
 
     def _remember_cut(self, host: Host, at: float) -> None:
         self.cuts.append(Cut(host, at, time.monotonic()))

@@ -322,9 +322,13 @@ async def test_an_operators_token_commands_the_cluster(world: World) -> None:
         for verb in ("versions", "backup", "restore"):
             with pytest.raises(HoldfastError, match="was started without one"):
                 await asked("hf._.ops.s1", job=verb, verb=verb, revision=1, **store)
-        async with asyncio.timeout(_DEADLINE_SECONDS):
-            while not (await asked("hf._.ops.s1", job="d", verb="delete", **store))["done"]:
-                await asyncio.sleep(0.01)
+        for verb, place in (("purge", {"seq": 1}), ("sweep", {"epoch": 1}), ("delete", {})):
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                job = {"job": f"do {verb}", "verb": verb, **store, **place}
+                while not (done := await asked("hf._.ops.s1", **job))["done"]:
+                    await asyncio.sleep(0.01)
+            if verb == "sweep":
+                assert not [row for row in done["remains"] if row["holds_values"]]
     async with world.connect(OPERATOR, tenant="acme") as operator:
         assert await _listed(operator) == []
 

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from holdfast.cli.doctor import checks
+from holdfast.cli.doctor.examination import Examination
 from holdfast.client import Stream, connect
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.errors import ArchiveMissingError, OperationTimeoutError
@@ -24,6 +27,8 @@ from holdfast.protocol.messages import ChangeKind
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.inspection.verification import Verifier
+from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.spark.export.export import ExportReport
 from holdfast.spark.state import state_sql
@@ -156,6 +161,43 @@ async def followed(stream: Stream, last_seq: int) -> list[int]:
     return seqs
 
 
+def judged(world: World, archive: str, doctor_finds: str = "") -> None:
+    """Check what `holdfast verify` and `holdfast doctor` say of the archive."""
+    layout = world.processes.layout
+    for verifier in (
+        Verifier(layout, existing_bucket(world.url)),
+        Verifier(None, existing_bucket(world.url)),
+    ):
+        verdict = verifier.verify(NOTES)
+        assert verdict.archive == archive, verdict
+        assert verdict.archived > 90
+        assert bool(verdict.problems) == (archive == "damaged")
+    assert Verifier(layout, None).verify(NOTES).archive == "unchecked"
+
+    without = Examination(layout.root, deep=True)
+    without.run()
+    assert "--bucket" in without.findings.results[checks.ARCHIVE.code].skipped
+    examination = Examination(layout.root, deep=True, bucket=world.url)
+    examination.run()
+    result = examination.findings.results[checks.ARCHIVE.code]
+    assert result.outcome == ("critical" if doctor_finds else "ok")
+    assert doctor_finds in " ".join(one.what for one in result.examples)
+
+
+def flip_a_value(path: Path) -> None:
+    """Flip a bit amid the values of a file."""
+    metadata = pq.ParquetFile(path).metadata
+    [group] = [metadata.row_group(0)]
+    [values] = [
+        group.column(index)
+        for index in range(group.num_columns)
+        if group.column(index).path_in_schema == "value"
+    ]
+    content = bytearray(path.read_bytes())
+    content[values.data_page_offset + values.total_compressed_size // 2] ^= 4
+    path.write_bytes(content)
+
+
 def test_what_left_the_hot_file_is_read_back_in_order_once_until_the_table_has_lost_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,8 +252,13 @@ def test_what_left_the_hot_file_is_read_back_in_order_once_until_the_table_has_l
         assert await asyncio.to_thread(second.wait) == 0
         assert world.hot_seqs() == [7, 20, 121]
 
-        for path in TableLocation(world.table).folder.rglob("*.parquet"):
+        judged(world, "sound")
+        files = sorted(TableLocation(world.table).folder.rglob("*.parquet"))
+        flip_a_value(files[0])
+        judged(world, "damaged", doctor_finds="are not in the archive")
+        for path in files:
             path.unlink()
+        judged(world, "damaged", doctor_finds="is gone")
         world.start("s3")
         for ask in (lambda: stream.get(100), lambda: rows_of(stream)):
             with pytest.raises(ArchiveMissingError) as caught:

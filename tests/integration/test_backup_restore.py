@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client import Client, connect
+from holdfast.client import Client, RevisionGoneError, connect
 from holdfast.protocol.messages import ChangeKind
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
@@ -122,6 +122,24 @@ async def test_a_store_goes_back_to_a_backup_and_the_restore_can_be_undone(
         scene.servers["s1"].kill()
         scene.start("s2")
         assert await values(client, "notes") == ["a0", "a1", "a2", "b0", "b1", "d"]
+
+
+async def test_a_restored_kv_has_the_history_that_it_had_then(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene, scene.client() as client:
+        past = client.kv("past")
+        await past.configure(history=3)
+        acks = [await past.set("key", b"%d" % number) for number in range(2)]
+        await scene.json("backup", "past")
+        acks.append(await past.set("key", b"2"))
+        await past.delete("key")
+        await scene.json("restore", "past", "--to-revision", str(acks[2].revision), "--yes")
+        values = [present(change.entry).value for change in await past.history("key")]
+        assert values == [b"0", b"1", b"2"]
+        # Its revisions from before the restore are no longer those of one past.
+        with pytest.raises(RevisionGoneError):
+            await past.get("key", revision=acks[1].revision)
+        again = await past.set("key", b"3")
+        assert present(await past.get("key", revision=again.revision - 1)).value == b"2"
 
 
 @BOTH

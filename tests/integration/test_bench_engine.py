@@ -13,7 +13,17 @@ import pytest
 
 from holdfast.bench.compare import compare_tokens
 from holdfast.bench.processes import running_cluster
-from holdfast.bench.store import engine, fairness, idle, large, threads
+from holdfast.bench.store import (
+    engine,
+    fairness,
+    floor,
+    idle,
+    kills,
+    large,
+    rebalancing,
+    removals,
+    threads,
+)
 from holdfast.bench.users import users
 from holdfast.bench.users.client import TENANT, ClientTask, run_client
 from holdfast.bench.users.plan import document_name
@@ -113,6 +123,41 @@ def test_fewer_idle_stores_than_have_a_file_or_too_many_rounds_are_refused(tmp_p
 def test_what_neighbours_feel_is_measured(tmp_path: Path) -> None:
     [work] = measured(fairness, tmp_path)
     assert set(work.sides) == {"alone", "writer", "reader"}
+
+
+def test_what_a_large_removal_costs_others_is_measured_beside_jetstream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removals, "_NOISE_SECONDS", 0.1)
+    monkeypatch.setattr(removals, "_MAX_AGE_SECONDS", 0.2)
+    settings = fairness.FairnessSettings(users=2, per_second=100.0, seconds=0.05)
+    [work] = removals.run(quick_options(tmp_path), settings, 2000).works
+    ours = {"alone", "delete_all", "age"}
+    assert set(work.sides) == ours | {f"jetstream {kind}" for kind in (*ours, "writer")}
+    assert all(side.median("p99_ms") > 0 for side in work.sides.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_write_after_the_other_is_measured_beside_the_floor(tmp_path: Path) -> None:
+    [work] = measured(floor, tmp_path)
+    assert work.sides["floor"].median("p50_ms") > work.sides["fdatasync"].median("p50_ms") > 0
+    assert work.sides["append, synced"].median("p50_ms") > 0
+
+
+def test_what_a_kill_of_the_owner_costs_is_measured(tmp_path: Path) -> None:
+    [work] = measured(kills, tmp_path)
+    figures = work.sides["holdfast"]
+    assert figures.median("longest_ack_max_ms") > 0
+    assert figures.median("first_change_p50_ms") > 0
+    assert figures.median("first_ack_p50_ms") > 0
+
+
+def test_what_evening_out_the_load_costs_is_measured(tmp_path: Path) -> None:
+    [work] = measured(rebalancing, tmp_path)
+    figures = work.sides["holdfast"]
+    assert figures.median("moves") >= 1
+    assert figures.median("imbalance_before_ratio") > 1.2
+    assert figures.median("moved_longest_max_ms") > 0
 
 
 def test_what_tokens_cost_is_measured_beside_two_open_clusters(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tests.support.cluster import DEADLINE_SECONDS, TENANT, Peer, connected_peer
 from tests.support.local_disks import LocalDisks
 from tests.support.nats_server import running_nats_server
 from tests.support.tokens import ISSUER_KEY, a_token, register
-from tests.support.waiting import until
+from tests.support.waiting import eventually, until
 from tests.support.world_in_loop import world_in_loop
 
 SERVERS = ("s1", "s2", "s3")
@@ -134,6 +134,12 @@ async def test_a_server_that_dies_is_taken_over_from_the_bucket(tmp_path: Path) 
             assert await read_all(client, list(acked)) == acked
             for name, messages in acked.items():
                 assert list(messages) == list(range(1, 36)), name
+
+            async def are_told() -> bool:
+                parts = await client.statistics()
+                return any(part.value("persist_takeovers_total") for part in parts)
+
+            await eventually(are_told, "the takeovers are counted")
 
 
 async def test_a_zombie_that_wakes_past_its_fence_acknowledges_nothing(tmp_path: Path) -> None:

@@ -252,6 +252,48 @@ async def test_a_payload_over_the_limit_is_refused_and_the_largest_arrives(
     assert len(message.payload) == limit
 
 
+async def test_many_messages_are_published_in_order_but_for_those_that_are_too_large(
+    one: Bus, other: Bus
+) -> None:
+    received = Received()
+    await other.subscribe("many.*", received)
+    await other.flush()
+    limit = one.max_payload_bytes
+    too_large: list[tuple[str, dict[str, object]]] = []
+
+    def note(subject: str, error: TooLargeError) -> None:
+        too_large.append((subject, dict(error.fields)))
+
+    await one.publish_all([], note)
+    for size in (0, limit + 1):
+        messages = [(f"many.{number}", b"%d" % number) for number in range(500)]
+        messages[7] = ("many.7", bytes(size))
+        await one.publish_all(messages, note)
+    found = await received.first(999)
+    subjects = [message.subject for message in found]
+    sent = [f"many.{number}" for number in range(500)]
+    assert subjects == sent + [subject for subject in sent if subject != "many.7"]
+    assert [message.payload for message in found[:9]] == [*b"0 1 2 3 4 5 6".split(), b"", b"8"]
+    assert too_large == [("many.7", {"what": "payload", "size": limit + 1, "limit": limit})]
+
+
+async def test_what_was_published_may_be_sent_before_the_turn_of_the_loop_ends(
+    one: Bus, other: Bus
+) -> None:
+    received = Received()
+    await other.subscribe("now", received)
+    await other.flush()
+    one.send_now()
+    await one.publish("now", b"1")
+    await one.publish("now", b"2")
+    one.send_now()
+    await one.publish("now", b"3")
+    found = await received.first(3)
+    assert [message.payload for message in found] == [b"1", b"2", b"3"]
+    await one.close()
+    one.send_now()
+
+
 async def test_a_callback_runs_in_the_context_of_its_subscription(one: Bus, other: Bus) -> None:
     variable = contextvars.ContextVar("variable", default="")
     seen: list[str] = []
@@ -268,6 +310,20 @@ async def test_a_callback_runs_in_the_context_of_its_subscription(one: Bus, othe
     await other.publish("c", b"")
     await received.first(1)
     assert seen == ["subscriber"]
+
+
+async def test_the_loss_of_the_connection_and_its_return_are_told_once_each(
+    running: System, one: Bus
+) -> None:
+    told: list[str] = []
+    one.on_disconnect(lambda: told.append("lost" if not one.connected else "?"))
+    one.on_reconnect(lambda: told.append("back" if one.connected else "?"))
+    running.stop()
+    await until(lambda: told == ["lost"], "its loss is told")
+    running.start()
+    await until(lambda: told == ["lost", "back"], "its return is told")
+    await one.close()
+    assert told == ["lost", "back"], "a close is no loss"
 
 
 async def test_subscriptions_outlive_a_loss_of_the_connection(

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from holdfast.client import Client, connect
 from holdfast.protocol.bus import bus_nats
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin, TlsFiles
-from holdfast.protocol.errors import ConnectionFailedError
+from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError
 from holdfast.protocol.subjects import Inboxes
 from tests.support.certificates import TestCa
 from tests.support.nats_server import NatsServer, running_nats_cluster, running_nats_server
@@ -198,6 +199,63 @@ async def test_a_read_loop_that_ended_is_noticed_and_the_connection_replaced(way
         await bus.close()
 
 
+@pytest.mark.parametrize("greeting", [b"", b'INFO {"server_id":"x","max_payload":1048576}\r\n'])
+async def test_a_bus_that_is_closed_in_any_turn_of_a_failed_login_leaves_no_task_behind(
+    tmp_path: Path, greeting: bytes
+) -> None:
+    arrived: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        arrived.put_nowait(writer)
+
+    with running_nats_server(tmp_path) as server:
+        for turns in range(6):
+            others = asyncio.all_tasks()
+            bus = await connect_nats(server.url, name="test")
+            server.kill()
+            async with await asyncio.start_server(greet, "127.0.0.1", server.port):
+                writer = await arrived.get()
+                # Time for it to read the greeting, and to wait for more.
+                await asyncio.sleep(0.02)
+                writer.write(b"-ERR 'Authorization Violation'\r\n")
+                writer.close()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await bus.close()
+                assert asyncio.all_tasks() == others, turns
+                assert not bus.connected
+                while not arrived.empty():
+                    arrived.get_nowait().close()
+            server.restart()
+
+
+@pytest.mark.parametrize("greeting", [b"INFO []\r\n", bytes(200_000)])
+async def test_a_bus_outlasts_a_server_that_greets_it_with_nonsense(
+    tmp_path: Path, greeting: bytes
+) -> None:
+    greeted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        greeted.put_nowait(writer)
+
+    with running_nats_server(tmp_path) as server:
+        bus = await connect_nats(server.url, name="test")
+        reconnected = asyncio.Event()
+        bus.on_reconnect(reconnected.set)
+        server.kill()
+        async with await asyncio.start_server(greet, "127.0.0.1", server.port):
+            writer = await greeted.get()
+            await writer.drain()
+        server.restart()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await reconnected.wait()
+        writer.close()
+        await bus.flush()
+        await bus.close()
+
+
 async def test_what_fails_each_attempt_to_reconnect_is_logged_once_per_outage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,3 +300,34 @@ async def test_a_connection_takes_replies_under_its_own_prefix_only_where_that_i
         assert bus.new_inbox("_").startswith("_INBOX._.")
     finally:
         await bus.close()
+
+
+async def test_a_client_waits_for_a_nats_that_starts_after_it(tmp_path: Path) -> None:
+    with running_nats_server(tmp_path) as server:
+        server.kill()
+        with pytest.raises(ConnectionFailedError):
+            await connect(server.url)
+        with pytest.raises(ConnectionFailedError):
+            await connect(server.url, wait_seconds=0.05)
+
+        async def opened() -> Client:
+            return await connect(server.url, wait_seconds=float("inf"))
+
+        async with asyncio.TaskGroup() as tasks:
+            opening = tasks.create_task(opened())
+            server.start()
+        async with opening.result() as client:
+            assert client.connected
+            told: list[str] = []
+            end = client.on_disconnect(lambda: told.append("lost"))
+            client.on_disconnect(lambda: told.append("lost too"))
+            client.on_reconnect(lambda: told.append("back"))
+            server.kill()
+            await until(lambda: len(told) == 2, "its loss is told")
+            end()
+            server.start()
+            await until(lambda: len(told) == 3, "its return is told")
+            assert told == ["lost", "lost too", "back"]
+        assert len(told) == 3
+    with pytest.raises(InvalidArgumentError):
+        connect(wait_seconds=0)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.client import Change, Client, InvalidArgumentError, MalformedFrameError, connect
+from holdfast.client.handles.serving_wire import Lost, Removed, ServedMessage
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
@@ -284,3 +285,52 @@ async def test_everything_goes_on_after_nats_was_away(nats: NatsServer) -> None:
             assert (await write).seq == 2
             await stream.append(b"3")
             assert values(await take(changes, 2)) == [b"2", b"3"]
+
+
+# A gateway
+
+
+async def test_a_gateway_follows_in_order_across_lost_broadcasts_and_owners(
+    client: Client, cluster: FakeCluster
+) -> None:
+    serving = client.serving_stream("s")
+    block = b"NATS/1.0\r\nuser: ada\r\n\r\n"
+    before = await serving.append("a", b"before", block)
+    cluster.broadcast_twice = True
+    async with serving.follow() as changes:
+        for number in range(30):
+            cluster.lose_broadcasts = number % 2
+            if number == 15:
+                cluster.move(STREAM, await cluster.add_server("c"))
+            done = await serving.append(f"a.{number}", b"%d" % number, block)
+            assert done.seq == before.seq + 1 + number
+        found: list[Any] = []
+        async with asyncio.timeout(20):
+            while len(found) < 30:
+                found += await anext(changes)
+    assert [each.seq for each in found] == list(range(2, 32))
+    assert [each.value for each in found] == [b"%d" % number for number in range(30)]
+    assert {each.headers for each in found} == {block}
+    assert found[-1].subject == "a.29"
+
+
+async def test_a_gateway_that_was_away_too_long_is_told_so_and_goes_on_from_the_head(
+    client: Client, cluster: FakeCluster
+) -> None:
+    serving = client.serving_stream("s")
+    await serving.append("a", b"1")
+    async with serving.follow((await serving.head()).revision) as changes:
+        cluster.lose_broadcasts = 3
+        for value in (b"2", b"3"):
+            await serving.append("a", value)
+        await serving.delete(2)
+        cluster.store(*STREAM).changes_from = 4
+        async with asyncio.timeout(20):
+            assert await anext(changes) == [Lost(4)]
+            await serving.append("a", b"4")
+            await serving.delete(1, 3)
+            found = [*await anext(changes)]
+            while len(found) < 2:
+                found += await anext(changes)
+    assert [type(each) for each in found] == [ServedMessage, Removed]
+    assert found[1] == Removed((1, 3))

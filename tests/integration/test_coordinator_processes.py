@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import itertools
+import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
-from holdfast.coordinator.state.term import TermFile
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.errors import DeposedError
+from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from tests.support.coordinator_peers import Asker, Cluster
@@ -217,6 +219,42 @@ def test_a_standby_stops_when_asked(nats: NatsServer, layout: Layout) -> None:
             standby.wait_for_log("coordinator.standing_by")
             standby.signal(signal.SIGTERM)
             assert standby.wait() == 0
+
+
+def test_a_standby_is_ready_while_it_could_take_over_and_goes_on_being_so_as_the_active_one(
+    nats: NatsServer, layout: Layout
+) -> None:
+    with started(nats, layout) as first:
+        first.wait_for_log("coordinator.started")
+        with started(nats, layout, "--standby", "--monitor", "127.0.0.1:0") as standby:
+            standby.wait_for_log("coordinator.standing_by")
+            assert _readiness(standby) == (200, "ready\n")
+            first.kill()
+            standby.wait_for_log("coordinator.started")
+            assert _readiness(standby) == (200, "ready\n")
+            # Without NATS it hears nobody, and could do nothing.
+            nats.kill()
+            assert _settled_readiness(standby) == (
+                503, "not ready: there is no connection to NATS\n"
+            )
+
+
+def _readiness(part: Process) -> tuple[int, str]:
+    found = re.search(r"monitor\.listening host=(\S+) port=(\d+)", part.log)
+    assert found
+    connection = http.client.HTTPConnection(found[1], int(found[2]), timeout=20.0)
+    with contextlib.closing(connection):
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def _settled_readiness(part: Process) -> tuple[int, str]:
+    """What it answers once it has noticed."""
+    found = _readiness(part)
+    while found[0] == 200 and part.running:
+        found = _readiness(part)
+    return found
 
 
 def test_what_cannot_run_says_why_in_one_line(nats: NatsServer, layout: Layout) -> None:

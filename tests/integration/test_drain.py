@@ -168,6 +168,36 @@ async def test_a_killed_server_is_still_drained_in_its_next_life_and_a_stopped_o
         await scene.eventually("s1", lambda one: one.state == ServerState.LIVE, "it lives")
 
 
+async def test_a_dead_server_is_forgotten_for_good_unless_it_comes_back(tmp_path: Path) -> None:
+    async def listed(scene: Scene) -> set[str]:
+        return {one.server for one in await scene.client.servers()}
+
+    async def forget(scene: Scene, *options: str) -> tuple[int, dict[str, object]]:
+        command = await scene.command("servers", "--forget", "s1", *options)
+        output, error = await command.communicate()
+        assert command.returncode is not None
+        return command.returncode, json.loads(output or error)
+
+    async with running_scene(tmp_path, ("s1", "s2")) as scene:
+        names = [f"left.{number}" for number in range(10)]
+        await asyncio.gather(*(scene.client.stream(name).append(b"1") for name in names))
+        assert (await forget(scene))[1]["error"] == "server_in_use"
+        scene.servers["s1"].kill()
+        await scene.eventually("s1", lambda one: one.state == ServerState.DEAD, "it is fenced")
+        # Without that it depends on how many of its stores others have taken over by now.
+        assert await forget(scene, "--reassign") == (0, {"server": "s1", "forgotten": True})
+        assert await listed(scene) == {"s2"}
+        # The next coordinator knows it too, and what s1 had acknowledged is there.
+        scene.processes.coordinator.kill()
+        scene.processes.start("coordinator", "again")
+        for name in names:
+            message = await scene.client.stream(name).get(1)
+            assert message is not None and message.value == b"1"
+        assert await listed(scene) == {"s2"}
+        scene.processes.start_persist("s1")
+        await scene.eventually("s1", lambda one: one.state == ServerState.LIVE, "it is back")
+
+
 async def test_a_drain_goes_on_when_the_coordinator_is_replaced(tmp_path: Path) -> None:
     async with running_scene(tmp_path, ("s1", "s2")) as scene:
         standby = scene.processes.start("coordinator", "standby", "--standby")

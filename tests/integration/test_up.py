@@ -14,10 +14,13 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 
+from holdfast.client.sync import connect
 from holdfast.protocol.access.rights import ALL_RIGHTS
 from holdfast.protocol.access.tokens import read_token
 from holdfast.protocol.bus.bus_nats import connect_nats
@@ -73,8 +76,8 @@ def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) ->
     shared = ("--data", str(data / "shared"))
     replies = ("--inbox-prefix", "_REPLIES")
     for options in (("--auth",), ()):
-        with running_up(data, "--servers", "1", *options, *replies) as cluster:
-            assert set(cluster.pids()) == {"nats-server", "auth", "coordinator", "s1"}
+        with running_up(data, "--servers", "1", *options, *replies, http=True) as cluster:
+            assert set(cluster.pids()) == {"nats-server", "auth", "coordinator", "s1", "http"}
             refused = cluster.holdfast("servers")
             assert refused.returncode == 1
             assert b"log in" in refused.stderr
@@ -85,6 +88,10 @@ def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) ->
             file.write_text(token)
             listing = ("stream", "ls", "--token-file", str(file))
             cluster.output(*listing, *replies)
+            assert _status_over_http(cluster, None) == 401
+            seen = ("servers", "--json", "--token-file", str(file), *replies)
+            wait_until(partial(_lists_parts, cluster, seen), "parts without a tenant tell too")
+            assert _status_over_http(cluster, token) == 404
             # Other inboxes are not those of the token.
             assert b"_INBOX" in cluster.holdfast(*listing).stderr
             asyncio.run(_log_in(cluster.nats, token))
@@ -100,6 +107,13 @@ def test_up_with_tokens_lets_nobody_in_without_one_also_later(tmp_path: Path) ->
     # What `up` asks with does not stay.
     listed = json.loads(call_holdfast("--json", "token", "list", *shared).stdout)["tokens"]
     assert sorted(len(row["allow"]) for row in listed) == [1, 2, 2, len(ALL_RIGHTS)]
+
+
+def _lists_parts(cluster: RunningUp, command: Sequence[str]) -> bool:
+    """Whether the auth service and the gateway, which only uses its users' rights, are listed."""
+    rows = json.loads(cluster.output(*command))["parts"]
+    kinds = {(row["kind"], row["tenant"]) for row in rows}
+    return kinds >= {("auth", ""), ("gateway_http", ""), ("coordinator", "")}
 
 
 def _shows_in_the_audit_log_what_was_done(
@@ -165,6 +179,16 @@ def _shows_in_the_audit_log_what_was_done(
     for command in (("append", "audit", "x"), ("destroy", "audit", "--yes")):
         forbidden = call("operator", "--tenant", "_system", "stream", *command)
         assert b"not allowed" in forbidden.stderr, forbidden
+
+
+def _status_over_http(cluster: RunningUp, token: str | None) -> int:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    asked = Request(f"{cluster.welcome['http']}/v1/kv/settings/theme", headers=headers)
+    try:
+        with urlopen(asked, timeout=DEADLINE_SECONDS) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
 
 
 def _has_new_auth(cluster: RunningUp, ended: Collection[int | None]) -> bool:
@@ -236,13 +260,28 @@ def test_other_users_see_no_password_and_no_data(
 
 
 def test_the_printed_command_adds_a_server(tmp_path: Path) -> None:
-    with running_up(tmp_path / "data", "--servers", "1") as cluster:
+    bucket = ("--bucket", (tmp_path / "bucket").as_uri(), "--budget-per-day", "7.5")
+    with running_up(tmp_path / "data", "--servers", "1", *bucket) as cluster:
         program, *arguments = shlex.split(cluster.welcome["add_server"])
         assert program == "holdfast"
         with started_holdfast(*arguments, stderr=subprocess.DEVNULL) as added:
             wait_until(lambda: cluster.live_servers() == {"s1", "s2"}, "s2 is live")
+            # Each server has the share that a server of this `up` has.
+            wait_until(lambda: _budgets(cluster.nats) == [7.5, 7.5], "both tell their budgets")
             added.terminate()
             assert added.wait(DEADLINE_SECONDS) == 0
+
+
+def _budgets(nats: str) -> list[float]:
+    with connect(nats) as client:
+        parts = client.statistics()
+    told = [part.value("persist_budget_dollars") for part in parts if part.kind == "persist"]
+    return sorted(told)
+
+
+def test_a_budget_needs_a_bucket(tmp_path: Path) -> None:
+    refused = call_holdfast("up", "--data", str(tmp_path), "--budget-per-day", "1")
+    assert refused.returncode == 2 and b"--bucket" in refused.stderr
 
 
 def test_a_killed_part_is_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -261,6 +300,27 @@ def test_a_killed_part_is_started_again_and_nothing_is_lost(tmp_path: Path) -> N
             assert cluster.json("stream", "append", "notes", f"{number}")["seq"] == number + 1
             assert f"{part} ended (SIGKILL): starting it again" in cluster.stderr
         assert cluster.output("stream", "read", "notes", "--raw") == "0123"
+        assert cluster.stop() == 0
+
+
+def test_up_serves_http_on_a_port_of_its_own(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data", "--servers", "1", http=True) as cluster:
+        url = cluster.welcome["http"]
+        assert url == json.loads((cluster.data / "run" / "cluster.json").read_text())["http"]
+        put = Request(f"{url}/v1/kv/settings/theme", b"dark", method="PUT")
+        with urlopen(put, timeout=DEADLINE_SECONDS) as answer:
+            assert answer.status == 200
+        assert cluster.output("kv", "get", "settings", "theme") == "dark"
+        assert cluster.pids()["http"] is not None
+        # Whoever names a port wants that one.
+        port = url.rpartition(":")[2]
+        other = ("up", "--data", str(tmp_path / "other"), "--port", "0")
+        refused = run_holdfast(*other, "--http", f"127.0.0.1:{port}")
+        assert refused.returncode == 1
+        [line] = refused.stderr.decode().splitlines()
+        assert f"port {port}" in line
+        assert "Try: --http 127.0.0.1:0 picks a free port" in line
+        assert not list((tmp_path / "other" / "run").glob("*.log"))
         assert cluster.stop() == 0
 
 

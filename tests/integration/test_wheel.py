@@ -59,6 +59,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         for name in packages
         for path in (source / name).rglob("*.py")
     }
+    # The files of the console.
+    pages = source / "gateway" / "http" / "console" / "pages"
+    expected |= {f"holdfast/{path.relative_to(source)}" for path in pages.iterdir()}
     expected.remove(f"holdfast/{AUTOLOAD[1]}")
     expected.add(f"{AUTOLOAD[0]}/__init__.py")
     _pip(

@@ -6,6 +6,7 @@ The tests are skipped where no Java is found.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,26 +23,37 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         use_java()
     except JavaMissingError as error:
         pytest.skip(str(error))
-    started = session(
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SPARK_WORKER_DIR", str(tmp_path_factory.mktemp("workers")))
+        started = _started(tmp_path_factory.mktemp("warehouse"))
+    yield started
+    started.stop()
+
+
+def _started(warehouse: Path) -> SparkSession:
+    # Compiling what runs for seconds takes longer than running it.
+    light = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return session(
         "holdfast-tests",
-        # Two tries of each task.
-        master="local[2,2]",
+        # An executor with a JVM of its own, as on a cluster.
+        master="local-cluster[1,2,512]",
         settings={
-            # Compiling what runs for seconds takes longer than running it.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.driver.extraJavaOptions": light,
+            "spark.executor.extraJavaOptions": light,
+            "spark.executor.memory": "512m",
+            # Two tries of each task.
+            "spark.task.maxFailures": "2",
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.shuffle.partitions": "2",
             "spark.default.parallelism": "2",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            "spark.sql.warehouse.dir": str(warehouse),
             "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
             # What moto's server takes; executors do not have the environment of a test.
             "spark.executorEnv.AWS_ACCESS_KEY_ID": "test",
             "spark.executorEnv.AWS_SECRET_ACCESS_KEY": "test",
         },
     )
-    yield started
-    started.stop()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,14 @@ from pyspark.sql import DataFrame, SparkSession
 import holdfast.spark
 from holdfast.client import Client, connect
 from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_TRIM
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
+from holdfast.shared_fs.bucket.bucket_errors import NoBucketError
+from holdfast.spark.errors import NoTableError
+from holdfast.spark.export.export import export
+from holdfast.spark.state import latest
 from tests.support.bucket_world import BucketWorld, entry, kv, message, rows_of, stream
 from tests.support.holdfast_up import RunningUp
+from tests.support.moto_server import running_moto
 
 TENANT = "reading"
 LARGE_ROWS = 6000
@@ -195,3 +202,28 @@ def test_spark_finds_the_format_by_the_name_of_its_module() -> None:
         check=False,
     )
     assert found.stdout.split() == ["holdfast"], found.stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_a_mistyped_bucket_is_an_error_and_is_not_made(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    with running_moto() if kind == "s3" else nullcontext(f"file://{tmp_path}/bucket") as url:
+        BucketWorld(tmp_path, url).close()
+        typo = url.replace("?", "/typo?") if kind == "s3" else f"{url}/typo"
+        with pytest.raises(PySparkException, match="no holdfast bucket here") as caught:
+            spark.read.format("holdfast").options(bucket=typo, tenant=TENANT).load().count()
+        # Spark's own first line, the frame that raises, and why.
+        assert len(str(caught.value).splitlines()) <= 8
+        with pytest.raises(NoBucketError):
+            export(spark, typo)
+        with pytest.raises(NoTableError):
+            latest(spark, default_table(typo))
+        assert list(TableLocation(typo).list()) == []
+
+
+def test_a_mistyped_option_is_refused_in_a_few_lines(spark: SparkSession) -> None:
+    reader = spark.read.format("holdfast").options(nats="nats://127.0.0.1:1", strem="orders")
+    with pytest.raises(PySparkException, match="did you mean 'stream'") as caught:
+        reader.load().count()
+    assert len(str(caught.value).splitlines()) <= 8

@@ -25,7 +25,13 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.names import StoreKind
 from holdfast.spark.columns import BatchMaker
-from holdfast.spark.options import NamePattern, read_options, write_options
+from holdfast.spark.options import (
+    READ_NAMES,
+    WRITE_NAMES,
+    NamePattern,
+    read_options,
+    write_options,
+)
 from holdfast.spark.sink.chunks import (
     CHUNK_BYTES,
     CHUNK_ROWS,
@@ -98,6 +104,32 @@ def test_a_wrong_option_is_named(options: dict[str, str], argument: str) -> None
     assert caught.value.fields["argument"] == argument
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("strem", "'stream'"),
+        ("starttime", "'start_time'"),
+        ("maxRowPerTrigger", "'maxRowsPerTrigger'"),
+        ("buckt", "'bucket'"),
+        ("path", "only bucket, end_seq"),
+        ("durability", "is not an option for reading"),
+    ],
+)
+def test_an_option_that_there_is_not_is_refused_with_the_one_that_was_meant(
+    name: str, meant: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=meant) as caught:
+        read_options({**NATS, name: "x"})
+    assert caught.value.fields["argument"] == name
+
+
+def test_a_writer_refuses_options_of_readers_and_takes_what_spark_adds() -> None:
+    with pytest.raises(InvalidArgumentError, match="not an option for writing"):
+        write_options({**NATS, "kv": "settings"})
+    assert write_options({**NATS, "checkpointLocation": "/c", "queryName": "q"}).stream is None
+    assert read_options({**NATS, "STREAM": "x"}).connection is not None
+
+
 def test_a_start_time_is_a_number_or_iso_8601() -> None:
     for text in ("1795255200000", "2026-11-21T10:00:00+00:00", "2026-11-21T12:00:00+02:00"):
         assert read_options({**NATS, "start_time": text}).start_time == 1_795_255_200_000
@@ -135,6 +167,7 @@ def test_the_documented_options_are_those_that_there_are() -> None:
     reading, writing = Noting(NATS), Noting(NATS)
     read_options(reading)
     write_options(writing)
+    assert (reading.asked, writing.asked) == (READ_NAMES, WRITE_NAMES)
     assert reading.asked == {name for name, read, _ in rows if read}
     assert writing.asked == {name for name, _, written in rows if written}
 
@@ -311,7 +344,8 @@ def test_chunks_are_bounded_by_rows_and_by_bytes() -> None:
 
 def test_a_chunk_is_known_by_the_headers_of_its_first_message() -> None:
     (chunk,) = chunks_of([("s", b"one"), ("s", b"two")])
-    (_, first), (_, second) = chunk.messages()
+    (_, first, _), (_, second, subject) = chunk.messages()
+    assert subject is None
     assert ChunkMark.of(first) == chunk.mark
     assert ChunkMark.of(second) is None
     assert ChunkMark.of({"holdfast-chunk": "what/is/this"}) is None
@@ -324,6 +358,9 @@ def test_other_rows_or_another_order_make_another_mark() -> None:
             assert not list(chunker.add("s", row))
         return next(chunker.rest()).mark
 
+    about = OutputRow(b"1", {}, "a.b")
+    assert mark(about) != mark(OutputRow(b"1", {}))
+    assert mark(about) != mark(OutputRow(b"1", {}, "a.c"))
     one, two = OutputRow(b"1", {}), OutputRow(b"2", {"a": "b"})
     assert mark(one, two) == mark(one, two)
     assert len({mark(one, two), mark(two, one), mark(one), mark(OutputRow(b"12", {}), one)}) == 4

@@ -14,7 +14,6 @@ import duckdb
 import pytest
 from click.testing import CliRunner, Result
 from deltalake import DeltaTable
-from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from holdfast.cli.command import holdfast
@@ -22,7 +21,7 @@ from holdfast.client import connect
 from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_TRIM
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
-from holdfast.spark.errors import TableConflictError
+from holdfast.spark.errors import SparkFailedError, TableConflictError
 from holdfast.spark.export.compaction import compact
 from holdfast.spark.export.export import export
 from holdfast.spark.replay import Target, import_table
@@ -164,7 +163,7 @@ def test_a_stream_that_holds_something_else_is_left_alone(
     world.change(PATCHES, message(1, b"ours"), message(2, b"ours too"))
     world.publish()
     export(spark, world.url)
-    with pytest.raises(PythonException, match="holds something else at seq 1"):
+    with pytest.raises(SparkFailedError, match="holds something else at seq 1"):
         import_table(spark, default_table(world.url), Target(cluster.nats, tenant="taken"))
     found = asyncio.run(held_by(cluster, "taken", PATCHES.name))
     assert found == [(1, b"somebody else's", {})]
@@ -214,6 +213,15 @@ def test_the_command_line_exports_compacts_and_imports(
     assert done.exit_code == 0, done.output
     assert "written       2" in done.stdout
     assert asyncio.run(held_by(cluster, "cli", PATCHES.name)) == [(1, b"one", {}), (2, b"two", {})]
+    for wrong, reason in (
+        (("export", "--bucket", f"{world.url}/typo"), "no holdfast bucket here"),
+        (("import", f"{world.url}/tables/typo", *where), "no table and no Parquet files"),
+    ):
+        done = run_holdfast(*wrong)
+        assert done.exit_code != 0
+        assert reason in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert "Try: " in done.stderr
     # Whose session it is goes on with it.
     assert spark.range(3).count() == 3
 

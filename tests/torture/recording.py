@@ -31,6 +31,8 @@ from tests.support.checking.history import (
     What,
 )
 
+#: The end of the names of values whose messages have a subject.
+WITH_SUBJECT = b".s"
 #: What a client may be told while parts of the cluster are away, or because of what others did.
 EXPECTED_ERRORS = frozenset(
     {
@@ -188,7 +190,18 @@ def value_of(name: bytes) -> bytes:
     return name + b"\0" + padding
 
 
+def subject_of(name: bytes) -> str | None:
+    """Return the subject of the message whose value has this name; None if it has none."""
+    if not name.endswith(WITH_SUBJECT):
+        return None
+    digest = hashlib.blake2b(name, digest_size=2).digest()
+    return f"torture.{digest[0] % 4}.{digest[1] % 8}"
+
+
 def name_of(row: Message | Entry) -> bytes:
     """Return the name of a row's value; one that nobody wrote if it is not as it was written."""
     name: bytes = row.value.partition(b"\0")[0]
+    subject = subject_of(name)
+    if subject is not None and isinstance(row, Message) and row.subject != subject:
+        return f"of subject {row.subject}: {name!r}".encode()
     return name if value_of(name) == row.value else f"damaged:{row.value[:40]!r}".encode()

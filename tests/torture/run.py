@@ -34,7 +34,7 @@ from tests.torture import editing_trace
 from tests.torture.deadlines import all_ended, heard, within
 from tests.torture.editing_trace import EditingTrace, Typed
 from tests.torture.faults import Fault
-from tests.torture.recording import EXPECTED_ERRORS, Recorder, judge, load, name_of
+from tests.torture.recording import EXPECTED_ERRORS, Recorder, judge, load, name_of, subject_of
 from tests.torture.tormentor import Tormentor
 from tests.torture.worker import Task
 from tests.torture.workload import KVS, MARKER_ID, MARKER_KEY, STREAMS, is_stream
@@ -185,6 +185,8 @@ class Torture:
                     self._violations.append(f"a follower: {error}")
                 async with within(_READ_SECONDS, "reading everything back"):
                     final = await read_back(reader)
+                    for store in STREAMS:
+                        self._violations += await check_subjects(reader, store, final[store])
                     for writer in writers:
                         if writer.task.trace:
                             await self._check_document(reader, writer)
@@ -267,3 +269,24 @@ async def mark(client: Client, recorder: Recorder) -> None:
 async def read_back(client: Client) -> dict[Store, FinalState]:
     """Read everything that the stores have."""
     return {store: await read_final(client, store, name_of) for store in STREAMS + KVS}
+
+
+async def check_subjects(client: Client, store: Store, final: FinalState) -> list[str]:
+    """Return what is wrong with the subjects of a stream, whose messages are all there."""
+    stream = client.stream(store[1])
+    wanted = {seq for seq, (name, _) in final.rows.items() if subject_of(name) is not None}
+    seqs_of: dict[str | None, list[int]] = {}
+    async for message in stream.get_all(subjects=["torture.>"]):
+        seqs_of.setdefault(message.subject, []).append(message.seq)
+    found = {seq for seqs in seqs_of.values() for seq in seqs}
+    listed = {
+        each.subject: (each.count, each.first_seq, each.last_seq)
+        async for each in stream.subjects()
+    }
+    counted = {subject: (len(seqs), seqs[0], seqs[-1]) for subject, seqs in seqs_of.items()}
+    wrong = []
+    if not wanted <= found:
+        wrong.append(f"stream {store[1]}: {sorted(wanted - found)} are not found by subject")
+    if listed != counted:
+        wrong.append(f"stream {store[1]}: its subjects are {listed}, and not {counted}")
+    return wrong

@@ -13,6 +13,7 @@ from typing import Final
 
 from holdfast.protocol.names import StoreKind
 from tests.support.checking.history import Operation, Outcome, Store
+from tests.torture.recording import WITH_SUBJECT
 
 STREAM_COUNT: Final = 20
 KV_COUNT: Final = 5
@@ -99,6 +100,12 @@ _Draw = Callable[[Operation, _Knowledge, random.Random], None]
 def _append(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
     operation.action = "append"
     operation.values = (operation.client.encode(),)
+
+
+def _append_with_subject(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
+    _append(operation, knowledge, rng)
+    operation.label = "append with subject"
+    operation.values = (operation.values[0] + WITH_SUBJECT,)
 
 
 def _append_with_msg_id(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> None:
@@ -191,7 +198,8 @@ def _kv_get(operation: Operation, knowledge: _Knowledge, rng: random.Random) -> 
 
 
 _STREAM_DRAWS: Final[dict[_Draw, float]] = {
-    _append: 50,
+    _append: 40,
+    _append_with_subject: 10,
     _append_with_msg_id: 6,
     _append_expecting: 4,
     _append_many: 8,

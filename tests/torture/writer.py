@@ -13,7 +13,7 @@ from holdfast.protocol.errors import HoldfastError, RequestError, StaleWriteErro
 from holdfast.protocol.messages import Ack
 from tests.support.checking.calls import Answer, note_answer
 from tests.support.checking.history import Operation, Outcome, Store
-from tests.torture.recording import Recorder, name_of, value_of
+from tests.torture.recording import Recorder, name_of, subject_of, value_of
 from tests.torture.workload import Workload, is_stream
 
 _CONCURRENT_ACTORS: Final = 16
@@ -107,6 +107,7 @@ async def _call_stream(
                 values[0],
                 expected_last_seq=operation.expected,
                 timeout_seconds=timeout_seconds,
+                subject=subject_of(operation.values[0]),
             )
         case "set":
             return await stream.set(seqs[0], values[0], timeout_seconds=timeout_seconds)

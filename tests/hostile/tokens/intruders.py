@@ -240,9 +240,7 @@ class Intruders:
         await connection.round_trip()
         return connection
 
-    async def _becomes_refused(
-        self, connection: RawConnection, holder: Holder, ears: Ears
-    ) -> bool:
+    async def _becomes_refused(self, connection: RawConnection, holder: Holder, ears: Ears) -> bool:
         """Return once servers and coordinator know that the token is revoked; False if the
         connection or the attack ends before."""
         while not self._done.is_set() and not connection.closed.is_set():

@@ -38,24 +38,6 @@ class LocalFileSystem:
         """Return the folder of the cluster, as seen on a host."""
         return self._shared
 
-    def stop_mount(self, host: Host) -> None:
-        """Let the mount of a host hang."""
-        raise NotImplementedError
-
-    def continue_mount(self, host: Host) -> None:
-        raise NotImplementedError
-
-    def stop_server(self) -> None:
-        """Let all mounts hang."""
-        raise NotImplementedError
-
-    def continue_server(self) -> None:
-        raise NotImplementedError
-
-    async def restart_server(self) -> None:
-        """End what serves it, and start that again."""
-        raise NotImplementedError
-
 
 async def run_on(host: Host, *command: str) -> None:
     """Run a command on a host. Raises RuntimeError if it fails."""

@@ -48,16 +48,24 @@ class NetworkFileSystem(LocalFileSystem):
         return _mount_of(host) / "holdfast"
 
     def stop_mount(self, host: Host) -> None:
+        """Let the mount of a host hang."""
         os.kill(pid_of(host, self.client), signal.SIGSTOP)
 
     def continue_mount(self, host: Host) -> None:
+        """End what `stop_mount` began."""
         os.kill(pid_of(host, self.client), signal.SIGCONT)
 
     def stop_server(self) -> None:
+        """Let all mounts hang."""
         self._signal_daemons(signal.SIGSTOP)
 
     def continue_server(self) -> None:
+        """End what `stop_server` began."""
         self._signal_daemons(signal.SIGCONT)
+
+    @abstractmethod
+    async def restart_server(self) -> None:
+        """End what serves it, and start that again."""
 
     @abstractmethod
     async def _start_servers(self) -> None:

@@ -1,19 +1,18 @@
-"""`python -m tests.hosts.seals FS [COUNT]`: what a takeover sees of logs on mounts of their own.
+"""`python -m tests.hosts.takeover.logs FS [COUNT]`: what a takeover sees of logs.
 
-A server on the first host writes the log of each round, with syncs, while the new owner, on the
-second, looks at it again and again, so that its mount has something older to show. Then the
-coordinator seals the log, on the third host or on the second, and the new owner reads it: after a
-listing, as a takeover does, or by names that it is told, which is harder, because a listing may
-bring the sizes with it. Needs what `make hosts` needs.
+Each host has a mount of its own. A server on the first host writes the log of each round, with
+syncs, while the new owner, on the second, looks at it again and again, so that its mount has
+something older to show. Then the coordinator seals the log, on the third host or on the second,
+and the new owner reads it: after a listing, as a takeover does, or by names that it is told,
+which is harder, because a listing may bring the sizes with it.
+Needs what `make hosts` needs.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -32,12 +31,8 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.seal import UnsealedError
-from tests.hosts import network
-from tests.hosts.file_systems import FILE_SYSTEMS
-from tests.hosts.file_systems.network_file_system import STORAGE_HOST
-from tests.hosts.isolation import run_isolated
-from tests.hosts.needs import missing
 from tests.hosts.network import Host
+from tests.hosts.takeover.command import measure_file_system
 
 _HOSTS: Final = (Host("h1", 11), Host("h2", 12), Host("h3", 13))
 _STORE: Final = StoreId("acme", StoreKind.STREAM, "notes")
@@ -126,15 +121,9 @@ def looking(disk: Disk, directory: Path) -> Iterator[None]:
         thread.join()
 
 
-def run(name: str, count: int) -> int:
+def measure(name: str, folders: list[Path], count: int) -> None:
     """Measure one file system, and print a line for each way."""
-    data = Path(tempfile.mkdtemp(prefix="holdfast-seals."))
-    network.build((STORAGE_HOST, *_HOSTS))
-    file_system = FILE_SYSTEMS[name](data, _HOSTS)
-    asyncio.run(file_system.start())
-    layouts = [Layout(file_system.folder(host)) for host in _HOSTS]
-    layouts[0].root.mkdir(parents=True, exist_ok=True)
-    dead, new, third = layouts
+    dead, new, third = map(Layout, folders)
     readers = {
         f"{'direct' if direct else 'plain'} reads {how}": reader
         for direct in (False, True)
@@ -160,17 +149,7 @@ def run(name: str, count: int) -> int:
                     f"short in spite of a seal {sum(each.short for each in rounds)}",
                     flush=True,
                 )
-    return 0
-
-
-def main() -> int:
-    name, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 9
-    lacking = missing(FILE_SYSTEMS[name])
-    if lacking:
-        print(f"skipped: {'; '.join(lacking)}")
-        return 0
-    return run_isolated(lambda: run(name, count))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_file_system(_HOSTS, measure))

@@ -9,11 +9,9 @@ needs.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,12 +25,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from tests.hosts import network
-from tests.hosts.file_systems import FILE_SYSTEMS
-from tests.hosts.file_systems.network_file_system import STORAGE_HOST
-from tests.hosts.isolation import run_isolated
-from tests.hosts.needs import missing
 from tests.hosts.network import Host
+from tests.hosts.takeover.command import measure_file_system
 
 _HOSTS: Final = (Host("h1", 11), Host("h2", 12))
 _STORE: Final = StoreId("acme", StoreKind.KV, "notes")
@@ -114,14 +108,9 @@ def opened(path: Path, show: Callable[[Path], None]) -> StoreFile:
             time.sleep(0.005)
 
 
-def run(name: str, count: int) -> int:
+def measure(name: str, folders: list[Path], count: int) -> None:
     """Measure one file system, and print a line for each way."""
-    data = Path(tempfile.mkdtemp(prefix="holdfast-store-files."))
-    network.build((STORAGE_HOST, *_HOSTS))
-    file_system = FILE_SYSTEMS[name](data, _HOSTS)
-    asyncio.run(file_system.start())
-    first, second = (file_system.folder(host) for host in _HOSTS)
-    first.mkdir(parents=True, exist_ok=True)
+    first, second = folders
     ways: dict[str, Callable[[Path], None]] = {
         "as it is": lambda path: None,
         "once it shows what is there": Disk(direct=True, remote=True).refresh,
@@ -139,17 +128,7 @@ def run(name: str, count: int) -> int:
                 + f"; after {statistics.median(took):.0f} ms, at most {max(took):.0f}",
                 flush=True,
             )
-    return 0
-
-
-def main() -> int:
-    name, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 9
-    lacking = missing(FILE_SYSTEMS[name])
-    if lacking:
-        print(f"skipped: {'; '.join(lacking)}")
-        return 0
-    return run_isolated(lambda: run(name, count))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_file_system(_HOSTS, measure))

@@ -1,0 +1,1 @@
+"""Other people's tests of durable streams, against an HTTP gateway of a real cluster."""

@@ -1,0 +1,1 @@
+"""Other people's JetStream tests against holdfast's gateway: `make conformance-jetstream`."""

@@ -1,0 +1,275 @@
+"""A table that several runs write to, collect and compact at once stays readable. Without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.spark.errors import ForeignTableError, TableConflictError
+from holdfast.spark.export import compaction
+from holdfast.spark.tables import watermarks
+from holdfast.spark.tables.order import is_sorted
+from holdfast.spark.tables.table import FILE_SCHEMA, AddedFile, ChangesTable
+from holdfast.spark.tables.watermarks import Watermark
+from holdfast.spark.tables.writing import TableWriter
+from tests.support.bucket_world import age
+from tests.support.moto_server import running_moto
+
+ORDERS = StoreId("acme", StoreKind.STREAM, "orders")
+NOON_US = 1_795_230_000_000_000
+
+
+@pytest.fixture(params=["folder", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TableLocation]:
+    is_s3 = request.param == "s3"
+    with running_moto() if is_s3 else nullcontext(f"file://{tmp_path}/tables") as url:
+        yield TableLocation(url.replace("?", "/tables?") if is_s3 else url)
+
+
+class Run:
+    """An export, taken apart: it has read its watermarks, then written its files."""
+
+    def __init__(self, location: TableLocation, revisions: range, tenant: str = "acme") -> None:
+        self.table = ChangesTable(location)
+        self.revisions = revisions
+        with TableWriter(location, f"run-{revisions.start}") as writer:
+            writer.write(tenant, rows(revisions))
+            self.files: list[AddedFile] = writer.finish()
+
+    def commit(self) -> None:
+        self.table.create()
+        version = watermarks.next_version(self.table.export_version)
+        mark = Watermark(1, self.revisions.stop - 1)
+        self.table.append(version, self.files, {ORDERS: mark}, {})
+
+
+def rows(revisions: range) -> pa.RecordBatch:
+    columns = {
+        "store": "orders",
+        "kind": "stream",
+        "operation": "set",
+        "epoch": 1,
+        "time": NOON_US,
+        "headers": None,
+        "value": b"value",
+        "run": 1,
+        "source": "test",
+    }
+    made = [{**columns, "revision": one, "seq": one} for one in revisions]
+    return pa.RecordBatch.from_pylist(made, schema=FILE_SCHEMA)
+
+
+def others_rows(*values: tuple[str, int]) -> pa.Table:
+    """Rows of another writer's own, in its order: store and revision."""
+    [row] = rows(range(1, 2)).to_pylist()
+    made = [{**row, "store": store, "revision": one, "seq": one} for store, one in values]
+    table = pa.Table.from_pylist(made, schema=FILE_SCHEMA)
+    day = pa.array([date(2026, 11, 21)] * len(made), pa.date32())
+    table = table.add_column(0, pa.field("date", pa.date32(), nullable=False), day)
+    name = pa.field("tenant", pa.string(), nullable=False)
+    return table.add_column(0, name, pa.array(["acme"] * len(made)))
+
+
+def compacted(
+    monkeypatch: pytest.MonkeyPatch, location: TableLocation, meanwhile: Callable[[], Any] = int
+) -> compaction.CompactionReport:
+    """Compact without Spark; `meanwhile` runs before the commit."""
+
+    def run_job(spark: object, name: str, function: Any, job: Any, tasks: Any, _: object) -> Any:
+        found = [function(job, task) for task in tasks]
+        meanwhile()
+        return found
+
+    monkeypatch.setattr(compaction, "run_job", run_job)
+    spark: Any = None
+    return compaction.compact(spark, location.url)
+
+
+def sorted_rows(location: TableLocation) -> bool:
+    """Whether every file of the table is in order."""
+    table = ChangesTable(location)
+    return all(is_sorted(pq.ParquetFile(location.folder / one.path)) for one in table.files())
+
+
+def revisions_of(location: TableLocation) -> list[int]:
+    """What a reader that is not ours finds."""
+    delta = DeltaTable(location.uri, storage_options=location.delta_options)
+    with duckdb.connect() as database:
+        database.register("changes", delta.to_pyarrow_dataset())
+        sql = "SELECT revision FROM changes ORDER BY revision"
+        return [revision for [revision] in database.execute(sql).fetchall()]
+
+
+def test_a_collection_that_keeps_nothing_leaves_alone_what_a_run_is_about_to_commit(
+    location: TableLocation,
+) -> None:
+    Run(location, range(1, 4)).commit()
+    running = Run(location, range(4, 7))
+    assert ChangesTable(location).collect(keep_hours=0) == 0
+    running.commit()
+    assert revisions_of(location) == [1, 2, 3, 4, 5, 6]
+    assert ChangesTable(location).missing() == []
+
+
+def test_a_run_whose_files_were_removed_before_its_commit_changes_nothing(
+    location: TableLocation,
+) -> None:
+    Run(location, range(1, 4)).commit()
+    running = Run(location, range(4, 7))
+    location.delete(running.files[0].path)
+    with pytest.raises(TableConflictError, match="is gone, before it was committed"):
+        running.commit()
+    assert revisions_of(location) == [1, 2, 3]
+    Run(location, range(4, 7)).commit()
+    assert revisions_of(location) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_compaction_whose_files_were_removed_before_its_commit_changes_nothing(
+    location: TableLocation,
+) -> None:
+    Run(location, range(1, 4)).commit()
+    Run(location, range(4, 7)).commit()
+    table = ChangesTable(location)
+    with TableWriter(location, "merged") as writer:
+        writer.write("acme", rows(range(1, 7)))
+        merged = writer.finish()
+    location.delete(merged[0].path)
+    with pytest.raises(TableConflictError, match="is gone"):
+        table.replace(table.files(), merged)
+    assert revisions_of(location) == [1, 2, 3, 4, 5, 6]
+
+
+def test_replaced_files_go_when_the_caller_says_so_and_leftovers_after_a_day(
+    tmp_path: Path,
+) -> None:
+    location = TableLocation(f"file://{tmp_path}/tables")
+    Run(location, range(1, 4)).commit()
+    Run(location, range(4, 7)).commit()
+    table = ChangesTable(location)
+    with TableWriter(location, "merged") as writer:
+        writer.write("acme", rows(range(1, 7)))
+        table.replace(table.files(), writer.finish())
+    left = Run(location, range(7, 9))
+    assert table.collect(keep_hours=1) == 0
+    assert table.collect(keep_hours=0) == 2
+    assert location.size_of(left.files[0].path) is not None
+    age(location.url, hours=25)
+    # The files of the run that failed, and the watermarks of the first.
+    assert table.collect(keep_hours=0) == 2
+    assert location.size_of(left.files[0].path) is None
+    assert revisions_of(location) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_compaction_takes_files_that_another_engine_has_put_in_another_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = TableLocation(f"file://{tmp_path}/tables")
+    Run(location, range(1, 400)).commit()
+    Run(location, range(400, 500)).commit()
+    DeltaTable(location.uri).optimize.z_order(["seq", "source"])
+    # Not sorted, without statistics of ours, and larger than what is sorted at once.
+    order = [(f"store {number % 7}", 10_000 - number) for number in range(1000)]
+    write_deltalake(
+        location.uri, others_rows(*order), mode="append", partition_by=["tenant", "date"]
+    )
+    Run(location, range(500, 600)).commit()
+    assert not sorted_rows(location)
+    monkeypatch.setattr("holdfast.spark.tables.order._RUN_BYTES", 10_000)
+    monkeypatch.setattr("holdfast.spark.tables.order._READ_ROWS", 100)
+    expected = sorted([*range(1, 600), *(revision for _, revision in order)])
+    report = compacted(monkeypatch, location)
+    assert (report.files_before, report.files_after, report.rows) == (3, 1, len(expected))
+    assert sorted_rows(location)
+    assert revisions_of(location) == expected
+    assert compacted(monkeypatch, location).merged_files == 0
+
+
+def test_a_compaction_leaves_files_alone_that_have_columns_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = TableLocation(f"file://{tmp_path}/tables")
+    Run(location, range(1, 4)).commit()
+    more = others_rows(("theirs", 7)).append_column("score", pa.array([0.5]))
+    write_deltalake(location.uri, more, mode="append", schema_mode="merge")
+    Run(location, range(4, 7)).commit()
+    report = compacted(monkeypatch, location)
+    assert (report.merged_files, report.files_after) == (2, 2)
+    scores = DeltaTable(location.uri).to_pyarrow_table(columns=["score"]).to_pydict()["score"]
+    assert [score for score in scores if score is not None] == [0.5]
+    assert revisions_of(location) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_compaction_commits_what_nobody_else_has_replaced_in_the_meantime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = TableLocation(f"file://{tmp_path}/tables")
+    for tenant in ("acme", "beta"):
+        Run(location, range(1, 4), tenant).commit()
+        Run(location, range(4, 7), tenant).commit()
+
+    def optimize_one() -> None:
+        Run(location, range(9, 10)).commit()
+        DeltaTable(location.uri).optimize.compact(partition_filters=[("tenant", "=", "beta")])
+
+    report = compacted(monkeypatch, location, optimize_one)
+    assert (report.merged_files, report.files_after) == (2, 3)
+    assert revisions_of(location) == sorted([*range(1, 7)] * 2 + [9])
+
+    def optimize_all() -> None:
+        DeltaTable(location.uri).optimize.compact()
+
+    Run(location, range(7, 9)).commit()
+    with pytest.raises(TableConflictError):
+        compacted(monkeypatch, location, optimize_all)
+    assert revisions_of(location) == sorted([*range(1, 7)] * 2 + [7, 8, 9])
+
+
+@pytest.mark.parametrize("feature", ["deletionVectors", "columnMapping"])
+def test_a_table_whose_files_do_not_say_all_is_not_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str
+) -> None:
+    location = TableLocation(f"file://{tmp_path}/tables")
+    Run(location, range(1, 4)).commit()
+    table = ChangesTable(location)
+    protocol = SimpleNamespace(reader_features=[feature])
+    monkeypatch.setattr(DeltaTable, "protocol", lambda self: protocol)
+    with pytest.raises(ForeignTableError, match=feature):
+        table.check_features()
+
+
+def test_files_that_another_replaces_just_before_the_commit_are_not_replaced_twice(
+    location: TableLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run(location, range(1, 4)).commit()
+    Run(location, range(4, 7)).commit()
+    looked = ChangesTable._look_at
+    others: list[Any] = [
+        lambda: Run(location, range(7, 9)).commit(),
+        lambda: DeltaTable(location.uri, storage_options=location.delta_options).optimize.compact(),
+    ]
+
+    def look_at(table: ChangesTable, files: Any) -> None:
+        looked(table, files)
+        if others and len(files) == 1 and files[0].path.endswith("merged-0.parquet"):
+            others.pop(0)()
+
+    monkeypatch.setattr(ChangesTable, "_look_at", look_at)
+    table = ChangesTable(location)
+    with TableWriter(location, "merged") as writer:
+        writer.write("acme", rows(range(1, 7)))
+        with pytest.raises(TableConflictError, match="is gone"):
+            table.replace(table.files(), writer.finish())
+    assert others == []
+    assert revisions_of(location) == [1, 2, 3, 4, 5, 6, 7, 8]
