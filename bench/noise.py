@@ -2,6 +2,7 @@
 
     writer   1,000 appends at once to one stream, for ever
     reader   reads a large stream from its beginning again and again, by four readers at once
+    jetstream writer   1,000 publishes to a stream of JetStream at once, for ever
 
 It runs until it is killed. Its starter makes the stream (`fairness.py`).
 """
@@ -13,14 +14,20 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import nats
 import uvloop
+from nats.js.api import PubAck
 
-from holdfast.bench.load import Limit, closed_loop, value_of
+from holdfast.bench.load import Limit, closed_loop, value_of, windowed
 from holdfast.client import connect
 
 NOISY_STREAM: Final = "noise"
+WRITER: Final = "writer"
+READER: Final = "reader"
+JETSTREAM_WRITER: Final = "jetstream writer"
 _WRITERS: Final = 1000
 _READERS: Final = 4
+_TIMEOUT_SECONDS: Final = 60.0
 
 
 async def _write(url: str, tenant: str) -> None:
@@ -49,11 +56,26 @@ async def _read(url: str, tenant: str) -> None:
                 readers.create_task(read_all())
 
 
-KINDS: Final[dict[str, Callable[[str, str], Awaitable[None]]]] = {"writer": _write, "reader": _read}
+async def _publish(url: str, _: str) -> None:
+    client = await nats.connect(url)
+    context = client.jetstream(timeout=_TIMEOUT_SECONDS, publish_async_max_pending=2 * _WRITERS)
+
+    async def start(number: int) -> asyncio.Future[PubAck]:
+        return await context.publish_async(NOISY_STREAM, value_of(number))
+
+    while True:
+        await windowed(start, _WRITERS, Limit(seconds=1.0))
+
+
+_KINDS: Final[dict[str, Callable[[str, str], Awaitable[None]]]] = {
+    WRITER: _write,
+    READER: _read,
+    JETSTREAM_WRITER: _publish,
+}
 
 
 async def _main(url: str, tenant: str, kind: str) -> None:
-    await KINDS[kind](url, tenant)
+    await _KINDS[kind](url, tenant)
 
 
 if __name__ == "__main__":

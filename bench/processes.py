@@ -147,9 +147,11 @@ class NatsServer:
     started again."""
 
     def __init__(
-        self, options: BenchOptions, folder: Path, jetstream: JetStreamSync | None
+        self, options: BenchOptions, folder: Path, jetstream: JetStreamSync | None, leaf_port: int
     ) -> None:
         self.port = 0
+        #: Where it listens for leafnodes; 0 if it does not.
+        self.leaf_port = leaf_port
         self._process: BenchProcess | None = None
         self._options = options
         self._folder = folder
@@ -192,6 +194,8 @@ class NatsServer:
             f"listen: 127.0.0.1:{self.port or -1}",
             f"ports_file_dir: {json.dumps(str(self._folder))}",
         ]
+        if self.leaf_port:
+            lines.append(f'leafnodes {{ listen: "127.0.0.1:{self.leaf_port}" }}')
         if self._jetstream is not None:
             lines += ["jetstream {", f"  store_dir: {json.dumps(str(self.store_folder))}"]
             if self._jetstream is JetStreamSync.ALWAYS:
@@ -218,10 +222,14 @@ class NatsServer:
 
 @contextlib.contextmanager
 def running_nats(
-    options: BenchOptions, folder: Path, jetstream: JetStreamSync | None = None
+    options: BenchOptions,
+    folder: Path,
+    jetstream: JetStreamSync | None = None,
+    *,
+    leaf_port: int = 0,
 ) -> Iterator[NatsServer]:
     """Run a nats-server around the body, with all its files in `folder`."""
-    server = NatsServer(options, folder, jetstream)
+    server = NatsServer(options, folder, jetstream, leaf_port)
     try:
         server.start()
         yield server
@@ -251,11 +259,15 @@ class BenchCluster:
         return self.nats.url
 
     def start_coordinator(self, *arguments: str) -> BenchProcess:
-        return self._start("coordinator", "holdfast.coordinator", arguments)
+        return self._start("coordinator", "holdfast.coordinator", [*self._of_data, *arguments])
 
     def start_persist(self, name: str, *arguments: str) -> BenchProcess:
         self._persist_arguments[name] = arguments
-        return self._start(name, "holdfast.persist", ["--name", name, *arguments])
+        return self._start(name, "holdfast.persist", [*self._of_data, "--name", name, *arguments])
+
+    def start_gateway(self, leaf_url: str) -> BenchProcess:
+        """Start a JetStream gateway, if its nats-server listens for leafnodes."""
+        return self._start("gateway", "holdfast.gateway.jetstream", ["--leafnodes", leaf_url])
 
     def restart_persist(self, name: str) -> BenchProcess:
         """End a persist server cleanly, and start it again with the same arguments."""
@@ -271,9 +283,10 @@ class BenchCluster:
         self.processes.pop(name).kill()
 
     def stop_all(self) -> None:
-        """End the persist servers, then the coordinator."""
+        """End the gateway, the persist servers, then the coordinator."""
+        order = {"coordinator": 0, "gateway": 2}
         with contextlib.ExitStack() as last_first:
-            for name in sorted(self.processes, key=lambda name: name != "coordinator"):
+            for name in sorted(self.processes, key=lambda name: order.get(name, 1)):
                 last_first.callback(self.stop, name)
 
     def check(self) -> None:
@@ -286,6 +299,10 @@ class BenchCluster:
         own = {name: process.usage() for name, process in self.processes.items()}
         return self.nats.usage() | own
 
+    @property
+    def _of_data(self) -> Sequence[str]:
+        return ("--data", str(self.data))
+
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> BenchProcess:
         assert name not in self.processes, f"{name} runs"
         self._start_count += 1
@@ -293,8 +310,7 @@ class BenchCluster:
         if self._options.profile is not None:
             out = self._options.profile / f"{self._folder.name}-{name}-{self._start_count}"
             program = [sys.executable, "-P", "-m", "holdfast.bench.profiled", str(out), module]
-        command = [*program, "--data", str(self.data), "--nats", self.url]
-        command += ["--log-level", "warning", *arguments]
+        command = [*program, "--nats", self.url, "--log-level", "warning", *arguments]
         log_file = self._folder / f"{name}.log"
         process = BenchProcess(name, self._options.tethered(command), log_file)
         self.processes[name] = process
@@ -303,11 +319,16 @@ class BenchCluster:
 
 @contextlib.contextmanager
 def running_cluster(
-    options: BenchOptions, folder: Path, servers: int = 1, persist_arguments: Sequence[str] = ()
+    options: BenchOptions,
+    folder: Path,
+    servers: int = 1,
+    persist_arguments: Sequence[str] = (),
+    *,
+    leaf_port: int = 0,
 ) -> Iterator[BenchCluster]:
     """Run a cluster around the body, with all its files in `folder`: nats-server, a coordinator and
     the persist servers `s1`, `s2`, ..."""
-    with stopped_cluster(options, folder) as cluster:
+    with stopped_cluster(options, folder, leaf_port=leaf_port) as cluster:
         cluster.start_coordinator()
         for number in range(1, servers + 1):
             cluster.start_persist(f"s{number}", *persist_arguments)
@@ -315,10 +336,12 @@ def running_cluster(
 
 
 @contextlib.contextmanager
-def stopped_cluster(options: BenchOptions, folder: Path) -> Iterator[BenchCluster]:
+def stopped_cluster(
+    options: BenchOptions, folder: Path, *, leaf_port: int = 0
+) -> Iterator[BenchCluster]:
     """Run a nats-server around the body, and end all parts of the cluster that the body
     has started."""
-    with running_nats(options, folder / "nats") as nats:
+    with running_nats(options, folder / "nats", leaf_port=leaf_port) as nats:
         cluster = BenchCluster(options, folder, nats)
         try:
             yield cluster

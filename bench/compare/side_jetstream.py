@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
 import nats
 from nats.aio.client import Client as NatsClient
@@ -30,24 +30,34 @@ from nats.js.api import (
 
 from holdfast.bench.compare.side import WORK_BATCH, Delivered, Kind, Side
 from holdfast.bench.load import Limit, LoadReport, closed_loop, paced, value_of, windowed
-from holdfast.bench.processes import NatsServer, ProcessUsage
+from holdfast.bench.processes import ProcessUsage
 from holdfast.bench.read_back import ReadBackRow
 
 _TIMEOUT_SECONDS: Final = 60.0
 _CHECKERS: Final = 64
-_PUBLISH: Final = "publish"
-_PUBLISH_ASYNC: Final = "publish_async"
-_KV_GET: Final = "kv.get"
+# The ways to do things.
+PUBLISH: Final = "publish"
+PUBLISH_ASYNC: Final = "publish_async"
+KV_GET: Final = "kv.get"
 _DIRECT_GET: Final = "direct get"
-_ACK: Final = "ack"
+ACK: Final = "ack"
 _ACK_SYNC: Final = "ack_sync"
 _BATCHES: Final = {f"fetch({size})": size for size in (500, 2000, 10_000)}
 
 
-class JetStreamSide(Side):
-    """One client of a nats-server with JetStream. Made by `jetstream_side`."""
+class JetStreamServer(Protocol):
+    """What speaks JetStream's API: a nats-server, or one with a gateway beside it."""
 
-    def __init__(self, name: str, server: NatsServer, client: NatsClient) -> None:
+    @property
+    def url(self) -> str: ...
+
+    def usage(self) -> Mapping[str, ProcessUsage]: ...
+
+
+class JetStreamSide(Side):
+    """One client of JetStream's API. Made by `jetstream_side`."""
+
+    def __init__(self, name: str, server: JetStreamServer, client: NatsClient) -> None:
         self.name = name
         self._server = server
         self._client = client
@@ -57,11 +67,11 @@ class JetStreamSide(Side):
 
     def variants(self, kind: Kind) -> Sequence[str]:
         if kind in (Kind.APPEND, Kind.SET):
-            return (_PUBLISH, _PUBLISH_ASYNC)
+            return (PUBLISH, PUBLISH_ASYNC)
         if kind is Kind.GET:
-            return (_KV_GET, _DIRECT_GET)
+            return (KV_GET, _DIRECT_GET)
         if kind is Kind.WORK:
-            return (_ACK, _ACK_SYNC)
+            return (ACK, _ACK_SYNC)
         return tuple(_BATCHES) if kind is Kind.READ else ("",)
 
     def usage(self) -> Mapping[str, ProcessUsage]:
@@ -211,7 +221,7 @@ class JetStreamSide(Side):
         return await closed_loop(get, concurrency, limit)
 
     async def entries(self, name: str, keys: Sequence[str]) -> dict[str, bytes]:
-        load = await self.get(name, keys, _CHECKERS, Limit(operations=len(keys)), _KV_GET)
+        load = await self.get(name, keys, _CHECKERS, Limit(operations=len(keys)), KV_GET)
         return {keys[number]: value for number, value in load.answers if value is not None}
 
     async def _publish(
@@ -223,7 +233,7 @@ class JetStreamSide(Side):
         variant: str,
     ) -> LoadReport:
         count = len(subjects)
-        if variant == _PUBLISH_ASYNC:
+        if variant == PUBLISH_ASYNC:
             window = self._window(concurrency)
 
             def start(number: int) -> Awaitable[asyncio.Future[PubAck]]:
@@ -253,8 +263,8 @@ class JetStreamSide(Side):
 
 
 @asynccontextmanager
-async def jetstream_side(name: str, server: NatsServer) -> AsyncIterator[JetStreamSide]:
-    """Connect a client to a nats-server with JetStream around the body."""
+async def jetstream_side(name: str, server: JetStreamServer) -> AsyncIterator[JetStreamSide]:
+    """Connect a client to JetStream around the body."""
     client = await nats.connect(server.url)
     try:
         yield JetStreamSide(name, server, client)

@@ -23,7 +23,6 @@ CHECKED_MESSAGES: Final = 5000
 CHECKED_STREAMS: Final = 20
 #: How many new streams are opened again. The seqs of all acks are compared.
 CHECKED_NEW_STREAMS: Final = 100
-KEY_COUNT: Final = 1000
 _FILL_CONCURRENCY: Final = 1000
 _DELIVERY_SECONDS: Final = 120.0
 
@@ -40,10 +39,14 @@ class Sizes:
     read_messages: int
     #: The rate of messages for the live follower.
     per_second: float
+    #: The keys of a kv.
+    keys: int
+    #: The most operations at once: of a peer that syncs each one, the last of them wait for all.
+    concurrency: int
 
 
-FULL: Final = Sizes(2.0, 1000, 10_000, 1000, 200_000, 10_000.0)
-QUICK: Final = Sizes(0.05, 20, 20, 20, 500, 500.0)
+FULL: Final = Sizes(2.0, 1000, 10_000, 1000, 200_000, 10_000.0, 1000, 1000)
+QUICK: Final = Sizes(0.05, 20, 20, 20, 500, 500.0, 50, 20)
 
 
 class BenchWork(ABC):
@@ -54,7 +57,7 @@ class BenchWork(ABC):
     def __init__(self, side: Side, sizes: Sizes, name: str, concurrency: int = 1) -> None:
         self.side = side
         self.sizes = sizes
-        self.concurrency = concurrency
+        self.concurrency = min(concurrency, sizes.concurrency)
         self.checker = Checker(side.name, name)
         # Two sides may share a server.
         self.store = f"{name}-{side.name}".replace("_", "-")
@@ -264,7 +267,7 @@ class KvSet(BenchWork):
 
     def __init__(self, side: Side, sizes: Sizes, name: str, concurrency: int = 1) -> None:
         super().__init__(side, sizes, name, concurrency)
-        self.keys = [f"key-{number}" for number in range(KEY_COUNT)]
+        self.keys = [f"key-{number}" for number in range(sizes.keys)]
         self.values: dict[str, bytes] = {}
         self._last = LoadReport()
 
@@ -285,7 +288,7 @@ class KvSet(BenchWork):
         # counts.
         self.checker.unique([revision for _, revision in self._last.answers])
         for number, _ in sorted(self._last.answers, key=lambda answer: answer[1]):
-            self.values[self.keys[number % KEY_COUNT]] = value_of(number)
+            self.values[self.keys[number % len(self.keys)]] = value_of(number)
         found = await self.side.entries(self.store, list(self.values))
         self.checker.entries(self.values, found)
 
@@ -298,7 +301,7 @@ class KvGet(KvSet):
     async def prepare(self) -> None:
         await super().prepare()
         await self.set(
-            Limit(operations=KEY_COUNT), _FILL_CONCURRENCY, self.side.variants(Kind.SET)[0]
+            Limit(operations=len(self.keys)), _FILL_CONCURRENCY, self.side.variants(Kind.SET)[0]
         )
         await super().check()
 
@@ -309,6 +312,6 @@ class KvGet(KvSet):
 
     async def check(self) -> None:
         for number, value in self._got.answers:
-            key = self.keys[number % KEY_COUNT]
+            key = self.keys[number % len(self.keys)]
             if value != self.values[key]:
                 self.checker.entries(self.values, {**self.values, key: value})

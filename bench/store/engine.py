@@ -166,7 +166,7 @@ _PLANS: Final = {
         "an open store",
         "open_stores",
         {"store": engine_files.hold_files_open},
-        (Goal("store", "bytes_per_store", 100_000, at_least=False),),
+        (Goal("store", "bytes_per_store", 60_000, at_least=False),),
     ),
 }
 WORK_NAMES: Final = tuple(_PLANS)

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -25,15 +25,16 @@ from holdfast.bench.figures import figures_table
 from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, timed, turns
 from holdfast.bench.load import Limit, closed_loop, paced, value_of
 from holdfast.bench.machine import machine_facts
-from holdfast.bench.noise import KINDS, NOISY_STREAM
+from holdfast.bench.noise import NOISY_STREAM, READER, WRITER
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import BenchCluster, BenchProcess, running_cluster
 from holdfast.bench.read_back import WrongReadBackError
-from holdfast.client import Client, Stream, connect
+from holdfast.client import Client, connect
 
 _TENANT: Final = "bench"
 _OTHER_TENANT: Final = "noise"
 _ALONE: Final = "alone"
+_KINDS: Final = (WRITER, READER)
 _SHOWN: Final = ("p50_ms", "p99_ms", "max_ms")
 _TIMEOUT_SECONDS: Final = 60.0
 #: The time until the noise has reached its full rate.
@@ -71,11 +72,11 @@ def table(report: Report) -> Table:
 
 
 async def _measure(options: BenchOptions, settings: FairnessSettings, folder: Path) -> Work:
-    sides = (_ALONE, *KINDS)
+    sides = (_ALONE, *_KINDS)
     rounds: dict[str, list[Figures]] = {side: [] for side in sides}
     with running_cluster(options, folder / "holdfast") as cluster:
         async with connect(cluster.url, tenant=_TENANT, timeout_seconds=_TIMEOUT_SECONDS) as client:
-            streams = [client.stream(f"quiet.{number}") for number in range(settings.users)]
+            streams = QuietStreams(client, settings.users)
             next_number = 0
             noisy_tenant = _OTHER_TENANT if settings.other_tenant else _TENANT
             async with connect(cluster.url, tenant=noisy_tenant) as noisy:
@@ -83,14 +84,14 @@ async def _measure(options: BenchOptions, settings: FairnessSettings, folder: Pa
             for number, side in turns(sides, options.rounds):
                 options.say(f"fairness: {side}, {f'round {number}' if number else 'warm-up'}")
                 async with _noise(side, cluster, options, folder, noisy_tenant):
-                    figures = await _append_quietly(streams, settings, next_number)
+                    figures = await append_quietly(streams.append, settings, next_number)
                 next_number += int(figures["operations"])
                 cluster.check()
                 if number:
                     rounds[side].append(figures)
-            await _verify(streams, next_number)
+            await verify(streams, next_number)
     measured = {side: Measurement(tuple(of_side)) for side, of_side in rounds.items()}
-    targets = tuple(Goal(kind, "p99_ms", 2.0, at_least=False, than=_ALONE) for kind in KINDS)
+    targets = tuple(Goal(kind, "p99_ms", 2.0, at_least=False, than=_ALONE) for kind in _KINDS)
     return Work("fairness", "quiet users' appends", measured, targets)
 
 
@@ -122,20 +123,29 @@ async def _fill(client: Client, count: int) -> None:
     await closed_loop(append, 1000, Limit(operations=count))
 
 
-async def _append_quietly(
-    streams: list[Stream], settings: FairnessSettings, first_number: int
-) -> Figures:
-    async def append(number: int) -> int | None:
-        return (await streams[number % len(streams)].append(value_of(number))).seq
+class QuietStreams:
+    """The streams of the quiet users."""
 
+    def __init__(self, client: Client, users: int) -> None:
+        self.streams = [client.stream(f"quiet.{number}") for number in range(users)]
+
+    async def append(self, number: int) -> int | None:
+        """Append message `number` to the stream of its user, and return its seq."""
+        return (await self.streams[number % len(self.streams)].append(value_of(number))).seq
+
+
+async def append_quietly(
+    append: Callable[[int], Awaitable[int | None]], settings: FairnessSettings, first_number: int
+) -> Figures:
+    """Append at the rate of the quiet users, and return their latencies."""
     load = await paced(append, settings.per_second, Limit(seconds=settings.seconds), first_number)
     return timed(load.operations, load.seconds, load.latencies_seconds)
 
 
-async def _verify(streams: list[Stream], written: int) -> None:
-    """Check that every append of a quiet user is in its stream."""
-    for index, stream in enumerate(streams):
-        wanted = [value_of(number) for number in range(index, written, len(streams))]
+async def verify(quiet: QuietStreams, written: int) -> None:
+    """Check that every append of a quiet user is in its stream. Raises WrongReadBackError."""
+    for index, stream in enumerate(quiet.streams):
+        wanted = [value_of(number) for number in range(index, written, len(quiet.streams))]
         found = [message.value async for message in stream.get_all()]
         if sorted(found) != wanted:
             reason = f"{len(found)} messages of {stream.name} for the {len(wanted)} written"

@@ -34,12 +34,12 @@ from holdfast.bench.processes import BenchCluster, stopped_cluster
 from holdfast.bench.read_back import Checker
 from holdfast.bench.tiers.buckets import Counted, Endpoint, SlowEndpoint, slowed
 from holdfast.bench.tiers.prices import (
-    MONTH_SECONDS,
     requests_dollars_per_month,
     storage_dollars_per_month,
 )
 from holdfast.bench.tiers.snapshots import noise
 from holdfast.client import Ack, Client, Stream, connect
+from holdfast.protocol.monitoring.prices import MONTH_SECONDS
 
 TENANT: Final = "bench"
 _SERVER: Final = "s1"
@@ -63,6 +63,7 @@ class Writers:
     window: int
     writers: int = 1000
     seconds: float = 8.0
+    warm_up_seconds: float = _WARM_UP_SECONDS
     #: Without a shared file system.
     local: bool = False
 
@@ -104,7 +105,7 @@ async def _rounds(
 ) -> list[Figures]:
     streams = [client.stream(f"writer.{number}") for number in range(load.writers)]
     seqs: list[dict[int, int]] = [{} for _ in streams]
-    await _write(streams, seqs, load, Limit(seconds=_WARM_UP_SECONDS))
+    await _write(streams, seqs, load, Limit(seconds=load.warm_up_seconds))
     rounds: list[Figures] = []
     for _ in range(options.rounds):
         usage, before = cluster.usage(), await asyncio.to_thread(bucket.counted)

@@ -94,8 +94,8 @@ QUICK: Final = TiersSettings(
     tiny_stores=10,
     large_messages=5000,
     opened=4,
-    writers=(Writers(5.0, 4, writers=10, seconds=0.5),),
-    rates=(Rate(50.0, 10, 1.0, warm_up_seconds=0.5, local=True),),
+    writers=(Writers(5.0, 4, writers=10, seconds=0.5, warm_up_seconds=0.1),),
+    rates=(Rate(50.0, 10, 0.5, warm_up_seconds=0.1, local=True),),
     cold_stores=600,
     cold_sample=20,
 )

@@ -1,0 +1,1 @@
+"""The HTTP gateway under load: appends against the reference server, followers, memory."""

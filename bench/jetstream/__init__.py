@@ -1,0 +1,1 @@
+"""holdfast's JetStream gateway beside JetStream, under the load of NATS' own client."""

@@ -1,0 +1,67 @@
+"""A nats-server without JetStream, a cluster and a gateway: what a benchmark measures as JetStream.
+
+with running_gateway(options, folder) as gateway:
+    await until_served(gateway)
+    ... gateway.url ... gateway.usage() ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import nats
+from nats.errors import NoRespondersError
+
+from holdfast.bench.options import BenchOptions
+from holdfast.bench.processes import BenchCluster, running_cluster
+
+GATEWAY: Final = "gateway"
+#: Stores stay open during the turns of the other sides, as under a continuous load.
+_IDLE_CLOSE_SECONDS: Final = 3600
+_START_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.01
+
+
+@contextlib.contextmanager
+def running_gateway(options: BenchOptions, folder: Path) -> Iterator[BenchCluster]:
+    """Run them around the body, with one persist server. The gateway may not serve yet: see
+    `until_served`."""
+    arguments = ("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS))
+    leaf_port = _free_port()
+    with running_cluster(
+        options, folder, persist_arguments=arguments, leaf_port=leaf_port
+    ) as cluster:
+        cluster.start_gateway(f"nats://127.0.0.1:{leaf_port}")
+        yield cluster
+
+
+async def until_served(cluster: BenchCluster) -> None:
+    """Return once its gateway answers JetStream's API.
+
+    Raises BenchProcessError if one of its processes has ended, and TimeoutError.
+    """
+    client = await nats.connect(cluster.url)
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            while True:
+                try:
+                    await client.request("$JS.API.INFO", timeout=_START_SECONDS)
+                except NoRespondersError:
+                    cluster.check()
+                    await asyncio.sleep(_POLL_SECONDS)
+                else:
+                    return
+    finally:
+        await client.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
