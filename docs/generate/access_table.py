@@ -27,6 +27,7 @@ from holdfast.protocol.access.grants import KnownRights, TokenGrant
 from holdfast.protocol.access.nats_permissions import (
     NatsPermissions,
     permissions_of,
+    reports_permissions,
     servers_permissions,
 )
 from holdfast.protocol.access.rights import (
@@ -76,7 +77,9 @@ DEEDS: Final = (
     Deed("read and write stores of another tenant", "publish", "hf.zoo.srv.s1.{own}"),
     Deed("destroy a store of another tenant", "publish", "hf.zoo.destroy.s1.{own}"),
     Deed("drain a server", "publish", "hf._.coord.drain"),
-    Deed("back up, restore, delete stores", "publish", "hf._.ops.s1"),
+    Deed("move a store to another server", "publish", "hf._.coord.move"),
+    Deed("move stores by load", "publish", "hf._.coord.rebalance"),
+    Deed("back up, restore, delete, purge stores", "publish", "hf._.ops.s1"),
     Deed("tell the audit log something, in its own name", "publish", "hf._.audit.{own}"),
     Deed("... in another's name", "publish", "hf._.audit.{other}"),
     Deed("... as a server", "publish", "hf._.audit"),
@@ -84,6 +87,7 @@ DEEDS: Final = (
     Deed("write it as a server", "publish", "hf._.own.s1._system"),
     Deed("register as a server", "publish", "hf._.coord.register"),
     Deed("... naming its token: servers refuse it", "publish", "hf._.coord.register.{own}"),
+    Deed("tell the coordinator what a part counts", "publish", "hf._.coord.report"),
     Deed("send a server's heartbeats", "publish", "hf._.hb"),
     Deed("pass for the coordinator", "publish", "hf._.ctl.s1"),
     Deed("announce a change that is none", "publish", "hf.acme.chg.s.project.x"),
@@ -116,11 +120,13 @@ DEEDS: Final = (
 )
 
 
-#: The columns of users with nkeys: the auth service has one for each of its two NATS accounts.
+#: The columns of users with nkeys: the auth service has one for each of its two NATS accounts, and
+#: tells what it counts as a third, as gateways of many tenants do.
 _BY_NKEY: Final = {
     "servers": servers_permissions(DEFAULT_PREFIX),
     "auth service": AUTH_PERMISSIONS,
     "auth service, system account": SYSTEM_PERMISSIONS,
+    "reports": reports_permissions(DEFAULT_PREFIX),
 }
 
 
@@ -204,6 +210,16 @@ ASKS: Final = (
     Ask("coordinator: `resolve`", verb="resolve", body={"stores": [[*STORE]]}),
     Ask("coordinator: `stores`", verb="stores", body={"kind": None, "prefix": "project"}),
     Ask("coordinator: `servers`", verb="servers"),
+    Ask("coordinator: `statistics`", verb="statistics"),
+    Ask(
+        "coordinator: `report`",
+        verb="report",
+        body={
+            "kind": "gateway_http",
+            "name": "g1",
+            "report": frames.encode({"started": 1, "host": "", "numbers": {}}),
+        },
+    ),
     Ask("coordinator: `suspect`", verb="suspect", body={"server": "s1", "incarnation": "x"}),
 )
 #: Tokens with one right each, one with all rights on other stores, and no valid token.

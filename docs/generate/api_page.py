@@ -30,7 +30,7 @@ CLIENT: Final = {
     "Key-value stores": ("KV", "KVTransaction"),
     "Work queues": ("Consumer", "Delivery", "DeadLetter", "ConsumerConfig", "ConsumerInfo"),
     "Following stores": (
-        *("Subscription", "Change", "ChangeKind"),
+        *("Subscription", "Change", "ChangeKind", "RemovalReason"),
         *("PatternSubscription", "StoreChange"),
     ),
     "Live replicas": (
@@ -39,7 +39,10 @@ CLIENT: Final = {
     ),
     "Values and answers": (
         *("Message", "Entry", "LargeValue", "Ack", "Durability", "Deleted", "Head", "Codec"),
+        *("SubjectInfo", "HeaderBlock"),
         *("StoreConfig", "Discard", "ServerInfo", "StoreInfo", "StoreKind", "StoreState"),
+        "StoreHead",
+        *("PartStatistics", "Sample", "HistogramValue"),
         *("quote", "unquote"),
     ),
 }
@@ -59,7 +62,7 @@ SPARK: Final = {
 INTERNAL: Final = frozenset(
     (
         *("from_wire", "to_wire", "to_json", "changed", "dedupe_ms", "ack_wait_ms", "letter"),
-        *("set_result", "give_up", "readable", "of"),
+        *("set_result", "give_up", "readable", "of", "serving_stream", "tell_statistics"),
     )
 )
 INTRODUCTION: Final = """\

@@ -58,6 +58,8 @@ OPERATORS: Final = {
     "__contains__": "{1} in {0}",
     "__iter__": "iter({0})",
 }
+#: Methods for other parts of holdfast, which have no blocking form.
+INTERNAL: Final = {"serving_stream", "tell_statistics"}
 #: Classes whose asyncio originals must be made on the event loop.
 MADE_ON_LOOP: Final = {"Consumer", "LiveKV", "LiveStream", "PatternSubscription", "Subscription"}
 
@@ -205,7 +207,9 @@ class BlockingClass:
         for node in self._original.body:
             if isinstance(node, Function):
                 name = NAMES.get(node.name, node.name)
-                if name != "__init__" and (name.startswith("__") or not name.startswith("_")):
+                if name == "__init__" or name in INTERNAL:
+                    continue
+                if name.startswith("__") or not name.startswith("_"):
                     found.setdefault(name, []).append(node)
         yield from found.items()
 

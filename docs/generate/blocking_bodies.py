@@ -105,17 +105,27 @@ class Stream(Generic[V]):
                     ttl_seconds=ttl_seconds,
                     durability=durability,
                     timeout_seconds=timeout_seconds,
+                    subject=subject,
+                    expected_last_subject_seq=expected_last_subject_seq,
+                    expected_subject=expected_subject,
+                    rollup=rollup,
                 )
             )
+        options = append_options(expected_last_subject_seq, expected_subject, rollup)
         data, headers = self._values.stored(data, headers)
-        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
+        packed = packed_append(
+            data, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
+        )
         level = 0 if durability is None else checked_durability(durability)
         return write(self._background, self._link, self._key, packed, level, timeout_seconds, _ack)
 
     def append_async(self):
         values = self._values
+        options = append_options(expected_last_subject_seq, expected_subject, rollup)
         data, headers = values.stored(values.encoded(value), headers)
-        packed = packed_append(data, headers, msg_id, expected_last_seq, ttl_seconds)
+        packed = packed_append(
+            data, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
+        )
         level = 0 if durability is None else checked_durability(durability)
         return start_write(
             self._background, self._link, self._key, packed, level, timeout_seconds, _ack
@@ -271,7 +281,17 @@ class Subscription(Following[Change[V], AsyncSubscription[V]], Generic[V]):
         return self._subscription.revision
 
 
-class PatternSubscription(Following[StoreChange, AsyncPatternSubscription]):
+class PatternSubscription(Following[StoreChange[V], AsyncPatternSubscription[V]], Generic[V]):
+    def revisions(self):
+        found = self._background.do(lambda: self._subscription.revisions)
+        # What was taken over and not given out yet comes again.
+        for (name, _), before in reversed(self._held):
+            if before is None:
+                found.pop(name, None)
+            else:
+                found[name] = before
+        return found
+
     def __next__(self):
         return self._next_change()
 
@@ -282,11 +302,14 @@ class PatternSubscription(Following[StoreChange, AsyncPatternSubscription]):
     def close(self):
         self._end()
 
-    async def _next(self) -> StoreChange:
+    async def _next(self) -> StoreChange[V]:
         return await anext(self._subscription)
 
-    def _pop(self) -> StoreChange | None:
+    def _pop(self) -> StoreChange[V] | None:
         return self._subscription._pop()
+
+    def _reached(self) -> int | None:
+        return self._subscription._feed.before
 
 
 class _LiveReplica(ABC, Generic[V]):
