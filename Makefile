@@ -16,7 +16,7 @@ TESTS ?= tests/conformance/test_streams.py tests/simulation/test_simulation.py t
 endif
 # The longest first, so that all processes end at about the same time.
 TESTS ?= $(wildcard tests/spark tests/torture tests/hostile tests/simulation tests/integration tests/conformance tests/power \
-	tests/crashes tests/unit)
+	tests/crashes tests/browser tests/unit)
 # Tests run side by side, most of which wait for other processes half of their time.
 JOBS ?= 4
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
@@ -34,10 +34,10 @@ BENCH ?= compare
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test torture hosts hostile simulate power bench check generate lock clean
+.PHONY: help setup demo test torture hosts hostile simulate power conformance-http conformance-jetstream bench check generate lock clean
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## Make .venv and install the locked dependencies and holdfast itself.
 
@@ -60,15 +60,23 @@ hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or w
 	@$(BIN)/python -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(OPERATIONS),--operations $(OPERATIONS)) $(if $(TOKENS),--tokens)
 
-simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is, GRANTS=1 with tokens; TRACE=1 shows all.
+simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is, GRANTS=1 with tokens, JETSTREAM=1 with gateways; TRACE=1 shows all.
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(WIDE),--wide) $(if $(GRANTS),--grants) $(if $(TRACE),--trace)
+		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(WIDE),--wide) $(if $(GRANTS),--grants) $(if $(JETSTREAM),--jetstream) $(if $(TRACE),--trace)
 
 power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or all; CUTS repeats a run.
 	@$(BIN)/python -m tests.power $(if $(SCENARIO),--scenario $(SCENARIO)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(CUTS),--cuts $(CUTS))
 
-bench: $(STAMP) ## Measure BENCH (compare, engine, users, idle, fairness, large, tiers, spark, all) for ROUNDS; JSON=FILE, PROFILE=FOLDER.
+conformance-jetstream: $(STAMP) ## Run other people's JetStream tests against the gateway; CHECKOUT of nats.py has more, SUITE, ONLY, KILL_EVERY=5, STRESS=30.
+	@$(BIN)/python -m tests.jetstream_conformance $(if $(CHECKOUT),--checkout $(CHECKOUT)) \
+		$(if $(SUITE),--suite $(SUITE)) $(if $(ONLY),--only "$(ONLY)") $(if $(TRIES),--tries $(TRIES)) \
+		$(if $(KILL_EVERY),--kill-every $(KILL_EVERY)) $(if $(STRESS),--stress $(STRESS)) $(if $(AGAINST),--against $(AGAINST))
+
+conformance-http: $(STAMP) ## Run the tests of durable streams (332, of npm, needs Node), and those of its official client, against an HTTP gateway of a cluster; ONLY.
+	@$(BIN)/python -m tests.http_conformance $(if $(ONLY),--only "$(ONLY)")
+
+bench: $(STAMP) ## Measure BENCH (compare, jetstream, http, engine, users, idle, fairness, floor, kills, rebalance, large, tiers, spark, all) for ROUNDS; JSON=FILE, PROFILE=FOLDER.
 	@$(BIN)/holdfast bench $(BENCH) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 		$(if $(JSON),--json $(JSON)) $(if $(PROFILE),--profile $(PROFILE))
 
@@ -76,6 +84,8 @@ generate: $(STAMP) ## Write the blocking API anew from the asyncio one, docs/api
 	$(BIN)/python -P docs/generate/blocking_api.py
 	$(BIN)/python -P docs/generate/api_page.py
 	$(BIN)/python -P docs/generate/access_table.py
+	$(BIN)/python -P docs/generate/metrics_table.py
+	$(BIN)/python -P docs/generate/grafana_dashboard.py
 
 check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts; compare what is generated.
 	$(BIN)/ruff check .
@@ -84,6 +94,8 @@ check: $(STAMP) ## Run ruff, mypy (strict) and the import contracts; compare wha
 	$(BIN)/python -P docs/generate/blocking_api.py --check
 	$(BIN)/python -P docs/generate/api_page.py --check
 	$(BIN)/python -P docs/generate/access_table.py --check
+	$(BIN)/python -P docs/generate/metrics_table.py --check
+	$(BIN)/python -P docs/generate/grafana_dashboard.py --check
 
 lock: $(STAMP) ## Write constraints.txt anew from pyproject.toml.
 	$(BIN)/python -m venv $(VENV)/lock
