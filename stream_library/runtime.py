@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.tier.tier_policy import TierPolicy
@@ -25,6 +27,19 @@ from holdfast.stream_library.sole_use import SoleUse
 logger = logging.getLogger("holdfast.stream_library")
 
 _Result = TypeVar("_Result")
+
+
+class _Asked(NamedTuple):
+    """Work for the loop. Without an answer, nobody waits for its end."""
+
+    work: Coroutine[Any, Any, Any]
+    answer: Future[Any] | None
+
+    def give_up(self, error: HoldfastError) -> None:
+        """Answer with an error in place of the work."""
+        self.work.close()
+        if self.answer is not None and self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(error)
 
 
 class Runtime:
@@ -42,6 +57,12 @@ class Runtime:
         self._server: EmbeddedServer | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.tasks = SpawnedTasks()
+        #: What other threads have asked for and the loop has not begun. Each has the lock to add
+        #: to it, and the loop to close it: nothing is taken that nobody would begin.
+        self._asked: deque[_Asked] = deque()
+        self._lock = threading.Lock()
+        self._takes_calls = False
+        self._calls: set[asyncio.Task[Any]] = set()
         self._on_end: Callable[[HoldfastError], None] = _nobody
         #: Why nothing can be asked any more, once that is so.
         self.ended: HoldfastError = StreamClosedError(stream="every stream of this library")
@@ -64,39 +85,14 @@ class Runtime:
         """Run `work` in the loop, from any other thread. If the loop ends first, the error is
         `ended`. Raises `ended` if it is over."""
         answer: Future[_Result] = Future()
-        loop = self.loop
-        try:
-            if loop is None:
-                raise self.ended
-            running = asyncio.run_coroutine_threadsafe(work, loop)
-        except (RuntimeError, HoldfastError):
-            work.close()
-            raise self.ended from None
-
-        def done(running: Future[_Result]) -> None:
-            if running.cancelled():
-                answer.set_exception(self.ended)
-            elif (error := running.exception()) is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(running.result())
-
-        running.add_done_callback(done)
+        if not self._ask(_Asked(work, answer)):
+            raise self.ended
         return answer
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> bool:
         """Run `work` in the loop, beside everything else, from any thread. Return False if the loop
         is over."""
-        loop = self.loop
-        try:
-            if loop is not None:
-                loop.call_soon_threadsafe(self.tasks.spawn, work)
-                return True
-        except RuntimeError:
-            # It was closed.
-            pass
-        work.close()
-        return False
+        return self._ask(_Asked(work, None))
 
     def stop(self) -> None:
         """End the server cleanly, and the thread."""
@@ -122,6 +118,17 @@ class Runtime:
 
     async def _live(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self._takes_calls = True
+        try:
+            await self._serve()
+        finally:
+            with self._lock:
+                self._takes_calls = False
+            for asked in self._asked:
+                asked.give_up(self.ended)
+            self._asked.clear()
+
+    async def _serve(self) -> None:
         server = self._server = EmbeddedServer(self._use, self._tenant, self._bucket, self._policy)
         serving = asyncio.ensure_future(server.run(self._ended))
         waiting = asyncio.ensure_future(server.ready.wait())
@@ -130,6 +137,40 @@ class Runtime:
         if server.ready.is_set():
             self._started.set_result(None)
         await serving
+
+    def _ask(self, asked: _Asked) -> bool:
+        with self._lock:
+            loop = self.loop
+            if loop is not None and self._takes_calls:
+                self._asked.append(asked)
+                loop.call_soon_threadsafe(self._begin_next)
+                return True
+        asked.work.close()
+        return False
+
+    def _begin_next(self) -> None:
+        if not self._asked:
+            # The thread ends, and all have their answers.
+            return
+        asked = self._asked.popleft()
+        if asked.answer is None:
+            self.tasks.spawn(asked.work)
+            return
+        if not asked.answer.set_running_or_notify_cancel():
+            asked.work.close()
+            return
+        task = asyncio.get_running_loop().create_task(asked.work)
+        self._calls.add(task)
+        task.add_done_callback(partial(self._answer, asked.answer))
+
+    def _answer(self, answer: Future[Any], task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if task.cancelled():
+            answer.set_exception(self.ended)
+        elif (error := task.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(task.result())
 
     def _ended(self, error: HoldfastError) -> None:
         self.ended = error

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
@@ -17,6 +18,7 @@ from holdfast.protocol.errors import (
     AlreadyRunningError,
     BackgroundThreadError,
     BusyError,
+    HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
     NotFoundError,
@@ -237,6 +239,46 @@ def test_a_closed_library_takes_nothing(folder: Path) -> None:
         with pytest.raises(StreamClosedError):
             use()
     library.close()
+
+
+def test_what_is_asked_while_the_thread_ends_is_refused(folder: Path) -> None:
+    library = open_library(folder)
+    refusals: Queue[HoldfastError | None] = Queue()
+
+    async def asked() -> None:
+        pass
+
+    async def live_to_the_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            # The loop only cancels what is left of it, so nobody would begin this any more.
+            late = threading.Thread(target=ask)
+            late.start()
+            late.join()
+
+    def ask() -> None:
+        assert not library.runtime.spawn(asked())
+        try:
+            library.runtime.call(asked())
+        except HoldfastError as error:
+            refusals.put(error)
+        else:
+            refusals.put(None)
+
+    living = library.runtime.call(live_to_the_end())
+    library.runtime.call(asked()).result()
+    library.close()
+    assert isinstance(refusals.get(timeout=0), StreamClosedError)
+    assert isinstance(living.exception(timeout=0), StreamClosedError)
+
+
+def test_a_fetch_that_its_caller_cancels_harms_nobody(library: StreamLibrary) -> None:
+    stream = library.stream("events")
+    stream.append([b"one"]).result()
+    for _ in range(20):
+        stream.fetch(1, 2, 10).cancel()
+    assert stream.fetch(1, 2, 10).result()
 
 
 def test_calls_that_wait_are_refused_where_they_would_wait_for_themselves(
