@@ -24,22 +24,27 @@ _POLL_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 0.2
 
 
-async def destroy(link: Link, key: StoreKey, timeout_seconds: float | None) -> bool:
-    """Destroy a store; return False if there was none. Raises OperationTimeoutError."""
+async def destroy(
+    link: Link, key: StoreKey, timeout_seconds: float | None, epoch: int | None = None
+) -> bool:
+    """Destroy a store; return False if there was none. With `epoch`, which a head has told, only
+    the life of the store that had it. Raises OperationTimeoutError."""
     loop = asyncio.get_running_loop()
     timeout = link.timeout_seconds if timeout_seconds is None else timeout_seconds
     give_up_at = loop.time() + timeout
-    wire, *_ = await link.call(key, PACKED_HEAD, False, 0, timeout_seconds)
-    head = head_from_wire(wire)
-    if not head.revision:
-        return False
+    if epoch is None:
+        wire, *_ = await link.call(key, PACKED_HEAD, False, 0, timeout_seconds)
+        head = head_from_wire(wire)
+        if not head.revision:
+            return False
+        epoch = head.epoch
     payload, owner = b"", None
     while True:
         try:
             if owner is None:
                 # A job that ended in an error is over: the next try is another job.
                 job = link.entropy.randbytes(8).hex()
-                payload = encode_control(job=job, store=list(key), epoch=head.epoch)
+                payload = encode_control(job=job, store=list(key), epoch=epoch)
                 owner = await _owner(link, key)
             subject = link.subjects.destroy(link.tenant, owner.server)
             reply = decode_control(

@@ -356,9 +356,12 @@ class ServingStream:
         """Return the configuration."""
         return await configuration.config(self._link, self._key, timeout_seconds)
 
-    async def destroy(self, *, timeout_seconds: float | None = None) -> bool:
-        """Remove the stream, as `Stream.destroy` does."""
-        return await destroy(self._link, self._key, timeout_seconds)
+    async def destroy(
+        self, *, epoch: int | None = None, timeout_seconds: float | None = None
+    ) -> bool:
+        """Remove the stream, as `Stream.destroy` does. With `epoch`, which a head has told, a
+        stream that was made again since stays."""
+        return await destroy(self._link, self._key, timeout_seconds, epoch)
 
     # Cursors
 

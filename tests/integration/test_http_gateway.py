@@ -18,9 +18,10 @@ import pytest
 import websockets
 from jsonschema import Draft202012Validator
 
+from holdfast.client.connection import connect as connect_async
 from holdfast.client.sync import connect
+from holdfast.gateway.http.durable.stream_names import store_of_url_path
 from holdfast.gateway.http.openapi.document import document
-from tests.support.effort import EFFORT
 from tests.support.holdfast_up import (
     RunningUp,
     call_holdfast,
@@ -74,7 +75,6 @@ def test_a_durable_stream_from_its_creation_to_its_end(gateway: RunningGateway) 
     assert gateway.ask("PUT", path, Content_Type="text/html").status == 201
 
 
-@pytest.mark.skipif(EFFORT != "thorough", reason="a known gap: docs/reliability.md")
 def test_streams_that_are_deleted_and_made_again_at_once_lose_nothing(
     cluster: RunningUp, gateway: RunningGateway
 ) -> None:
@@ -90,6 +90,27 @@ def test_streams_that_are_deleted_and_made_again_at_once_lose_nothing(
         list(threads.map(delete_and_make, (gateway, other)))
         assert gateway.ask("POST", path, b"kept", Content_Type="text/plain").status == 204
         assert other.ask("GET", path).body == b"kept"
+
+
+def test_a_stream_whose_serving_epoch_was_raised_for_nothing_takes_appends_and_forks(
+    cluster: RunningUp, gateway: RunningGateway
+) -> None:
+    path = "/v1/stream/raised"
+    gateway.ask("PUT", path, b"one ", Content_Type="text/plain")
+
+    async def raise_it(serving_epoch: int) -> None:
+        # As a deletion whose gateway died, or a creation that came second.
+        async with connect_async(cluster.nats) as client:
+            store = client.serving_stream(store_of_url_path(path))
+            await store.configure(serving_epoch=serving_epoch)
+
+    asyncio.run(raise_it(2**61))
+    fork = gateway.ask("PUT", "/v1/stream/raised/fork", b"!", Stream_Forked_From=path)
+    assert fork.status == 201, fork
+    asyncio.run(raise_it(2**61 + 100_000))
+    assert gateway.ask("POST", path, b"two", Content_Type="text/plain").status == 204
+    assert gateway.ask("GET", path).body == b"one two"
+    assert gateway.ask("GET", "/v1/stream/raised/fork").body == b"one !"
 
 
 def test_two_gateways_and_producers_that_change_between_them_lose_and_double_nothing(

@@ -1,8 +1,8 @@
 """The appends to one durable stream, in turns: what arrives while a batch is under way is the next.
 
 A batch rests on nothing that is not stored: it is decided by the stream as the store has it, and
-the owner refuses it if another gateway was faster, or if the stream has been deleted (its serving
-epoch). Then all of it is decided anew. A refusal, or a repeated request, is told only if a batch of
+the owner refuses it if another gateway was faster, or has raised the serving epoch to delete the
+stream. Then all of it is decided anew. A refusal, or a repeated request, is told only if a batch of
 the same turn was stored, or if the stream was loaded after the request came.
 """
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("holdfast.gateway")
 
 #: Appends that collide with those of other gateways are tried so often.
 _TRIES: Final = 50
-#: So many refusals by the serving epoch, with pauses, mean that a deletion was not finished.
+#: So many refusals by the serving epoch, with pauses, mean that whoever raised it is gone.
 _DEPOSED_TRIES: Final = 6
 _PAUSE_SECONDS: Final = 0.05
 #: What one batch takes: it must fit in one frame, whose limit is near the one of a single body.
@@ -72,7 +72,8 @@ class Appends:
     """The appends to one stream.
 
     `load` returns the stream as the store has it now, or raises ProblemError. `use` returns an
-    operation that records a use, or None. `finish_removal` ends a deletion that was begun.
+    operation that records a use, or None. `write_again` makes the stream writable again after
+    somebody has raised its serving epoch.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class Appends:
         load: Callable[[], Awaitable[KnownStream]],
         is_over: Callable[[KnownStream], bool],
         use: Callable[[KnownStream, Packer], list[Any] | None],
-        finish_removal: Callable[[KnownStream], Awaitable[None]],
+        write_again: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self._load = load
         self._is_over = is_over
         self._use = use
-        self._finish_removal = finish_removal
+        self._write_again = write_again
         self._known: KnownStream | None = None
         self._waiting: deque[Waiting] = deque()
         self._waiting_bytes = 0
@@ -180,7 +181,7 @@ class Appends:
                 self._known = None
                 deposed += 1
                 if deposed > _DEPOSED_TRIES:
-                    await self._finish_removal(known)
+                    await self._write_again()
                 elif deposed > 1:
                     await asyncio.sleep(_PAUSE_SECONDS * deposed)
                 continue

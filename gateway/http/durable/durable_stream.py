@@ -76,13 +76,14 @@ class MessagePage(NamedTuple):
 
 
 class DurableStream:
-    """One stream, by the name of its store. `finish_removal` ends a deletion that was begun."""
+    """One stream, by the name of its store. `write_again` makes it writable
+    whose serving epoch somebody has raised who writes no more."""
 
     def __init__(
         self,
         store: ServingStream,
         gateway_row: int,
-        finish_removal: Callable[[DurableStream, KnownStream], Awaitable[None]],
+        write_again: Callable[[DurableStream], Awaitable[None]],
     ) -> None:
         self.store = store
         self.tail = LiveTail(store)
@@ -92,7 +93,7 @@ class DurableStream:
             self._existing,
             lambda known: self.is_over(known.config),
             self._use_operation,
-            lambda known: finish_removal(self, known),
+            lambda: write_again(self),
         )
 
     @property

@@ -11,7 +11,6 @@ the deletion of the source finds (`removing.py`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections import OrderedDict
 from dataclasses import replace
@@ -42,7 +41,12 @@ from holdfast.gateway.http.durable.expiries import STORE, Expiries
 from holdfast.gateway.http.durable.known_stream import KnownStream, content_of, is_json
 from holdfast.gateway.http.durable.live_feed import LiveFeed
 from holdfast.gateway.http.durable.offsets import OffsetWord
-from holdfast.gateway.http.durable.removing import live_forks, remove
+from holdfast.gateway.http.durable.removing import (
+    live_forks,
+    next_epoch,
+    remove,
+    write_again,
+)
 from holdfast.gateway.http.durable.requests import CreateRequest, ForkRequest
 from holdfast.gateway.http.durable.stream_names import store_of_url_path
 from holdfast.gateway.http.durable.stream_record import (
@@ -63,6 +67,7 @@ _CREATE_SECONDS: Final = 20.0
 #: Who destroys a store is taken for dead after so long.
 _REMOVING_SECONDS: Final = 10
 _PAUSE_SECONDS: Final = 0.05
+_FORK_TRIES: Final = 20
 #: Streams that are kept known although nobody uses them now.
 _MAX_KEPT: Final = 10_000
 #: Forks of forks of forks.
@@ -84,7 +89,7 @@ class DurableStreams:
         found = self._open.get(store)
         if found is None:
             serving = self._client.serving_stream(store)
-            found = self._open[store] = DurableStream(serving, self._row, self._finish_removal)
+            found = self._open[store] = DurableStream(serving, self._row, write_again)
             for name in list(self._open)[: max(0, len(self._open) - _MAX_KEPT)]:
                 if self._open[name].is_idle:
                     del self._open[name]
@@ -110,7 +115,7 @@ class DurableStreams:
         while loop.time() < give_up_at:
             head, cursors = await stream.records()
             if REMOVING_CURSOR in cursors:
-                await _wait_until_removed(stream, cursors[REMOVING_CURSOR])
+                await _wait_until_removed(stream, head, cursors[REMOVING_CURSOR])
                 continue
             known = stream.known_in(head, cursors)
             if known is not None and not known.state.deleted and stream.is_over(known.config):
@@ -122,8 +127,13 @@ class DurableStreams:
                 continue
             if known is not None:
                 return await self._same(known, request), False
-            with contextlib.suppress(WrongLastSeqError, DeposedWriterError):
+            try:
                 return await self._create(stream, head, request, body), True
+            except WrongLastSeqError:
+                # Somebody else has created it, and this has raised its serving epoch.
+                await write_again(stream)
+            except DeposedWriterError:
+                pass
         raise UnavailableError(reason="others create and delete this stream all the time")
 
     async def _same(self, known: KnownStream, request: CreateRequest) -> KnownStream:
@@ -159,7 +169,7 @@ class DurableStreams:
             # The remains of a creation that was interrupted: a fork has the seqs of its source.
             if head.count:
                 raise ProblemError(409, "exists", "there is a store of something else")
-            await stream.store.destroy()
+            await stream.store.destroy(epoch=head.epoch)
             head = await stream.store.head()
         config = _config(request, forked, head.last_seq)
         if (ends_ms := stream.ends_ms(config)) is not None:
@@ -171,7 +181,7 @@ class DurableStreams:
                 values = [cut, *values]
             await self._add_fork(source, stream.name, forked, config)
         store = stream.store
-        epoch = max(now_ms() * 1000, (await store.config()).serving_epoch or 0) + 1
+        epoch = await next_epoch(stream)
         if forked is None:
             await store.configure(serving_epoch=epoch)
         else:
@@ -254,17 +264,23 @@ class DurableStreams:
         self, source: DurableStream, store: str, fork: Fork, config: StreamConfig
     ) -> None:
         """Let the source know its fork, unless it was deleted meanwhile."""
-        known = await source.state()
-        if known.config.id != fork.source_id:
-            raise not_found()
         row = ForkRow(config.id, store, now_ms())
-        operation = Packer(known.epoch).cursor_operation(
-            FORKS_CURSOR, config=b"", state=b"", rows=[(row.row, row.to_bytes())]
-        )
-        try:
-            await source.store.batch([operation])
-        except DeposedWriterError as error:
-            raise ProblemError(409, "source_gone", "the source stream was deleted") from error
+        for _ in range(_FORK_TRIES):
+            known = await source.state()
+            if known.config.id != fork.source_id:
+                raise not_found()
+            operation = Packer(known.epoch).cursor_operation(
+                FORKS_CURSOR, config=b"", state=b"", rows=[(row.row, row.to_bytes())]
+            )
+            try:
+                await source.store.batch([operation])
+            except DeposedWriterError:
+                # It is being deleted, or was to be.
+                await asyncio.sleep(_PAUSE_SECONDS)
+                await write_again(source)
+            else:
+                return
+        raise ProblemError(409, "source_gone", "others create and delete the source stream")
 
     # Reading
 
@@ -328,17 +344,16 @@ class DurableStreams:
         await stream.state()
         await remove(self.stream, stream)
 
-    async def _finish_removal(self, stream: DurableStream, known: KnownStream) -> None:
-        await remove(self.stream, stream)
 
-
-async def _wait_until_removed(stream: DurableStream, removing: ServedCursor) -> None:
+async def _wait_until_removed(
+    stream: DurableStream, head: ServingHead, removing: ServedCursor
+) -> None:
     """Wait a little for whoever destroys the store, and do it if that one seems to be dead."""
     since_ms = int(removing.state or b"0")
     if now_ms() - since_ms < _REMOVING_SECONDS * 1000:
         await asyncio.sleep(_PAUSE_SECONDS)
     else:
-        await stream.store.destroy()
+        await stream.store.destroy(epoch=head.epoch)
 
 
 def _is_same_fork(fork: Fork | None, request: ForkRequest | None) -> bool:

@@ -3,14 +3,18 @@
 Whoever deletes raises the serving epoch of the store, so writes by all others are refused from then
 on, and looks again. A stream with forks stays, marked as deleted. Any other loses its record in one
 batch, which also tells all followers, and is then destroyed. In between its store says so, and
-creations wait for the end. A deletion that was not finished is finished by the next one, or by an
-append that meets it.
+creations wait for the end.
+
+Before that batch nothing says what the epoch was raised for: a deletion whose gateway died, or a
+creation that came second. So an append that is refused again and again deletes nothing: it makes
+the stream writable (`write_again`), and a deletion that is only slow begins anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -46,8 +50,7 @@ async def remove(
     """Delete a stream, or keep it for its forks alone; with `expired`, only if it still is. Raises
     HoldfastError."""
     for _ in range(_TRIES):
-        before = (await stream.store.config()).serving_epoch or 0
-        epoch = max(now_ms() * 1000, before) + 1
+        epoch = await next_epoch(stream)
         if await stream.load() is None:
             return
         try:
@@ -75,6 +78,27 @@ async def remove(
     raise UnavailableError(reason="others delete this stream, too")
 
 
+async def next_epoch(stream: DurableStream) -> int:
+    """Return a serving epoch beyond that of the store. Two that are taken within a millisecond
+    differ, even of two lives of a store."""
+    before = (await stream.store.config()).serving_epoch or 0
+    return max(now_ms() * 1000 + secrets.randbelow(1000), before + 1)
+
+
+async def write_again(stream: DurableStream) -> None:
+    """Make a stream writable whose serving epoch was raised, and not by whoever writes its record.
+    Does nothing if somebody else does so, or deletes it. Raises HoldfastError."""
+    epoch = await next_epoch(stream)
+    if await stream.load() is None:
+        return
+    with contextlib.suppress(DeposedWriterError):
+        await stream.store.configure(serving_epoch=epoch)
+        known = await stream.load()
+        if known is not None:
+            await _set_state(stream, known, epoch, deleted=known.state.deleted)
+    stream.forget()
+
+
 async def live_forks(stream_of: StreamOf, known: KnownStream) -> list[ForkRow]:
     """Return the forks of a stream that exist, or may soon."""
     found: list[ForkRow] = []
@@ -92,12 +116,14 @@ async def _set_state(
     packer = Packer(epoch)
     state = replace(known.state, epoch=epoch, deleted=deleted).to_bytes()
     operations = [packer.cursor_operation(STREAM_CURSOR, state=state)]
-    if deleted:
+    if deleted and not known.state.deleted:
         operations.append(DurableMessage(b"", REMOVED).operation(epoch))
     await stream.store.batch(operations)
 
 
 async def _destroy(stream: DurableStream, epoch: int) -> None:
+    # Of whatever is made in its place, the epoch is another one.
+    head = await stream.store.head()
     packer = Packer(epoch)
     records = (STREAM_CURSOR, USED_CURSOR, PRODUCERS_CURSOR, FORKS_CURSOR)
     await stream.store.batch(
@@ -109,7 +135,7 @@ async def _destroy(stream: DurableStream, epoch: int) -> None:
             DurableMessage(b"", REMOVED).operation(epoch),
         ]
     )
-    await stream.store.destroy()
+    await stream.store.destroy(epoch=head.epoch)
 
 
 async def _leave_source(stream_of: StreamOf, known: KnownStream) -> None:
