@@ -6,6 +6,9 @@ store that the log mentions and asks the owner for its head. When every owner ha
 the fence file and the folder are removed. The reaper works over the wire like any client, in small
 batches, so that unused stores add nothing to the failover itself.
 
+Each dead log costs every later takeover and start a look at it. So those of few stores go within a
+second or two: a server that is killed again and again leaves no pile of them.
+
 Any server may reap for any dead server. A lock beside the incarnations allows one reaper at a time.
 A damaged store keeps its log, which may be all that is left of it. A damaged log is kept, and so is
 the folder of a missing one, as the evidence. Once an operator has accepted the loss, it is reaped
@@ -19,6 +22,8 @@ removal left behind.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.owners import Owners
@@ -36,6 +41,9 @@ from holdfast.shared_fs.disk.fence import fence, is_open
 
 logger = logging.getLogger("holdfast.persist")
 
+#: What a small pass takes over of one log.
+_FEW_STORES: Final = 32
+
 
 class LogReaper:
     """The reaper of one running incarnation."""
@@ -49,6 +57,8 @@ class LogReaper:
         self._layout = life.layout
         self._dead_logs = dead_logs
         self._clock_ms = life.clock_ms
+        #: The incarnations that a small pass has tried.
+        self._tried: set[str] = set()
         self._waiting = Trouble(logger, "log.reap_waits")
 
     def end_unknown_lives(self) -> None:
@@ -69,9 +79,24 @@ class LogReaper:
             ):
                 let_go(disk, layout, server, earlier)
 
+    async def run_small_pass(self) -> None:
+        """Try to reap the known dead logs of few stores that were not tried before."""
+        logs = self._dead_logs.logs()
+        self._tried &= {log.incarnation for log in logs}
+        few = [
+            log
+            for log in logs
+            if len(log.records) <= _FEW_STORES and log.incarnation not in self._tried
+        ]
+        self._tried |= {log.incarnation for log in few}
+        await self._try(few)
+
     async def run_pass(self) -> None:
         """Try to reap every known dead log. After an error, a later pass tries again."""
-        for log in self._dead_logs.logs():
+        await self._try(self._dead_logs.logs())
+
+    async def _try(self, logs: Sequence[DeadLog]) -> None:
+        for log in logs:
             if log.is_short:
                 continue
             server, incarnation = log.server, log.incarnation

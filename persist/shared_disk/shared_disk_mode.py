@@ -13,6 +13,7 @@ in the bucket are reaped too.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
@@ -57,8 +58,10 @@ from holdfast.shared_fs.disk.log_pace import LogPace
 
 logger = logging.getLogger("holdfast.persist")
 
-#: Dead logs are reaped in the background, well after the failover that made them.
-_REAP_SECONDS: Final = 5.0
+#: Dead logs are reaped in the background, well after the failover that made them: those of many
+#: stores every so many looks, those of few at the next look.
+_REAP_SECONDS: Final = 1.0
+_LOOKS: Final = 5
 
 
 class SharedDiskMode:
@@ -221,9 +224,12 @@ class SharedDiskMode:
     async def _reap_loop(self) -> None:
         life = self._life
         reaper = LogReaper(life, self.dead_logs, self._owners)
-        while True:
+        for look in itertools.count(1):
             await asyncio.sleep(_REAP_SECONDS)
             try:
+                if look % _LOOKS:
+                    await reaper.run_small_pass()
+                    continue
                 reaper.end_unknown_lives()
                 await self.read_dead_logs()
                 await reaper.run_pass()

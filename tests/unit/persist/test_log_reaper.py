@@ -1,0 +1,85 @@
+"""The log reaper: which dead logs go at once, which later, and which stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.persist.recovery.takeover import DeadLogs
+from holdfast.persist.shared_disk.log_reaper import LogReaper
+from holdfast.protocol.errors import UnavailableError
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.fence import create_fence, fence
+from holdfast.shared_fs.disk.layout import Layout, open_layout
+from tests.support.write_path_parts import a_life
+
+
+class World:
+    """A server that reaps, dead ones, and owners that may not answer."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.disk = Disk()
+        self.dead_logs = DeadLogs(self.disk, layout, "mine")
+        self.asked: list[int] = []
+        self.answers = True
+        owners: Any = self
+        self.reaper = LogReaper(
+            a_life(layout, server="s9", disk=self.disk), self.dead_logs, owners
+        )
+
+    async def take_over(self, stores: Sequence[StoreId]) -> None:
+        """As `Owners.take_over`."""
+        self.asked.append(len(stores))
+        if not self.answers:
+            raise UnavailableError(reason="the owner does not answer")
+
+    def dies(self, incarnation: str, stores: int) -> None:
+        """Let a server die that has written so many stores."""
+        path = self.layout.fence("s1", incarnation)
+        self.disk.make_directory(path.parent)
+        create_fence(self.disk, path)
+        log = CommitLog(self.disk, self.layout.log("s1", incarnation))
+        names = [StoreId("acme", StoreKind.STREAM, f"s{number}") for number in range(stores)]
+        log.append(1, [LogRecord(name, 1, 0, 1, [b"change"], []) for name in names])
+        log.close()
+        fence(self.disk, path)
+        self.dead_logs.refresh()
+
+    def left(self) -> list[str]:
+        """Which dead incarnations are left."""
+        return [
+            each for each in self.disk.names(self.layout.server("s1")) if each.startswith("1")
+        ]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(open_layout(tmp_path / "data", Disk()))
+
+
+async def test_the_log_of_few_stores_goes_at_the_first_look(world: World) -> None:
+    world.dies("1a", 2)
+    world.dies("1b", 33)
+    await world.reaper.run_small_pass()
+    assert world.left() == ["1b"] and world.asked == [2]
+    await world.reaper.run_pass()
+    assert world.left() == []
+
+
+async def test_a_log_whose_stores_do_not_open_is_tried_again_with_all_others_only(
+    world: World,
+) -> None:
+    world.dies("1a", 2)
+    world.answers = False
+    for _ in range(3):
+        await world.reaper.run_small_pass()
+    assert world.left() == ["1a"] and world.asked == [2]
+    world.answers = True
+    await world.reaper.run_pass()
+    assert world.left() == []
