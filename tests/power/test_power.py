@@ -13,7 +13,7 @@ from tests.power.choice import some_cuts
 from tests.power.cluster import COORDINATOR, LAYOUT, Cluster, Cut, Scope
 from tests.power.planted import PLANTED
 from tests.power.run import run, with_small_limits
-from tests.power.scenarios import CHAT, SCENARIOS
+from tests.power.scenarios import CHAT, SCENARIOS, dead_logs
 from tests.simulation.simulated_files import Survival
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.support.effort import tries
@@ -85,21 +85,23 @@ def test_a_durable_file_that_is_damaged_is_refused_though_a_log_holds_its_beginn
             cluster.start(COORDINATOR, "s1")
             await app.append(CHAT, b"in the log of s1")
             cluster.kill("s1")
+            disk = cluster.disk_of_nobody()
+            # So the log of s1 stays.
+            reaping = disk.lock(LAYOUT.server("s1") / "reaper", "a reaper that has stopped")
             cluster.start("s2")
             await app.append(CHAT, b"in no log once the store is closed")
             # Three times what a store may be idle before it is closed, in virtual time.
             await asyncio.sleep(1.5)
-            disk = cluster.disk_of_nobody()
+            assert dead_logs(cluster)
             [generation] = LAYOUT.generations(disk, CHAT)
-            disk.close()
             inode = cluster.files.file(LAYOUT.store(CHAT, generation), "onlooker")
             inode.write("onlooker", 0, b"not a database " * 20)
             with pytest.raises(Violation, match="StoreDamagedError"):
                 await app.read(CHAT)
             with pytest.raises(Violation, match="StoreDamagedError"):
                 await app.append(CHAT, b"more")
-            disk = cluster.disk_of_nobody()
             assert len(quarantined(disk, LAYOUT, CHAT)) == 1
+            reaping.release()
             disk.close()
 
     with with_small_limits(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
