@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from holdfast.bench.options import BenchOptions
 from holdfast.protocol.errors import HoldfastError
@@ -35,6 +36,10 @@ _LOG_TAIL_CHARACTERS: Final = 500
 #: With the complement of a process's id above it, Linux's clock of that process's processor time
 #: (clock_getcpuclockid(3)). It counts nanoseconds; /proc/<pid>/stat counts 10 ms.
 _PROCESS_CLOCK: Final = 2
+
+#: Below the range that systems give to outgoing connections (Linux: from 32768), which could take a
+#: port before the process listens on it.
+_FREE_PORTS: Final = range(10_000, 32_768)
 
 T = TypeVar("T")
 
@@ -149,7 +154,7 @@ class NatsServer:
     def __init__(
         self, options: BenchOptions, folder: Path, jetstream: JetStreamSync | None, leaf_port: int
     ) -> None:
-        self.port = 0
+        self.port = free_port()
         #: Where it listens for leafnodes; 0 if it does not.
         self.leaf_port = leaf_port
         self._process: BenchProcess | None = None
@@ -179,7 +184,7 @@ class NatsServer:
         command = [str(self._options.nats_server), "--config", str(configuration)]
         log_file = self._folder / "nats-server.log"
         self._process = BenchProcess("nats-server", self._options.tethered(command), log_file)
-        self.port = self._process.awaited(self._listening_port, timeout_seconds)
+        self._process.awaited(self._listens, timeout_seconds)
 
     def stop(self) -> None:
         """End it, if it was started. It can be started again."""
@@ -191,7 +196,7 @@ class NatsServer:
 
     def _configuration(self) -> str:
         lines = [
-            f"listen: 127.0.0.1:{self.port or -1}",
+            f"listen: 127.0.0.1:{self.port}",
             f"ports_file_dir: {json.dumps(str(self._folder))}",
         ]
         if self.leaf_port:
@@ -203,21 +208,15 @@ class NatsServer:
             lines.append("}")
         return "\n".join([*lines, ""])
 
-    def _listening_port(self) -> int | None:
-        """Return the port that accepts connections, or None if none does yet."""
-        port = self.port
-        if not port:
-            ports_file = self._folder / f"nats-server_{self.process.pid}.ports"
-            try:
-                [url, *_] = json.loads(ports_file.read_text())["nats"]
-            except (FileNotFoundError, json.JSONDecodeError):
-                return None
-            port = int(url.rpartition(":")[2])
+    def _listens(self) -> Literal[True] | None:
+        # The process writes it when it listens: another server that has the port does not.
+        if not (self._folder / f"nats-server_{self.process.pid}.ports").exists():
+            return None
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
         except OSError:
             return None
-        return port
+        return True
 
 
 @contextlib.contextmanager
@@ -347,6 +346,18 @@ def stopped_cluster(
             yield cluster
         finally:
             cluster.stop_all()
+
+
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on."""
+    for port in random.sample(_FREE_PORTS, 200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise OSError("no free port was found")
 
 
 def _kib(text: str) -> int:

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.processes import BenchCluster, BenchProcess, ProcessUsage, running_cluster
+from holdfast.bench.processes import (
+    BenchCluster,
+    BenchProcess,
+    ProcessUsage,
+    free_port,
+    running_cluster,
+)
 
 #: Stores stay open during the turns of the other side, as under a continuous load.
 _IDLE_CLOSE_SECONDS: Final = 3600
@@ -50,7 +56,7 @@ def running_gateway(options: BenchOptions, folder: Path) -> Iterator[HttpServer]
     """Run a cluster with one persist server and one gateway around the body."""
     arguments = ("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS))
     with running_cluster(options, folder, persist_arguments=arguments) as cluster:
-        port = _free_port()
+        port = free_port()
         module = "holdfast.gateway.http"
         program = [sys.executable, "-P", "-m", module]
         if options.profile is not None:
@@ -72,7 +78,7 @@ def running_reference(options: BenchOptions, folder: Path, modules: Path) -> Ite
     entry = modules.resolve() / _ENTRY
     data = folder / "data"
     data.mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     script = ["--input-type=module", "--eval", _REFERENCE]
     command = [node or "node", *script, str(entry), str(data), str(port)]
     process = BenchProcess("reference", options.tethered(command), folder / "reference.log")
@@ -98,10 +104,3 @@ def _awaited(process: BenchProcess, port: int) -> int:
         return port
 
     return process.awaited(listening)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

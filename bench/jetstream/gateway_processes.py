@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ import nats
 from nats.errors import NoRespondersError
 
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.processes import BenchCluster, running_cluster
+from holdfast.bench.processes import BenchCluster, free_port, running_cluster
 
 GATEWAY: Final = "gateway"
 #: Stores stay open during the turns of the other sides, as under a continuous load.
@@ -32,7 +31,7 @@ def running_gateway(options: BenchOptions, folder: Path) -> Iterator[BenchCluste
     """Run them around the body, with one persist server. The gateway may not serve yet: see
     `until_served`."""
     arguments = ("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS))
-    leaf_port = _free_port()
+    leaf_port = free_port()
     with running_cluster(
         options, folder, persist_arguments=arguments, leaf_port=leaf_port
     ) as cluster:
@@ -58,10 +57,3 @@ async def until_served(cluster: BenchCluster) -> None:
                     return
     finally:
         await client.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

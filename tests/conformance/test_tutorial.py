@@ -4,24 +4,17 @@ print."""
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
+from holdfast.cli.cluster.ports import free_port
 from tests.conformance.transcripts import replay
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 def test_the_tutorial_works_and_prints_what_is_shown(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     nats = f"nats://127.0.0.1:{port}"
     environment = {
         **os.environ,

@@ -15,6 +15,7 @@ import pytest
 import uvloop
 from nats.aio.msg import Msg
 
+from holdfast.cli.cluster.ports import free_port
 from holdfast.gateway.jetstream.wire import client_connection, leaf_session
 from holdfast.gateway.jetstream.wire.client_connection import connect_client
 from holdfast.gateway.jetstream.wire.leaf_connection import LeafConnection, connect_leaf
@@ -23,7 +24,7 @@ from holdfast.protocol.bus.login import NatsLogin, TlsFiles
 from holdfast.protocol.errors import InvalidArgumentError, LoginFailedError
 from holdfast.protocol.limits import PORT_BUSY_BYTES
 from tests.support.certificates import TestCa
-from tests.support.leaf_nats import free_port, running_leaf_nats
+from tests.support.leaf_nats import running_leaf_nats
 from tests.support.nats_keys import Operator, new_seed, public_key, secret_file
 from tests.support.stalling_proxy import stalling_proxy
 from tests.support.waiting import until

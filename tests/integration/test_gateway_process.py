@@ -17,6 +17,7 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import ServiceUnavailableError
 
+from holdfast.cli.cluster.ports import free_port
 from tests.support.holdfast_up import (
     RunningUp,
     call_holdfast,
@@ -26,7 +27,7 @@ from tests.support.holdfast_up import (
     started_holdfast,
     wait_until,
 )
-from tests.support.leaf_nats import free_port, running_leaf_nats
+from tests.support.leaf_nats import running_leaf_nats
 from tests.support.nats_server import running_nats_server
 
 DOCUMENT = Path(__file__).parents[2] / "docs/operations.md"

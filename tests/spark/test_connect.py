@@ -7,7 +7,6 @@ import asyncio
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from holdfast.cli.cluster.ports import free_port
 from holdfast.client import connect
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.spark.export.export import export
@@ -70,9 +70,7 @@ export(spark, other)
 def server(spark: SparkSession) -> Iterator[str]:
     """A server of Spark Connect in the JVM that the tests have: another one would take long."""
     jvm: Any = spark.sparkContext._jvm
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = spark.sparkContext._jsc.sc().conf()
     settings.set("spark.connect.grpc.binding.address", "127.0.0.1")
     settings.set("spark.connect.grpc.binding.port", str(port))

@@ -7,17 +7,11 @@ with running_leaf_nats(tmp_path) as (nats, leaf_url):
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.cli.cluster.ports import free_port
 from tests.support.nats_server import NatsServer, running_nats_server
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        return int(reserved.getsockname()[1])
 
 
 @contextlib.contextmanager

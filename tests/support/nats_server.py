@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.cluster.ports import free_port
 from tests.support.stalling_proxy import StallingProxy, stalling_proxy
 
 _DEADLINE_SECONDS = 15.0
@@ -54,7 +54,8 @@ class NatsServer:
         self._directory = directory
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = 0
+        #: Kept while it restarts: the system gives ports of this range to nobody.
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -74,7 +75,7 @@ class NatsServer:
             self._process = subprocess.Popen(
                 [
                     nats_server_binary(),
-                    *("-a", "127.0.0.1", "-p", str(self.port or -1)),
+                    *("-a", "127.0.0.1", "-p", str(self.port)),
                     *("--ports_file_dir", str(self._directory)),
                     *self._options,
                 ],
@@ -117,13 +118,9 @@ class NatsServer:
 
     def _listens(self) -> bool:
         assert self._process is not None
-        if not self.port:
-            ports_file = self._directory / f"nats-server_{self._process.pid}.ports"
-            try:
-                urls = json.loads(ports_file.read_text())["nats"]
-            except (FileNotFoundError, json.JSONDecodeError):
-                return False
-            self.port = int(urls[0].rpartition(":")[2])
+        # This one writes it when it listens: another server that has the port does not.
+        if not (self._directory / f"nats-server_{self._process.pid}.ports").exists():
+            return False
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
         except OSError:
@@ -221,8 +218,7 @@ async def running_divisible_cluster(
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as reserved:
-        sockets = [
-            reserved.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,8 @@ from urllib.request import urlopen
 
 import boto3
 import pytest
+
+from holdfast.cli.cluster.ports import free_port
 
 BUCKET: Final = "holdfast-test"
 REGION: Final = "us-east-1"
@@ -129,7 +130,7 @@ class _Cluster:
         self._folder = folder
         self._processes = processes
         self._id = str(uuid.uuid4())
-        self._address = f"127.0.0.1:{_free_port()}"
+        self._address = f"127.0.0.1:{free_port()}"
         self._gateway: subprocess.Popen[bytes] | None = None
 
     def version(self) -> str:
@@ -140,7 +141,7 @@ class _Cluster:
     def start(self) -> None:
         for name in ("mon", "mgr", "osd"):
             (self._folder / name).mkdir(parents=True)
-        port = _free_port()
+        port = free_port()
         configuration = _CONFIGURATION.format(
             cluster=self._id, port=port, folder=self._folder, disk_bytes=_DISK_BYTES
         )
@@ -227,11 +228,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Nothing that it holds is needed again, so it need not close its files."""
     process.kill()
     process.wait(_END_SECONDS)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _answers(url: str) -> bool:
