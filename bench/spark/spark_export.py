@@ -4,6 +4,7 @@ and the size of the output.
     large      one store, of 10,000 to 5,000,000 messages
     small      1,000 and 10,000 stores of fifty messages each
     traces     editing traces, if there is a folder of them: a store per trace, a message per edit
+    manifests  the driver's part alone, of 100,000 to 10,000,000 stores (`manifests.py`)
 
     holdfast   the export, from snapshots in a directory: fetches, verifies, unpacks, commits
     arrow      PySpark with a Python function that makes Arrow batches of store files on disk
@@ -32,6 +33,7 @@ from holdfast.bench.figures import figures_table
 from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, turns
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
+from holdfast.bench.spark import manifests
 from holdfast.bench.spark.peers import with_arrow, with_pandas
 from holdfast.bench.spark.stores import Content, Stores, editing_traces, made_up, make_stores
 from holdfast.spark.export.export import export
@@ -40,11 +42,12 @@ from holdfast.spark.rows.planning import Task
 from holdfast.spark.session import session
 from holdfast.spark.state import read_table
 
-WORK_NAMES: Final = ("large", "small", "traces")
+WORK_NAMES: Final = ("large", "small", "traces", "manifests")
 _SIDES: Final = ("holdfast", "arrow", "pandas")
 _PER_CORE: Final = Goal("holdfast", "per_core_per_second", 600_000.0)
 _TIMES: Final = Goal("holdfast", "per_second", 2.0, than="arrow")
 _SIZE: Final = Goal("holdfast", "output_ratio", 0.25, at_least=False)
+_DRIVER: Final = Goal("all", "driver_peak_bytes", 500e6, at_least=False)
 #: The sizes from which on a target holds: the start of a job takes longer than a smaller work.
 _TARGET_MESSAGES: Final = 5_000_000
 _TARGET_STORES: Final = 10_000
@@ -53,6 +56,7 @@ _PACKAGES: Final = ("deltalake", "pandas", "pyarrow", "pyspark")
 _SHOWN: Final = (
     *("per_second", "per_core_per_second", "output_bytes", "output_ratio"),
     *("read_per_second", "worker_rss_bytes"),
+    *("stores_per_second", "driver_peak_bytes", "jvm_peak_bytes"),
 )
 
 
@@ -62,10 +66,11 @@ class SparkSettings:
 
     messages: tuple[int, ...] = (10_000, 100_000, 1_000_000, 5_000_000)
     stores: tuple[int, ...] = (1000, 10_000)
+    manifests: tuple[int, ...] = (100_000,)
     traces: Path | None = None
 
 
-QUICK: Final = SparkSettings(messages=(20_000,), stores=(50,))
+QUICK: Final = SparkSettings(messages=(20_000,), stores=(50,), manifests=(10_000,))
 
 
 class _Planned(NamedTuple):
@@ -94,6 +99,8 @@ def run(options: BenchOptions, settings: SparkSettings | None = None) -> Report:
         try:
             for planned in _planned(options, settings):
                 works.append(_work(planned, spark, options, Path(folder) / planned.name))
+            for count in settings.manifests if options.wants("manifests") else ():
+                works.append(_manifests(count, spark, options, Path(folder) / f"manifests_{count}"))
         finally:
             spark.stop()
     return Report("spark_export", facts, asked, tuple(works))
@@ -132,6 +139,23 @@ def _work(planned: _Planned, spark: SparkSession, options: BenchOptions, folder:
     finally:
         shutil.rmtree(folder)
     return Work(planned.name, planned.title, sides, planned.targets)
+
+
+def _manifests(count: int, spark: SparkSession, options: BenchOptions, folder: Path) -> Work:
+    found: dict[str, list[Figures]] = {side: [] for side in manifests.SIDES}
+    folder.mkdir()
+    for number in range(1, options.rounds + 1):
+        options.say(f"{folder.name}: making the manifests")
+        place = folder / str(number)
+        place.mkdir()
+        manifests.make_manifests(place, count)
+        for side in manifests.SIDES:
+            figures = manifests.measure(spark, place, count, side)
+            options.say(f"{side}, round {number}: {figures['seconds']:.1f} s")
+            found[side].append(figures)
+        shutil.rmtree(place)
+    sides = {side: Measurement(tuple(rounds)) for side, rounds in found.items()}
+    return Work(folder.name, f"manifests of {count:,} stores", sides, (_DRIVER,))
 
 
 def _measure(

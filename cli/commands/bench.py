@@ -191,6 +191,12 @@ def engine(options: BenchOptions, json_file: Path | None) -> None:
     help="Run with this many persist servers; repeatable.",
 )
 @click.option(
+    "--manifests",
+    type=click.IntRange(1),
+    multiple=True,
+    help="How many stores a bucket of manifests alone has; likewise.",
+)
+@click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder of editing traces: real keystrokes.  [default: generated keystrokes]",
@@ -378,13 +384,19 @@ def spark(
     json_file: Path | None,
     messages: tuple[int, ...],
     stores: tuple[int, ...],
+    manifests: tuple[int, ...],
     traces: Path | None,
 ) -> None:
     """Compare the export to tables with pandas and with PySpark by hand."""
     with needed_spark_packages():
         from holdfast.bench.spark import spark_export
     _check_only(options, spark_export.WORK_NAMES)
-    asked: dict[str, Any] = {"messages": messages, "stores": stores, "traces": traces}
+    asked: dict[str, Any] = {
+        "messages": messages,
+        "stores": stores,
+        "manifests": manifests,
+        "traces": traces,
+    }
     settings = dataclasses.replace(
         spark_export.QUICK if options.quick else spark_export.SparkSettings(),
         **{name: value for name, value in asked.items() if value},

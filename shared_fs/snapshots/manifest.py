@@ -100,10 +100,15 @@ class Manifests:
 
     def entries(self) -> Iterator[tuple[StoreId, StoreEntry]]:
         """Yield every entry of every shard, with one shard in memory at a time."""
+        for number in self.shard_numbers():
+            yield from self.read(number).entries()
+
+    def shard_numbers(self) -> Iterator[int]:
+        """Yield the numbers of the shards that anything was published to, in ascending order."""
         for listed in self.bucket.list(MANIFEST_PREFIX):
-            number = listed.key.removeprefix(MANIFEST_PREFIX)
-            if listed.key == shard_key(int(number, 16)):
-                yield from self.read(int(number, 16)).entries()
+            number = int(listed.key.removeprefix(MANIFEST_PREFIX), 16)
+            if listed.key == shard_key(number):
+                yield number
 
     def update(
         self,

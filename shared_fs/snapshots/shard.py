@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from operator import attrgetter
 from typing import Any, Final
 
 import msgpack
@@ -26,10 +24,12 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectDamagedError,
 )
 from holdfast.shared_fs.snapshots.store_entry import (
+    VERSION_FIELDS,
     ArchiveMark,
     SnapshotVersion,
     StoreEntry,
     Tombstone,
+    version_values,
 )
 
 SHARD_COUNT: Final = 256
@@ -155,15 +155,13 @@ def _check_format(key: str, found: int) -> None:
         raise NewerFormatError(what=key, found=found, known=_SHARD_FORMAT)
 
 
-_VERSION_FIELDS: Final = tuple(each.name for each in fields(SnapshotVersion))
-_values_of: Final = attrgetter(*_VERSION_FIELDS)
-_SHA256: Final = _VERSION_FIELDS.index("sha256")
+_SHA256: Final = VERSION_FIELDS.index("sha256")
 
 
 def _row_of(entry: StoreEntry) -> Sequence[Any]:
     versions = []
     for version in entry.versions:
-        values = list(_values_of(version))
+        values = list(version_values(version))
         values[_SHA256] = bytes.fromhex(version.sha256)
         versions.append(values)
     row = (versions, entry.archived_seq, entry.deleted)
@@ -175,7 +173,7 @@ def _entry_of(row: Sequence[Any]) -> StoreEntry:
     rows, archived_seq, tombstone = row[:3]
     versions = []
     for values in rows:
-        named = dict(zip(_VERSION_FIELDS, values, strict=False))
+        named = dict(zip(VERSION_FIELDS, values, strict=False))
         named["sha256"] = named["sha256"].hex()
         versions.append(SnapshotVersion(**named))
     return StoreEntry(

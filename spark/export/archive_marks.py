@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.snapshots.manifest import Manifests
-from holdfast.shared_fs.snapshots.shard import Shard, shard_of
+from holdfast.shared_fs.snapshots.shard import Shard
 from holdfast.shared_fs.snapshots.store_entry import ArchiveMark, StoreEntry
-from holdfast.spark.tables.watermarks import Watermark, Watermarks
+from holdfast.spark.tables.watermarks import Watermark, WatermarkFile
 
 
 def mark_archived(
-    manifests: Manifests,
-    entries: Mapping[StoreId, StoreEntry],
-    marks: Watermarks,
-    table: str,
+    manifests: Manifests, shards: Collection[int], marks: WatermarkFile, table: str
 ) -> int:
-    """Record in the manifests up to which seq and revision each stream is in the table. Return the
-    number of streams recorded."""
-    by_shard: dict[int, dict[StoreId, Watermark]] = {}
-    for store, entry in entries.items():
-        mark = marks.get(store)
-        if (
-            store.kind == StoreKind.STREAM
-            and mark is not None
-            and not mark.dropped
-            and entry.deleted is None
-            and is_news(entry, mark, table)
-            and _is_of(entry, mark)
-        ):
-            by_shard.setdefault(shard_of(store), {})[store] = mark
+    """Record in some shards of the manifests up to which seq and revision each stream is in the
+    table. Return the number of streams recorded."""
     count = 0
-    for number, wanted in sorted(by_shard.items()):
+    for number, frame in marks.shards():
+        if number not in shards:
+            continue
+        known = marks.marks(frame)
+        changed: dict[StoreId, StoreEntry | None] = {}
 
         def change(
-            shard: Shard, wanted: Mapping[StoreId, Watermark] = wanted
+            shard: Shard,
+            known: Mapping[StoreId, Watermark] = known,
+            changed: dict[StoreId, StoreEntry | None] = changed,
         ) -> Mapping[StoreId, StoreEntry | None]:
-            changed: dict[StoreId, StoreEntry | None] = {}
-            for store, mark in wanted.items():
-                entry = shard.get(store)
-                if entry is not None and entry.deleted is None and _is_of(entry, mark):
+            changed.clear()
+            for store, mark in known.items():
+                entry = shard.get(store) if store.kind == StoreKind.STREAM else None
+                if (
+                    entry is not None
+                    and not mark.dropped
+                    and entry.deleted is None
+                    and is_news(entry, mark, table)
+                    and _is_of(entry, mark)
+                ):
                     seq = max(entry.archived_seq, mark.last_seq)
                     where = ArchiveMark(mark.epoch, mark.revision, table)
                     changed[store] = replace(entry, archived_seq=seq, archive=where)
             return changed
 
         manifests.update(number, change)
-        count += len(wanted)
+        count += len(changed)
     return count
 
 

@@ -3,22 +3,27 @@
     spark = session()
     report = export(spark, "s3://bucket/prefix")
 
-    manifests, log indexes, watermarks ──▶ plan ──▶ tasks on executors ──▶ files ──▶ one commit
+    manifests, log indexes, watermarks ──▶ plans ──▶ tasks on executors ──▶ files ──▶ one commit
 
 Each run adds what came after the watermarks of the previous run, including deletes and overwrites,
-and commits rows and watermarks together. A run that is killed leaves nothing visible. If two runs
-overlap, one of them is refused. A run pins what it reads (`pinning.py`). If an object is removed
-nevertheless (the snapshot of a deleted store, a log object that its server retired), the run reads
-the rest in another round, a few times at most.
+and commits rows and watermarks together. The driver reads manifests and watermarks shard by shard,
+runs a plan as soon as it is large enough, and keeps on its disk how far each store has been read:
+its memory depends on the shards and on what the log has, not on how many stores there are.
+
+A run that is killed leaves nothing visible. If two runs overlap, one of them is refused. A run pins
+what it reads (`pinning.py`). If an object is removed nevertheless (the snapshot of a deleted store,
+a log object that its server retired), the run reads the rest in another round, a few times at most.
 
 After the commit the run records in the manifests up to which seq each stream is archived.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -29,6 +34,7 @@ from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 from holdfast.shared_fs.snapshots.lag_marks import read_marks
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
+from holdfast.shared_fs.snapshots.shard import Shard, shard_of
 from holdfast.shared_fs.snapshots.store_entry import StoreEntry
 from holdfast.spark.export.archive_marks import is_news, mark_archived
 from holdfast.spark.export.staleness import staleness
@@ -36,10 +42,17 @@ from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.jobs import Progress, parallelism, run_job
 from holdfast.spark.rows.log_rows import read_coverage
 from holdfast.spark.rows.pinning import ExportPin
-from holdfast.spark.rows.planning import Coverage, ExportPlan, Task, plan
+from holdfast.spark.rows.planning import (
+    PLAN_STORES,
+    Coverage,
+    ExportPlan,
+    StoreGroup,
+    Task,
+    plans,
+)
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.table import KEEP_HOURS, AddedFile, ChangesTable
-from holdfast.spark.tables.watermarks import Watermark, Watermarks
+from holdfast.spark.tables.watermarks import MarkSpill, Watermark, WatermarkFile, Watermarks
 from holdfast.spark.tables.writing import FILE_BYTES
 
 #: The most rounds of an export. Each is a run of its own. A second one is rarely necessary, because
@@ -154,11 +167,14 @@ def export(
             for _ in range(_MAX_ROUNDS):
                 lacking = staleness(read_marks(opened), int(time.time() * 1000))
                 one_round = _Round(spark, bucket, manifests, target, task, file_bytes, skipped, pin)
-                entries, marks = one_round.do(report, progress)
+                with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+                    one_round.do(report, progress, Path(folder))
                 usage = _sum(usage, one_round.usage)
-                if moves_watermark:
+                if moves_watermark and one_round.news:
                     where = one_round.archive_url
-                    report.archived += mark_archived(manifests, entries, marks, where)
+                    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+                        marks = target.watermarks(Path(folder))
+                        report.archived += mark_archived(manifests, one_round.news, marks, where)
                 if not report.stale:
                     break
                 target.refresh()
@@ -188,7 +204,7 @@ def export(
 
 
 class _Round:
-    """One plan, one Spark job, one commit."""
+    """The plans of a run, a Spark job for each, one commit."""
 
     def __init__(
         self,
@@ -205,6 +221,8 @@ class _Round:
         #: What archive marks say of the table: nothing if it is the bucket's own.
         is_own = table.location.url == default_table(bucket)
         self.archive_url = "" if is_own else table.location.url
+        #: The shards of the manifests with stores that may be given a new archive mark.
+        self.news: set[int] = set()
         self._skipped = skipped
         self._pin = pin
         self._spark = spark
@@ -215,46 +233,64 @@ class _Round:
         self._file_bytes = file_bytes
         self.usage = Usage()
 
-    def do(
-        self, report: ExportReport, progress: Progress | None
-    ) -> tuple[dict[StoreId, StoreEntry], Watermarks]:
-        """Return the entries that may be given a new archive mark, and what the table has."""
+    def do(self, report: ExportReport, progress: Progress | None, folder: Path) -> None:
+        """`folder` is for local files."""
         report.stale = False
-        before = self._table.watermarks()
+        before = self._table.watermarks(folder)
         self._pin.hold_everything()
         coverage, damaged = read_coverage(self._manifests.bucket)
-        coverage = {
-            store: [one for one in covered if one.key not in self._skipped]
-            for store, covered in coverage.items()
-            if store not in self._skipped
-        }
-        cores = parallelism(self._spark)
-        changed: dict[StoreId, StoreEntry] = {}
-        # Read after the logs: if a slot is gone by now, a snapshot in the manifests covers it.
-        entries = self._entries(before, coverage, changed)
-        planned = plan(entries, coverage, before, cores)
         report.damaged += [text for text in damaged if text not in report.damaged]
         report.pinned = self._pin.is_held is True
-        if not planned.tasks:
-            return changed, before
-        self._pin.hold_only(planned)
         version = watermarks.next_version(self._table.export_version)
         job = Job(self._bucket, self._table.location, watermarks.run_of(version), self._file_bytes)
-        outcomes = run_job(self._spark, "holdfast export", self._task, job, planned.tasks, progress)
-        return changed, self._commit(version, planned, outcomes, before, report)
+        # Read after the logs: if a slot is gone by now, a snapshot in the manifests covers it.
+        groups = self._groups(before, coverage)
+        taken = _Taken(folder / "marks")
+        done = 0
+        for planned in plans(groups, parallelism(self._spark), PLAN_STORES):
+            if planned.is_last:
+                self._pin.hold_only(planned)
+            if planned.tasks:
+                outcomes = run_job(
+                    self._spark,
+                    "holdfast export",
+                    self._task,
+                    job,
+                    planned.tasks,
+                    progress and _continued(progress, done),
+                )
+                done += len(outcomes)
+                taken.take(planned, outcomes)
+        self._commit(version, taken, before, report, folder / "next")
+
+    def _groups(
+        self, before: WatermarkFile, coverage: Mapping[StoreId, Sequence[Coverage]]
+    ) -> Iterator[StoreGroup]:
+        """Yield the stores that can be read, shard by shard. Note the shards with news."""
+        covered: dict[int, dict[StoreId, list[Coverage]]] = {}
+        for store, found in coverage.items():
+            if store not in self._skipped:
+                readable = [one for one in found if one.key not in self._skipped]
+                covered.setdefault(shard_of(store), {})[store] = readable
+        listed = set(self._manifests.shard_numbers())
+        for number, frame in before.shards():
+            in_log = covered.get(number, {})
+            if number in listed or in_log:
+                marks = before.marks(frame)
+                shard = self._manifests.read(number)
+                yield StoreGroup(self._entries(number, shard, in_log, marks), in_log, marks)
 
     def _entries(
         self,
-        before: Watermarks,
+        number: int,
+        shard: Shard,
         coverage: Mapping[StoreId, Sequence[Coverage]],
-        changed: dict[StoreId, StoreEntry],
+        marks: Watermarks,
     ) -> Iterator[tuple[StoreId, StoreEntry]]:
-        """Yield the entries of all stores that can be read. Add those that may be given a new
-        archive mark to `changed`: the others are not kept."""
-        for store, entry in self._manifests.entries():
+        for store, entry in shard.entries():
             if store in self._skipped:
                 continue
-            mark = before.get(store)
+            mark = marks.get(store)
             newest = entry.newest
             if (
                 mark is None
@@ -262,58 +298,65 @@ class _Round:
                 or (newest is not None and newest.order > (mark.epoch, mark.revision))
                 or is_news(entry, mark, self.archive_url)
             ):
-                changed[store] = entry
+                self.news.add(number)
             yield store, entry
 
     def _commit(
         self,
         version: int,
-        planned: ExportPlan,
-        outcomes: Sequence[TaskOutcome],
-        before: Watermarks,
+        taken: _Taken,
+        before: WatermarkFile,
         report: ExportReport,
-    ) -> Watermarks:
-        taken = _Taken(planned, outcomes, before)
+        draft: Path,
+    ) -> None:
         report.damaged += taken.damaged
         report.stale = taken.stale
         self._skipped |= taken.unreadable
-        for outcome in outcomes:
-            self.usage = _sum(self.usage, outcome.usage)
-            report.image_bytes += outcome.image_bytes
-        if not taken.changed:
-            return before
-        marks = {**before, **taken.changed}
+        self.usage = taken.usage
+        report.image_bytes += taken.image_bytes
+        if not taken.is_anything:
+            return
+        report.stores += watermarks.write(draft, before, taken.changed)
         report.runs += 1
-        report.stores += len(taken.changed)
         report.rows += taken.row_count
         report.resets += taken.reset_count
         report.files += len(taken.files)
         report.bytes_out += sum(file.size_bytes for file in taken.files)
         self._table.create()
         run = {"run": watermarks.run_of(version), "rows": taken.row_count}
-        self._table.append(version, taken.files, marks, run)
-        return marks
+        self._table.append(version, taken.files, draft, run)
 
 
 class _Taken:
-    """The part of a job's outcomes that can be committed together."""
+    """The part of the outcomes of a run that can be committed together."""
 
-    def __init__(
-        self, planned: ExportPlan, outcomes: Sequence[TaskOutcome], before: Watermarks
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
+        """`folder` is created for local files."""
         self.files: list[AddedFile] = []
-        self.changed: dict[StoreId, Watermark] = {}
         self.damaged: list[str] = []
         self.unreadable: set[StoreId | str] = set()
         #: Whether something was not read that another round can read.
         self.stale = False
         self.row_count = 0
         self.reset_count = 0
+        self.usage = Usage()
+        self.image_bytes = 0
+        self.is_anything = False
+        self._marks = MarkSpill(folder)
+        self._log_marks: dict[int, list[tuple[StoreId, Watermark]]] = {}
         #: If one part of a store is missing, the whole store counts as failed.
-        failed = {one.store for outcome in outcomes for one in outcome.stores if one.mark is None}
+        self._failed: set[StoreId] = set()
+
+    def take(self, planned: ExportPlan, outcomes: Sequence[TaskOutcome]) -> None:
+        """Take the outcomes of a plan."""
+        self._failed.update(
+            one.store for outcome in outcomes for one in outcome.stores if one.mark is None
+        )
         for task, outcome in zip(planned.tasks, outcomes, strict=True):
+            self.usage = _sum(self.usage, outcome.usage)
+            self.image_bytes += outcome.image_bytes
             if not task.logs:
-                self._take_stores(task, outcome, failed)
+                self._take_stores(task, outcome)
         logs = [outcome for task, outcome in zip(planned.tasks, outcomes, strict=True) if task.logs]
         for outcome in logs:
             if outcome.log_damage is not None:
@@ -321,40 +364,54 @@ class _Taken:
                 self.unreadable |= set(outcome.damaged_logs)
         # All logs or none: rows of a store may be in several tasks, each in files with other
         # stores.
-        if any(one.log_marks is None for one in logs) or failed & planned.stacked:
+        if any(one.log_marks is None for one in logs) or self._failed & planned.stacked:
             self.stale = True
             return
         for outcome in logs:
-            self._take_log(outcome, before)
-
-    def _take_stores(self, task: Task, outcome: TaskOutcome, failed: set[StoreId]) -> None:
-        for one in outcome.stores:
-            if one.damage is not None:
-                if one.store not in self.unreadable:
-                    self.damaged.append(f"{one.store}: {one.damage}")
-                self.unreadable.add(one.store)
-            self.stale |= one.missing
-            if one.store not in failed and one.mark is not None:
-                self.changed[one.store] = one.mark
-                self.reset_count += one.is_reset
-        if not (task.is_part and outcome.stores[0].store in failed):
+            for store, mark in (outcome.log_marks or {}).items():
+                self._log_marks.setdefault(shard_of(store), []).append((store, mark))
+                self.is_anything = True
             self.files += outcome.files
             self.row_count += outcome.row_count
 
-    def _take_log(self, outcome: TaskOutcome, before: Watermarks) -> None:
-        for store, mark in (outcome.log_marks or {}).items():
-            known = self.changed.get(store, before.get(store, Watermark(0, 0)))
+    def changed(self, number: int, before: Callable[[], Watermarks]) -> Watermarks:
+        """Return how far the stores of a shard go that the run has read. `before` returns how far
+        those of the shard went."""
+        changed = self._marks.shard(number)
+        logged = self._log_marks.get(number)
+        marks = before() if logged else {}
+        for store, mark in logged or ():
+            known = changed.get(store, marks.get(store, Watermark(0, 0)))
             if known.dropped:
                 known = Watermark(0, 0)
-            self.changed[store] = Watermark(
+            changed[store] = Watermark(
                 max(mark.epoch, known.epoch),
                 max(mark.revision, known.revision),
                 max(mark.last_seq, known.last_seq),
                 max(mark.time, known.time),
                 known.created,
             )
-        self.files += outcome.files
-        self.row_count += outcome.row_count
+        return changed
+
+    def _take_stores(self, task: Task, outcome: TaskOutcome) -> None:
+        for one in outcome.stores:
+            if one.damage is not None:
+                if one.store not in self.unreadable:
+                    self.damaged.append(f"{one.store}: {one.damage}")
+                self.unreadable.add(one.store)
+            self.stale |= one.missing
+            if one.store not in self._failed and one.mark is not None:
+                self._marks.add(one.store, one.mark)
+                self.reset_count += one.is_reset
+                self.is_anything = True
+        if not (task.is_part and outcome.stores[0].store in self._failed):
+            self.files += outcome.files
+            self.row_count += outcome.row_count
+
+
+def _continued(progress: Progress, before: int) -> Progress:
+    """Report tasks after those of earlier plans."""
+    return lambda done, total: progress(before + done, before + total)
 
 
 def _sum(first: Usage, second: Usage) -> Usage:

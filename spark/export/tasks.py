@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from holdfast.protocol.errors import ArchiveMissingError, NewerFormatError, StoreDamagedError
 from holdfast.protocol.names import StoreId
@@ -50,8 +51,7 @@ class Job:
     file_bytes: int = FILE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOutcome:
+class StoreOutcome(NamedTuple):
     """The result of one store, or of one part of it, in a task."""
 
     store: StoreId

@@ -1,8 +1,8 @@
 """The pin of a running export: garbage collection removes nothing that its tasks have to read.
 
 While the export reads the manifests it pins everything, because it does not know yet what it needs.
-Once the plan is made, it pins only what the plan names. A thread renews the pin while the export
-runs. If the driver is killed, the pin keeps objects for at most an hour.
+Once the last plan is made, it pins only what that plan names. A thread renews the pin while the
+export runs. If the driver is killed, the pin keeps objects for at most an hour.
 
 A bucket that refuses pins, as with read-only credentials, is exported without one. Objects may be
 removed then, or if a pin could not be renewed in time, or if a store is deleted, which ignores

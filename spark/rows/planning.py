@@ -1,5 +1,8 @@
 """Plans a run of the export: makes tasks of manifests, logs and watermarks. Pure.
 
+A bucket may have millions of stores, so a run has as many plans, one after the other, as keep each
+of them small: nothing of a store is kept from one to the next, but for what log objects have.
+
 The table has all changes of a store up to its watermark. The changes after it are read from the log
 in the bucket if possible, because it has every change, including overwritten values. Otherwise they
 are read from the newest snapshot, and what follows that from the log. Invariants:
@@ -9,6 +12,7 @@ are read from the newest snapshot, and what follows that from the log. Invariant
   never acknowledged.
 - Tasks that read log objects read nothing else, and each part of a large store has a task of its
   own. So their files can be left out if an object that they needed was removed in the meantime.
+- All parts of a store are in one plan, and all tasks that read log objects in the last one.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.tables.watermarks import Watermark
 
+#: The stores of one plan. The driver has some 2 kB of each, and Spark takes a second to begin a
+#: plan, which is little beside reading so many stores.
+PLAN_STORES: Final = 50_000
 #: The value bytes that one task reads: at least so many that starting a task costs little, at most
 #: so many that it takes minutes.
 MIN_TASK_BYTES: Final = 16 * MIB
@@ -53,8 +60,7 @@ class LogRange(NamedTuple):
     upto: int
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotWork:
+class SnapshotWork(NamedTuple):
     """The `part`-th of `parts` equal parts of a snapshot's changes after a watermark."""
 
     store: StoreId
@@ -98,13 +104,22 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """The plan of one run."""
+    """A plan of a run."""
 
     tasks: tuple[Task, ...]
-    #: How many stores have something new.
-    store_count: int
-    #: Stores whose log ranges follow a snapshot that is read in the same run.
+    #: Whether no other plan of the run follows.
+    is_last: bool = True
+    #: Stores whose log ranges follow a snapshot that is read in the same run. In the last plan.
     stacked: frozenset[StoreId] = frozenset()
+
+
+class StoreGroup(NamedTuple):
+    """Some stores of a bucket: what the manifests have of them, what the log has, and how far the
+    table goes."""
+
+    entries: Iterable[tuple[StoreId, StoreEntry]]
+    coverage: Mapping[StoreId, Sequence[Coverage]]
+    watermarks: Mapping[StoreId, Watermark]
 
 
 @dataclass(slots=True)
@@ -112,7 +127,32 @@ class _Gathered:
     works: list[SnapshotWork | DropWork] = field(default_factory=list)
     logs: dict[str, tuple[int, dict[StoreId, list[LogRange]]]] = field(default_factory=dict)
     stacked: set[StoreId] = field(default_factory=set)
-    stores: set[StoreId] = field(default_factory=set)
+
+    def store_tasks(self, cores: int) -> list[Task]:
+        works, self.works = self.works, []
+        works.sort(key=lambda work: order_of(work.store))
+        return list(_store_tasks(works, cores))
+
+
+def plans(
+    groups: Iterable[StoreGroup], cores: int, most_stores: int | None
+) -> Iterator[ExportPlan]:
+    """Yield everything that is new, spread over tasks, with at most so many stores in a plan; None
+    for one plan. Each store is in one group."""
+    gathered = _Gathered()
+    for group in groups:
+        # Nothing is kept of a store that has nothing new: there may be millions.
+        only_in_log = dict(group.coverage)
+        for store, entry in group.entries:
+            only_in_log.pop(store, None)
+            since = group.watermarks.get(store)
+            _plan_store(store, entry, group.coverage.get(store, ()), since, gathered)
+            if len(gathered.works) == most_stores:
+                yield ExportPlan(tuple(gathered.store_tasks(cores)), is_last=False)
+        for store, covered in only_in_log.items():
+            _plan_store(store, StoreEntry(), covered, group.watermarks.get(store), gathered)
+    tasks = [*gathered.store_tasks(cores), *_log_tasks(gathered)]
+    yield ExportPlan(tuple(tasks), stacked=frozenset(gathered.stacked))
 
 
 def plan(
@@ -121,18 +161,9 @@ def plan(
     watermarks: Mapping[StoreId, Watermark],
     cores: int,
 ) -> ExportPlan:
-    """Return everything that is new, spread over tasks."""
-    gathered = _Gathered()
-    # Nothing is kept of a store that has nothing new: there may be millions.
-    only_in_log = dict(coverage)
-    for store, entry in entries:
-        only_in_log.pop(store, None)
-        _plan_store(store, entry, coverage.get(store, ()), watermarks.get(store), gathered)
-    for store, covered in only_in_log.items():
-        _plan_store(store, StoreEntry(), covered, watermarks.get(store), gathered)
-    gathered.works.sort(key=lambda work: order_of(work.store))
-    tasks = [*_store_tasks(gathered.works, cores), *_log_tasks(gathered)]
-    return ExportPlan(tuple(tasks), len(gathered.stores), frozenset(gathered.stacked))
+    """Return everything that is new as one plan."""
+    [found] = plans([StoreGroup(entries, coverage, watermarks)], cores, None)
+    return found
 
 
 def order_of(store: StoreId) -> tuple[str, str, str]:
@@ -150,7 +181,6 @@ def _plan_store(
     if entry.deleted is not None:
         if since is not None and not since.dropped:
             gathered.works.append(DropWork(store, entry.deleted, since))
-            gathered.stores.add(store)
         return
     start = (0, 0) if since is None else (since.epoch, since.revision)
     if since is not None and since.dropped:
@@ -161,19 +191,15 @@ def _plan_store(
     chain = _chain(covered, start)
     if newest is not None and newest.order > start and _end(chain, start) < newest.order:
         gathered.works.append(SnapshotWork(store, newest, since))
-        gathered.stores.add(store)
         chain = _chain(covered, newest.order)
         if chain:
             gathered.stacked.add(store)
     for key, size_bytes, found in chain:
         _, ranges = gathered.logs.setdefault(key, (size_bytes, {}))
         ranges.setdefault(store, []).append(found)
-        gathered.stores.add(store)
 
 
-def _chain(
-    covered: Sequence[Coverage], start: tuple[int, int]
-) -> list[tuple[str, int, LogRange]]:
+def _chain(covered: Sequence[Coverage], start: tuple[int, int]) -> list[tuple[str, int, LogRange]]:
     """Return the ranges that follow `start`, an epoch and a revision, without a gap."""
     by_epoch: dict[int, list[Coverage]] = {}
     for one in covered:
@@ -198,9 +224,7 @@ def _chain(
     return found
 
 
-def _end(
-    chain: Sequence[tuple[str, int, LogRange]], start: tuple[int, int]
-) -> tuple[int, int]:
+def _end(chain: Sequence[tuple[str, int, LogRange]], start: tuple[int, int]) -> tuple[int, int]:
     return (chain[-1][2].epoch, chain[-1][2].upto) if chain else start
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,11 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_files import missing_files, unreadable
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.spark.errors import ForeignTableError, TableConflictError
+from holdfast.spark.errors import ForeignTableError, TableConflictError, TableDamagedError
 from holdfast.spark.tables import watermarks
-from holdfast.spark.tables.watermarks import Watermark
+from holdfast.spark.tables.watermarks import WatermarkFile
 
 #: The columns in a file. `tenant` and `date` are in its path.
 FILE_SCHEMA: Final = pa.schema(
@@ -225,14 +225,21 @@ class ChangesTable:
         if found:
             raise ForeignTableError(table=self.location.uri, feature=min(found))
 
-    def watermarks(self) -> dict[StoreId, Watermark]:
-        """Return how far the table goes in each store.
+    def watermarks(self, folder: Path) -> WatermarkFile:
+        """Return how far the table goes in each store. `folder` is for local files of it.
         Raises TableDamagedError, NewerFormatError."""
+        path = self._watermarks(folder)
+        return WatermarkFile(self.location.uri, path, folder)
+
+    def _watermarks(self, folder: Path) -> Path | None:
         version = self.export_version
         if version is None:
-            return {}
-        body = self.location.read(watermarks.path_of(version))
-        return watermarks.decode(self.location.uri, body)
+            return None
+        path = watermarks.path_of(version)
+        if self.location.size_of(path) is None:
+            reason = "its watermarks are missing"
+            raise TableDamagedError(table=self.location.uri, reason=reason)
+        return self.location.get_file(path, folder / "watermarks")
 
     def files(self) -> list[DeltaFile]:
         """Return the table's files."""
@@ -254,27 +261,22 @@ class ChangesTable:
         self,
         version: int,
         files: Sequence[AddedFile],
-        marks: Mapping[StoreId, Watermark],
+        marks: Path,
         report: Mapping[str, Any],
     ) -> None:
-        """Commit one run: its rows and its watermarks.
+        """Commit one run: its rows and its watermarks. `marks` is a file of `watermarks.py`, which
+        is moved.
 
         Raises TableConflictError if another run has committed since this was refreshed. Then this
         run never becomes visible.
         """
-        self._put_watermarks(version, marks)
+        self.location.put_file(marks, watermarks.path_of(version))
         properties = CommitProperties(
             custom_metadata={"holdfast": json.dumps(report)},
             app_transactions=[Transaction(_APPLICATION, version)],
         )
         self._look_at(files)
         self._commit([file.action(data_change=True) for file in files], properties)
-
-    def _put_watermarks(self, version: int, marks: Mapping[StoreId, Watermark]) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            draft = Path(folder) / "watermarks"
-            draft.write_bytes(watermarks.encode(marks))
-            self.location.put_file(draft, watermarks.path_of(version))
 
     def replace(self, before: Sequence[DeltaFile], after: Sequence[AddedFile]) -> None:
         """Replace files by others with the same rows, as the newest version has them.
@@ -323,9 +325,14 @@ class ChangesTable:
         ForeignTableError.
         """
         self.check_features()
-        marks = self.watermarks()
         version = watermarks.next_version(self.export_version)
-        self._put_watermarks(version, marks)
+        with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+            marks, draft = self._watermarks(Path(folder)), Path(folder) / "copy"
+            if marks is None:
+                watermarks.write_marks(draft, {})
+            else:
+                shutil.copyfile(marks, draft)
+            self.location.put_file(draft, watermarks.path_of(version))
         now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
             RemoveAction(

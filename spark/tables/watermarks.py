@@ -5,25 +5,49 @@ The commit carries the number `version` as its application transaction, and that
 file. So the rows and the watermarks of the table change in one step, and the file of a run that
 never committed is never read. The high bits of the number count the runs. The low ones are random,
 so that two runs from the same base have different numbers.
+
+    a zstd frame of `[2]`, then for each shard with stores, in ascending order:
+    its number and the length of what follows (`>HI`), a zstd frame of its rows
+    at the end: 65535 and how many shards there were (`>HI`)
+
+The shards are those of the manifests (`shard.py`), so an export reads both side by side, and has
+one shard at a time in memory. A shard in which nothing has changed is copied as it is. A file of
+the first format is one zstd frame with all rows, sorted by name; it is brought into the second one
+on the local disk.
 """
 
 from __future__ import annotations
 
 import secrets
+import struct
 import sys
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
 
 import msgpack
 import zstandard
 
 from holdfast.protocol.errors import NewerFormatError
+from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.snapshots.shard import SHARD_COUNT, shard_of
 from holdfast.spark.errors import TableDamagedError
 
 FOLDER: Final = "_holdfast"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+_FORMAT_OF_ONE_FRAME: Final = 1
 _RANDOM_BITS: Final = 32
+_SHARD: Final = struct.Struct(">HI")
+_END: Final = 0xFFFF
+#: Longer than the first frame.
+_HEAD_BYTES: Final = 64
+#: A shard of a table of ten million stores has some 5 MB.
+_MAX_SHARD_BYTES: Final = 256 * MIB
+_READ_BYTES: Final = MIB
+#: Rows of a spill in memory.
+_SPILL_ROWS: Final = 50_000
 
 
 class Watermark(NamedTuple):
@@ -57,36 +81,210 @@ def path_of(version: int) -> str:
     return f"{FOLDER}/{version:020d}"
 
 
-def encode(watermarks: Watermarks) -> bytes:
-    # Row by row: a list of all rows would take several times as much memory.
-    packer = msgpack.Packer(autoreset=False)
-    packer.pack_array_header(2)
-    packer.pack(_FORMAT)
-    packer.pack_array_header(len(watermarks))
-    for store in sorted(watermarks):
-        packer.pack((*store, *watermarks[store]))
-    packed: bytes = packer.bytes()
+class MarkSpill:
+    """Collects watermarks in any order and returns those of a shard. On the local disk, once there
+    are many."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is created for it."""
+        folder.mkdir()
+        self._folder = folder
+        self._waiting: dict[int, list[bytes]] = {}
+        self._count = 0
+
+    def add(self, store: StoreId, mark: Watermark) -> None:
+        """Add the watermark of a store; the last one counts. Raises OSError."""
+        row: bytes = msgpack.packb((*store, *mark))
+        self._waiting.setdefault(shard_of(store), []).append(row)
+        self._count += 1
+        if self._count >= _SPILL_ROWS:
+            for number, rows in self._waiting.items():
+                with self._path(number).open("ab") as file:
+                    file.writelines(rows)
+            self._waiting.clear()
+            self._count = 0
+
+    def shard(self, number: int) -> dict[StoreId, Watermark]:
+        """Return what was added to a shard. Raises OSError."""
+        path = self._path(number)
+        unpacker = _unpacker()
+        if path.exists():
+            unpacker.feed(path.read_bytes())
+        for row in self._waiting.get(number, ()):
+            unpacker.feed(row)
+        return dict(map(_mark_of, unpacker))
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:02x}"
+
+
+class WatermarkFile:
+    """A file of watermarks on the local disk, or that of a table without any."""
+
+    def __init__(self, table: str, path: Path | None, folder: Path) -> None:
+        """A file of the first format is brought into the second one in `folder`. Raises
+        TableDamagedError, NewerFormatError, OSError."""
+        self._table = table
+        self._path = path
+        if path is not None:
+            with self._decoding(), path.open("rb") as file:
+                found = _format_of(file)
+                if found > _FORMAT:
+                    raise NewerFormatError(what=table, found=found, known=_FORMAT)
+                if found < _FORMAT:
+                    file.seek(0)
+                    self._path = _converted(file, folder)
+
+    def shards(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the number of every shard, and what `marks` takes. Raises TableDamagedError,
+        OSError."""
+        expected = 0
+        with self._decoding():
+            for number, frame in self._frames():
+                yield from ((empty, b"") for empty in range(expected, number))
+                yield number, frame
+                expected = number + 1
+        yield from ((empty, b"") for empty in range(expected, SHARD_COUNT))
+
+    def marks(self, frame: bytes) -> dict[StoreId, Watermark]:
+        """Return the watermarks of a shard. Raises TableDamagedError."""
+        if not frame:
+            return {}
+        with self._decoding():
+            unpacker = _unpacker()
+            unpacker.feed(
+                zstandard.ZstdDecompressor().decompress(frame, max_output_size=_MAX_SHARD_BYTES)
+            )
+            return dict(map(_mark_of, unpacker))
+
+    def _frames(self) -> Iterator[tuple[int, bytes]]:
+        if self._path is None:
+            return
+        with self._path.open("rb") as file:
+            _format_of(file)
+            count, last = 0, -1
+            while True:
+                number, length = _SHARD.unpack(file.read(_SHARD.size))
+                if number == _END:
+                    if length != count:
+                        raise ValueError(f"{count} shards instead of {length}")
+                    return
+                frame = file.read(length)
+                if not last < number < SHARD_COUNT or len(frame) != length:
+                    raise ValueError(f"shard {number} is not whole, or not in order")
+                yield number, frame
+                count, last = count + 1, number
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        try:
+            yield
+        except (
+            zstandard.ZstdError, msgpack.UnpackException, struct.error, ValueError, TypeError,
+            IndexError,
+        ) as error:  # fmt: skip
+            raise TableDamagedError(table=self._table, reason=f"its watermarks: {error}") from error
+
+
+def write(
+    path: Path,
+    before: WatermarkFile,
+    changed: Callable[[int, Callable[[], Watermarks]], Watermarks],
+) -> int:
+    """Write a file of watermarks: those of `before` with the changed ones, and return how many
+    those are.
+
+    `changed(number, marks)` returns the changed ones of a shard; `marks()` are those of `before`.
+    Raises as `WatermarkFile`.
+    """
+    count = shard_count = 0
+    with path.open("wb") as file:
+        file.write(_compressed(msgpack.packb([_FORMAT])))
+        for number, frame in before.shards():
+
+            def marks(frame: bytes = frame) -> Watermarks:
+                return before.marks(frame)
+
+            if found := changed(number, marks):
+                count += len(found)
+                frame = _frame({**marks(), **found})
+            if frame:
+                shard_count += 1
+                file.write(_SHARD.pack(number, len(frame)))
+                file.write(frame)
+        file.write(_SHARD.pack(_END, shard_count))
+    return count
+
+
+def write_marks(path: Path, marks: Watermarks) -> Path:
+    """Write a file of these watermarks, and return its path. Raises OSError."""
+    by_shard: dict[int, dict[StoreId, Watermark]] = {}
+    for store, mark in marks.items():
+        by_shard.setdefault(shard_of(store), {})[store] = mark
+    write(path, WatermarkFile("", None, path.parent), lambda number, _: by_shard.get(number, {}))
+    return path
+
+
+def _format_of(file: IO[bytes]) -> int:
+    """Return the format of a file, and move behind the frame that says it."""
+    head = file.read(_HEAD_BYTES)
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    said = reader.decompress(head)
+    if not reader.eof:
+        return _FORMAT_OF_ONE_FRAME
+    file.seek(len(head) - len(reader.unused_data))
+    return int(msgpack.unpackb(said)[0])
+
+
+def _converted(file: IO[bytes], folder: Path) -> Path:
+    """Bring a file of the first format into the second one."""
+    spill = MarkSpill(folder / "of-one-frame")
+    frame = _OneFrame(file)
+    unpacker = msgpack.Unpacker(frame, max_buffer_size=_MAX_SHARD_BYTES)
+    unpacker.read_array_header()
+    unpacker.skip()
+    for _ in range(unpacker.read_array_header()):
+        spill.add(*_mark_of(unpacker.unpack()))
+    if frame.read():
+        raise ValueError("more than its rows")
+    path = folder / "of-shards"
+    write(path, WatermarkFile("", None, folder), lambda number, _: spill.shard(number))
+    return path
+
+
+class _OneFrame:
+    """The content of a file of one frame, in pieces; the last one only if its checksum fits."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+
+    def read(self, _: int = 0) -> bytes:
+        while not self._frame.eof:
+            packed = self._file.read(_READ_BYTES)
+            if not packed:
+                raise ValueError("its end is missing")
+            if content := self._frame.decompress(packed):
+                return content
+        return b""
+
+
+def _unpacker() -> Any:
+    return msgpack.Unpacker(max_buffer_size=_MAX_SHARD_BYTES)
+
+
+def _mark_of(row: Any) -> tuple[StoreId, Watermark]:
+    return StoreId(sys.intern(row[0]), *row[1:3]), Watermark(*row[3:9])
+
+
+def _frame(marks: Watermarks) -> bytes:
+    return _compressed(b"".join(_rows(marks)))
+
+
+def _rows(marks: Watermarks) -> Iterable[bytes]:
+    packer = msgpack.Packer()
+    return (packer.pack((*store, *marks[store])) for store in sorted(marks))
+
+
+def _compressed(packed: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(packed)
-
-
-def decode(table: str, body: bytes | None) -> dict[StoreId, Watermark]:
-    """Decode the file of watermarks. Raises TableDamagedError, NewerFormatError."""
-    if body is None:
-        raise TableDamagedError(table=table, reason="its watermarks are missing")
-    try:
-        packed = zstandard.ZstdDecompressor().decompress(body)
-        unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(packed)))
-        unpacker.feed(packed)
-        del packed
-        unpacker.read_array_header()
-        found = unpacker.unpack()
-        if found > _FORMAT:
-            raise NewerFormatError(what=table, found=found, known=_FORMAT)
-        rows = (unpacker.unpack() for _ in range(unpacker.read_array_header()))
-        return {
-            StoreId(sys.intern(row[0]), *row[1:3]): Watermark(*row[3:9]) for row in rows
-        }
-    except (
-        zstandard.ZstdError, msgpack.UnpackException, ValueError, TypeError, IndexError
-    ) as error:  # fmt: skip
-        raise TableDamagedError(table=table, reason=f"its watermarks: {error}") from error

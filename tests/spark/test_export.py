@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgpack
 import pytest
+import zstandard
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -35,6 +37,7 @@ from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.rows import planning
 from holdfast.spark.rows.planning import SnapshotWork, Task
 from holdfast.spark.state import latest, read_table, state_sql
+from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.table import ChangesTable
 from tests.support.bucket_world import (
     DAY_MS,
@@ -134,12 +137,26 @@ def test_rows_say_when_and_how_each_change_came_about(
     assert (again["seq"], again["headers"]) == (5, {"user": "ada"})
 
 
+def in_the_first_format(table: ChangesTable, folder: Path) -> None:
+    """Put the watermarks of a table as earlier versions did."""
+    file = table.watermarks(folder)
+    marks = {k: v for _, frame in file.shards() for k, v in file.marks(frame).items()}
+    rows = [[*store, *marks[store]] for store in sorted(marks)]
+    path = table.location.folder / watermarks.path_of(table.export_version or 0)
+    path.write_bytes(zstandard.compress(msgpack.packb([1, rows])))
+
+
 def test_the_log_brings_what_was_overwritten_before_a_snapshot(
-    spark: SparkSession, world: BucketWorld
+    spark: SparkSession, world: BucketWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fill(world)
     world.publish()
-    export(spark, world.url)
+    # Two plans, and then what an earlier version has left.
+    monkeypatch.setattr("holdfast.spark.export.export.PLAN_STORES", 2)
+    first = export(spark, world.url)
+    assert (first.stores, first.runs) == (3, 1)
+    shows(world)
+    in_the_first_format(ChangesTable(TableLocation(first.table)), tmp_path)
     records = [
         world.change(PATCHES, message(52, b"first try")),
         world.change(SETTINGS, entry("size", b"8")),
@@ -524,7 +541,7 @@ def test_if_a_part_of_a_large_store_is_missing_none_of_its_rows_is_committed(
         first = task.stores[0]
         if isinstance(first, SnapshotWork) and first.part == 3 and not mark.exists():
             mark.touch()
-            store = dataclasses.replace(outcome.stores[0], mark=None, missing=True)
+            store = outcome.stores[0]._replace(mark=None, missing=True)
             return dataclasses.replace(outcome, stores=[store], files=[])
         return outcome
 

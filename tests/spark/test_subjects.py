@@ -31,7 +31,7 @@ from holdfast.spark.state import latest
 from holdfast.spark.tables import table, writing
 from holdfast.spark.tables.scan import read_file
 from holdfast.spark.tables.table import FILE_SCHEMA, TABLE_SCHEMA, ChangesTable
-from holdfast.spark.tables.watermarks import Watermark
+from holdfast.spark.tables.watermarks import Watermark, write_marks
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
 from tests.support.bucket_world import START_MS, BucketWorld, message, state_of, stream
 from tests.support.holdfast_up import RunningUp
@@ -105,7 +105,9 @@ def appended(location: TableLocation, version: int, rows: pa.RecordBatch) -> Non
     with TableWriter(location, f"run-{version}") as writer:
         writer.write("acme", rows)
         files = writer.finish()
-    target.append(version, files, {ORDERS: Watermark(1, 3 * version)}, {})
+    draft = location.folder.with_name(f"marks-{version}")
+    marks = write_marks(draft, {ORDERS: Watermark(1, 3 * version)})
+    target.append(version, files, marks, {})
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -77,7 +78,9 @@ def export(location: TableLocation, rows: list[dict[str, Any]], tenant: str = "a
     table = ChangesTable(location)
     table.create()
     files = write(location, rows, tenant)
-    table.append(watermarks.next_version(table.export_version), files, table.watermarks(), {})
+    with TemporaryDirectory() as folder:
+        marks = watermarks.write_marks(Path(folder) / "marks", {})
+        table.append(watermarks.next_version(table.export_version), files, marks, {})
 
 
 def rows_of(location: TableLocation) -> list[tuple[str, int]]:
@@ -159,7 +162,8 @@ def test_an_export_that_began_before_cannot_bring_rows_back(tmp_path: Path) -> N
     location = TableLocation(f"file://{tmp_path}/table")
     export(location, [row(SETTINGS, 1, key=KEY, value=SECRET), row(NOTES, 1, seq=1)])
     running = ChangesTable(location)
-    marks, version = running.watermarks(), watermarks.next_version(running.export_version)
+    version = watermarks.next_version(running.export_version)
+    marks = watermarks.write_marks(tmp_path / "marks", {})
     erase_rows(location, Sought(ACME, SETTINGS, 1))
     files = write(location, [row(SETTINGS, 2, key=KEY, value=SECRET)])
     with pytest.raises(TableConflictError):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,7 +53,9 @@ class Run:
         self.table.create()
         version = watermarks.next_version(self.table.export_version)
         mark = Watermark(1, self.revisions.stop - 1)
-        self.table.append(version, self.files, {ORDERS: mark}, {})
+        with TemporaryDirectory() as folder:
+            marks = watermarks.write_marks(Path(folder) / "marks", {ORDERS: mark})
+            self.table.append(version, self.files, marks, {})
 
 
 def rows(revisions: range) -> pa.RecordBatch:

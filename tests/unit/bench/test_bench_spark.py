@@ -7,13 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.bench.spark import manifests
 from holdfast.bench.spark.spark_export import QUICK
 from holdfast.bench.spark.stores import Stores, editing_traces, made_up, make_stores
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.spark.export.tasks import Job
+from holdfast.spark.rows.planning import plan
+from holdfast.spark.tables.watermarks import Watermark
+
+JOB = Job("file:///bucket", TableLocation("file:///table"), 1)
 
 
 def test_made_up_values_are_so_many_and_the_same_each_time() -> None:
@@ -39,3 +46,19 @@ def test_every_store_is_a_closed_file_and_a_snapshot(tmp_path: Path) -> None:
 def test_a_folder_without_traces_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="traces"):
         next(editing_traces(tmp_path))
+
+
+def test_manifests_are_of_so_many_stores_and_are_answered_without_a_row(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    manifests.put_manifests(url, 3000)
+    with closing(open_bucket(url)) as bucket:
+        found = dict(open_manifests(bucket).entries())
+    assert len(found) == 3000
+    planned = plan(found.items(), {}, {}, 2)
+    outcomes = [one for task in planned.tasks for one in manifests.answered(JOB, task).stores]
+    marks = {one.store: one.mark for one in outcomes}
+    assert marks == {
+        store: Watermark(1, 50, 50, entry.newest.time, 1)
+        for store, entry in found.items()
+        if entry.newest is not None
+    }

@@ -54,6 +54,7 @@ EXTRAS_OF_MODULE = {
     "shared_fs/access/token_source.py": ["auth"],
     "cli/commands/tables.py": ["spark"],
     "bench/http/connections.py": ["gateway"],
+    "bench/spark/manifests.py": ["spark"],
     "bench/spark/peers.py": ["spark"],
     "bench/spark/spark_export.py": ["spark"],
     "cli/doctor/archive_checks.py": ["server", "archive"],

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.protocol.errors import NewerFormatError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
-from holdfast.spark.errors import TableDamagedError
 from holdfast.spark.rows.planning import (
     Coverage,
     DropWork,
     ExportPlan,
     LogRange,
     SnapshotWork,
+    StoreGroup,
     plan,
+    plans,
 )
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.watermarks import Watermark
@@ -126,7 +125,26 @@ def test_a_large_store_is_cut_and_small_ones_share_a_task() -> None:
     assert len(parts) > 4
     assert {len(task.stores) for task in parts} == {1}
     assert len(found.tasks) - len(parts) == 1
-    assert found.store_count == 51
+    assert sum(len(task.stores) for task in found.tasks if not task.is_part) == 50
+
+
+def test_many_stores_make_several_plans_and_logs_are_read_with_the_last() -> None:
+    names = [StoreId("acme", StoreKind.STREAM, f"s{number}") for number in range(7)]
+    groups = [
+        StoreGroup(
+            [(name, StoreEntry((version(1, 10),))) for name in names[first : first + 2]],
+            {names[first]: [coverage("log", 1, 10, 12)]},
+            {names[6]: Watermark(1, 10)},
+        )
+        for first in range(0, 7, 2)
+    ]
+    found = list(plans(groups, 2, 3))
+    assert [len(snapshots_of(each)) for each in found] == [3, 3, 0]
+    assert [each.is_last for each in found] == [False, False, True]
+    assert {work.store for each in found for work in snapshots_of(each)} == {*names[:6]}
+    assert found[-1].stacked == {names[0], names[2], names[4]}
+    [log] = [log for each in found for task in each.tasks for log in task.logs]
+    assert [*log.ranges.values()] == [[LogRange(1, 10, 12)]] * 4
 
 
 @given(
@@ -153,26 +171,6 @@ def test_what_is_read_follows_the_watermark_without_gap_or_overlap(
     for one in sorted(ranges_of(found)):
         assert one.after == position < one.upto
         position = one.upto
-
-
-@given(
-    st.dictionaries(
-        st.builds(StoreId, st.sampled_from(["a", "b"]), st.sampled_from([1, 2]), st.text()),
-        st.builds(Watermark, *[st.integers(0, 1 << 62)] * 5, st.booleans()),
-        max_size=5,
-    )
-)
-def test_watermarks_are_read_as_they_were_written(marks: dict[StoreId, Watermark]) -> None:
-    assert watermarks.decode("t", watermarks.encode(marks)) == marks
-
-
-def test_watermarks_that_are_missing_or_damaged_are_an_error() -> None:
-    with pytest.raises(TableDamagedError):
-        watermarks.decode("t", None)
-    body = bytearray(watermarks.encode({STORE: Watermark(1, 2)}))
-    body[-6] ^= 1
-    with pytest.raises((TableDamagedError, NewerFormatError)):
-        watermarks.decode("t", bytes(body))
 
 
 def test_numbers_of_runs_grow_and_differ() -> None:
