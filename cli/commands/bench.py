@@ -191,12 +191,6 @@ def engine(options: BenchOptions, json_file: Path | None) -> None:
     help="Run with this many persist servers; repeatable.",
 )
 @click.option(
-    "--manifests",
-    type=click.IntRange(1),
-    multiple=True,
-    help="How many stores a bucket of manifests alone has; likewise.",
-)
-@click.option(
     "--traces",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A folder of editing traces: real keystrokes.  [default: generated keystrokes]",
@@ -373,6 +367,12 @@ def tiers(options: BenchOptions, json_file: Path | None, cold_stores: int | None
 )
 @click.option(
     "--stores", type=click.IntRange(1), multiple=True, help="How many small stores; likewise."
+)
+@click.option(
+    "--manifests",
+    type=click.IntRange(1),
+    multiple=True,
+    help="How many stores a bucket of manifests alone has; likewise.",
 )
 @click.option(
     "--traces",
