@@ -243,10 +243,12 @@ class Worker(Application):
                         self._pull(stream, 100, 1.0)
                         await asyncio.sleep(1.2)
                 self._judge_numbers(stream, info)
-            # What is done goes with the record of it, which may be on its way.
+            # What is done goes with the record of it, which may be on its way. If a gateway that
+            # has told of it was deposed before that, it is delivered again.
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 while (await self.api(f"STREAM.INFO.{TASKS}"))["state"]["messages"]:
-                    await asyncio.sleep(0.5)
+                    self._pull(TASKS, 100, 1.0)
+                    await asyncio.sleep(1.2)
 
     def _judge_numbers(self, stream: str, info: dict[str, Any]) -> None:
         delivered, floor = info["delivered"], info["ack_floor"]
