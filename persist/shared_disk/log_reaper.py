@@ -57,7 +57,7 @@ class LogReaper:
         self._layout = life.layout
         self._dead_logs = dead_logs
         self._clock_ms = life.clock_ms
-        #: The incarnations that a small pass has tried.
+        #: The incarnations whose logs were tried.
         self._tried: set[str] = set()
         self._waiting = Trouble(logger, "log.reap_waits")
 
@@ -80,23 +80,26 @@ class LogReaper:
                 let_go(disk, layout, server, earlier)
 
     async def run_small_pass(self) -> None:
-        """Try to reap the known dead logs of few stores that were not tried before."""
-        logs = self._dead_logs.logs()
-        self._tried &= {log.incarnation for log in logs}
+        """Try to reap the known dead logs of few stores that were not tried before, and that no
+        other server has reaped since they were read."""
         few = [
             log
-            for log in logs
-            if len(log.records) <= _FEW_STORES and log.incarnation not in self._tried
+            for log in self._dead_logs.logs()
+            if len(log.records) <= _FEW_STORES
+            and log.incarnation not in self._tried
+            and self._disk.exists(self._layout.incarnation(log.server, log.incarnation))
         ]
-        self._tried |= {log.incarnation for log in few}
         await self._try(few)
 
     async def run_pass(self) -> None:
         """Try to reap every known dead log. After an error, a later pass tries again."""
-        await self._try(self._dead_logs.logs())
+        logs = self._dead_logs.logs()
+        self._tried &= {log.incarnation for log in logs}
+        await self._try(logs)
 
     async def _try(self, logs: Sequence[DeadLog]) -> None:
         for log in logs:
+            self._tried.add(log.incarnation)
             if log.is_short:
                 continue
             server, incarnation = log.server, log.incarnation

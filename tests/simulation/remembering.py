@@ -17,6 +17,8 @@ from holdfast.protocol.errors import HoldfastError, RevisionGoneError
 from holdfast.protocol.messages import ChangeKind
 from tests.simulation.simulated_cluster import Simulation
 
+#: For one read, of which several messages may be lost.
+_PATIENCE_SECONDS = 30.0
 KEPT: Final = 16
 _KEYS: Final = ("a", "b")
 
@@ -72,7 +74,7 @@ class Remembering:
     async def read(self, key: str) -> None:
         """Compare the history of a key, and its entry at each revision, with what was told."""
         told = self.past[key]
-        history = await self._kv.history(key, timeout_seconds=5.0)
+        history = await self._kv.history(key, timeout_seconds=_PATIENCE_SECONDS)
         self.read_count += 1
         found: dict[int, bytes | None] = {
             change.revision: None if change.entry is None else change.entry.value
@@ -90,6 +92,6 @@ class Remembering:
         if missing:
             self._fail(f"the history of {key} lacks revisions {missing}, it has {sorted(found)}")
         for revision in values:
-            entry = await self._kv.get(key, revision=revision, timeout_seconds=5.0)
+            entry = await self._kv.get(key, revision=revision, timeout_seconds=_PATIENCE_SECONDS)
             if entry is None or entry.value != found[revision]:
                 self._fail(f"{key} at {revision} is {entry!r}, its history: {found[revision]!r}")
