@@ -54,7 +54,7 @@ async def test_the_account_has_no_streams_and_the_numbers_clients_need(
         assert info["limits"]["max_streams"] == -1
         assert info["api"]["level"] >= 1
         with pytest.raises(nats.errors.NoRespondersError):
-            await client.request("$JS.API.STREAM.TEMPLATE.NAMES", b"")
+            await client.request("$JS.API.STREAM.TEMPLATE.NAMES", b"", 10.0)
 
 
 async def test_a_stream_is_created_told_changed_and_deleted(world: JetStreamWorld) -> None:
@@ -257,7 +257,10 @@ async def test_messages_are_got_directly_alone_in_batches_and_by_several_subject
         await js.publish("direct.7", b"large" * 200_000)
         wanted = ["direct.1", "direct.1", "direct.9", "direct.*", "direct.7"]
         answers = await asyncio.gather(
-            *(client.request(f"$JS.API.DIRECT.GET.direct.{subject}") for subject in wanted)
+            *(
+                client.request(f"$JS.API.DIRECT.GET.direct.{subject}", timeout=10.0)
+                for subject in wanted
+            )
         )
         assert [len(answer.data) for answer in answers] == [1, 1, 0, 1_000_000, 1_000_000]
         assert answers[0].headers == {
@@ -306,7 +309,7 @@ async def test_messages_are_got_directly_alone_in_batches_and_by_several_subject
         assert await messages({"seq": 1, "last_by_subj": "x"}) == [("408", b"", "")]
         await js.update_stream(name="direct", subjects=["direct.*"], allow_direct=False)
         with pytest.raises(nats.errors.NoRespondersError):
-            await client.request("$JS.API.DIRECT.GET.direct", b'{"seq":1}')
+            await client.request("$JS.API.DIRECT.GET.direct", b'{"seq":1}', 10.0)
 
 
 async def test_atomic_batches_are_stored_whole_or_not_at_all(world: JetStreamWorld) -> None:
