@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # The first of these that is new enough and can make virtual environments is used.
 PYTHON ?= python3.13 python3.12 python3.11 python3
@@ -141,13 +142,30 @@ define SHOW_PIP
 endef
 
 # Two steps, because pip verifies hashes only when it is given nothing but pinned requirements.
+# PySpark is published as source alone: its wheel, half a minute of one processor, is built while all others
+# are installed. pip would compile with one processor what all compile here; what this Python cannot compile
+# (templates of code, old syntax) stays as it is, as with pip.
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@total=$$(grep -c '^[a-zA-Z0-9].*==' constraints.txt); \
 	echo "Installing holdfast and at most $$total packages, 1.5 GB in $(VENV) (two thirds of it for Spark)"; \
 	if [ -t 1 ]; then end='\r'; else end='\n'; fi; \
-	{ $(BIN)/python -m pip install --disable-pip-version-check --no-color --progress-bar off \
-		--require-hashes --requirement constraints.txt 2>&1; echo "pip ended with $$?"; } \
-		| awk -v total="$$total" -v end="$$end" $(SHOW_PIP)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
-		--no-deps --no-build-isolation --editable .
+	parts=$(VENV)/parts; rm -rf $$parts; mkdir $$parts; \
+	awk -v parts=$$parts '/^[a-zA-Z0-9]/ { part = /^pyspark==/ ? "built" : "others" } \
+		part { print > (parts "/" part) }' constraints.txt; \
+	building=; \
+	if [ -e $$parts/built ]; then \
+		$(PIP) wheel --quiet --no-deps --wheel-dir $$parts --require-hashes --requirement $$parts/built >$$parts/log 2>&1 & \
+		building=$$!; \
+		trap "kill $$building; exit 1" INT TERM; \
+	fi; \
+	{ $(PIP) install --no-color --progress-bar off --no-deps --no-compile \
+		--require-hashes --requirement $$parts/others 2>&1; echo "pip ended with $$?"; } \
+		| awk -v total="$$total" -v end="$$end" $(SHOW_PIP) || { [ -z "$$building" ] || kill $$building; exit 1; }; \
+	if [ -n "$$building" ]; then \
+		wait $$building || { cat $$parts/log; exit 1; }; \
+		$(PIP) install -qq --no-deps --no-index --no-compile $$parts/*.whl || exit 1; \
+	fi; \
+	rm -rf $$parts
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@

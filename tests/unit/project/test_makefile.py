@@ -14,6 +14,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PIP = """#!/bin/sh
 case "$*" in
+    *" wheel "*)
+        cat "$(dirname "$0")/../parts/built" > built
+        if [ -e fail-to-build ]; then echo 'ERROR: no compiler' >&2; exit 4; fi
+        touch "$(dirname "$0")/../parts/pyspark.whl" ;;
+    *.whl) touch installed-what-was-built ;;
     *--requirement*)
         echo 'Collecting one==1.0 (from -r constraints.txt (line 1))'
         echo '  Downloading one-1.0.whl (10 kB)'
@@ -63,3 +68,20 @@ def test_setup_fails_with_the_last_words_of_pip(clone: Path) -> None:
     assert "ERROR: no such wheel" in done.stdout
     assert not (clone / "installed").exists()
     assert not (clone / ".venv" / ".installed").exists()
+
+
+def test_what_is_published_as_source_alone_is_built_beside_and_then_installed(clone: Path) -> None:
+    source = "pyspark==4.0 \\\n    --hash=sha256:00\n    # via holdfast\n"
+    with (clone / "constraints.txt").open("a") as constraints:
+        constraints.write(source)
+        constraints.write("three==3.0 \\\n    --hash=sha256:00\n")
+    (clone / "fail-to-build").touch()
+    failed = setup(clone)
+    assert failed.returncode != 0 and "ERROR: no compiler" in failed.stdout
+    assert not (clone / "installed").exists()
+    (clone / "fail-to-build").unlink()
+    done = setup(clone)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (clone / "built").read_text() == source
+    assert (clone / "installed-what-was-built").exists() and (clone / "installed").exists()
+    assert not (clone / ".venv" / "parts").exists()
