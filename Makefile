@@ -18,8 +18,8 @@ endif
 # The longest first, so that all processes end at about the same time.
 TESTS ?= $(wildcard tests/spark tests/torture tests/hostile tests/simulation tests/integration tests/conformance tests/power \
 	tests/crashes tests/browser tests/unit)
-# Tests run side by side, most of which wait for other processes half of their time.
-JOBS ?= 4
+# Tests run side by side: those that start processes wait three quarters of their time.
+JOBS ?= 6
 # `make lock UPGRADE=--upgrade` moves to the newest versions; without it only what must change does.
 UPGRADE ?=
 # Of `make torture`, `make hosts` and `make hostile`: how long, and which faults or attacks; without a seed they take a
