@@ -28,11 +28,14 @@ STATE_COLUMNS: Final = (
     "headers",
     "value",
     "subject",
+    "large_bytes",
+    "large_sha256",
 )
 _SPARK_TYPES: Final = (
     "tenant string, date date, store string, kind string, operation string, epoch bigint,"
     " revision bigint, seq bigint, key string, time timestamp, headers map<string,string>,"
-    " value binary, run bigint, source string, subject string"
+    " value binary, run bigint, source string, subject string,"
+    " large_bytes bigint, large_sha256 string"
 )
 
 _STATE: Final = """

@@ -66,7 +66,7 @@ _SELECT_META: Final = {
     StoreKind.KV: _META.format("0"),
 }
 _SELECT_APPENDED: Final = (
-    "SELECT seq, revision, time, {value}, headers{subject} FROM messages"
+    "SELECT seq, revision, time, {value}, headers{more} FROM messages"
     " WHERE seq >= ? AND replaced IS NULL ORDER BY seq"
 )
 _PROBE_APPENDED: Final = (
@@ -77,16 +77,22 @@ _LAST_APPENDED: Final = (
     " ORDER BY seq DESC LIMIT 1"
 )
 _SELECT_REPLACED: Final = (
-    "SELECT seq, revision, time, {value}, headers{subject} FROM messages"
+    "SELECT seq, revision, time, {value}, headers{more} FROM messages"
     " WHERE replaced = 1 AND revision > ? AND revision <= ? ORDER BY revision"
 )
 _SELECT_ENTRIES: Final = (
-    "SELECT key, revision, time, {value}, headers FROM entries"
+    "SELECT key, revision, time, {value}, headers{more} FROM entries"
     " WHERE revision > ? AND revision <= ? ORDER BY revision"
 )
 _SELECT_CHANGES: Final = (
     "SELECT revision, time, change FROM changes"
     " WHERE revision > ? AND revision <= ? ORDER BY revision"
+)
+_HAS_LARGE: Final = "SELECT EXISTS(SELECT 1 FROM bodies WHERE place IS NOT NULL)"
+#: The last columns of a row, if any row of the file is of a large value.
+_LARGE: Final = (
+    ", {subject}, body_bytes, CASE WHEN body_bytes IS NOT NULL THEN"
+    " (SELECT lower(hex(sha256)) FROM bodies WHERE place = {place}) END"
 )
 #: The times of the last rows at or before a revision.
 _LAST_TIMES: Final = (
@@ -140,10 +146,16 @@ class StoreImage:
             raise StoreDamagedError(store=str(store), reason="its image is of another store")
         *meta, self.created, self._has_changes, self._has_replaced = row[3:]
         #: Files of earlier formats have no `body_bytes`. Large values stay in their stores.
-        has_large = "bodies" in names
-        self._value = "CASE WHEN body_bytes IS NULL THEN value END" if has_large else "value"
+        can_have_large = "bodies" in names
+        self._value = "CASE WHEN body_bytes IS NULL THEN value END" if can_have_large else "value"
+        self._has_large = can_have_large and bool(self._connection.execute(_HAS_LARGE).get)
         self._has_subjects = "subjects" in names
-        self._subject = f", {SUBJECT}" if self._has_subjects else ""
+        subject = SUBJECT if self._has_subjects else "NULL"
+        if self._has_large:
+            place = "seq" if store.kind == StoreKind.STREAM else "key"
+            self._more = _LARGE.format(subject=subject, place=place)
+        else:
+            self._more = f", {subject}" if self._has_subjects else ""
         self.meta = StoreMeta(*meta)
         self._archived = ArchivedBlocks(self._connection.execute)
         if "archived" in names:
@@ -154,7 +166,7 @@ class StoreImage:
             self._connection.close(True)
 
     def _with_value(self, statement: str) -> str:
-        return statement.format(value=self._value, subject=self._subject)
+        return statement.format(value=self._value, more=self._more)
 
     def watermark(self) -> Watermark:
         """Return the watermark of a table that has the whole image."""
@@ -256,7 +268,10 @@ class StoreImage:
             for message in messages:
                 value, headers = bodies[message.seq, message.revision]
                 row = (message.seq, message.revision, message.time, value, pack_headers(headers))
-                yield (*row, None) if self._has_subjects else row
+                if self._has_large:
+                    yield (*row, None, None, None)
+                else:
+                    yield (*row, None) if self._has_subjects else row
 
     def _replaced_and_changes(self, reading: ImageReading) -> Iterator[ExportedRow]:
         if not self._has_replaced:
@@ -307,7 +322,11 @@ class StoreImage:
             while rows:
                 last = rows[-1][1]
                 if others.revision is None or others.revision > last:
-                    yield Piece(origin, shape_of_sets, rows)
+                    if self._has_large:
+                        sets_here = [_set_row(row, is_stream=is_stream) for row in rows]
+                        yield Piece(origin, Shape.CHANGES, sets_here)
+                    else:
+                        yield Piece(origin, shape_of_sets, rows)
                     break
                 mixed = others.take_up_to(last, size)
                 if others.revision is not None:
@@ -366,9 +385,9 @@ class _Queue:
 
 
 def _set_row(row: tuple[Any, ...], *, is_stream: bool) -> ExportedRow:
-    name, revision, time, value, headers, *subject = row
+    name, revision, time, value, headers, *more = row
     seq, key = (name, None) if is_stream else (None, name)
-    return ExportedRow(SET, revision, seq, key, time, headers, value, *subject)
+    return ExportedRow(SET, revision, seq, key, time, headers, value, *more)
 
 
 def _merged(first: Iterator[ExportedRow], second: Iterator[ExportedRow]) -> Iterator[ExportedRow]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from holdfast.protocol import changes, frames
 from holdfast.protocol.header_block import FIRST_BYTE, HeaderBlock
 from holdfast.protocol.limits import MIB
+from holdfast.protocol.messages import LargeValue
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.exported_values import exported, is_marked
 from holdfast.spark.tables.table import FILE_SCHEMA
@@ -43,7 +44,8 @@ _TIME_TYPE: Final = FILE_SCHEMA.field("time").type
 
 
 class ExportedRow(NamedTuple):
-    """One change. `headers` is a map, its packed form, a header block as bytes, or None."""
+    """One change. `headers` is a map, its packed form, a header block as bytes, or None. The last
+    two are set if the value is a large one, which stays in its store."""
 
     operation: str
     revision: int
@@ -53,6 +55,9 @@ class ExportedRow(NamedTuple):
     headers: Any
     value: bytes | None
     subject: str | None = None
+    large_bytes: int | None = None
+    #: In lower-case hexadecimal.
+    large_sha256: str | None = None
 
 
 class RowOrigin(NamedTuple):
@@ -69,14 +74,16 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
     number = changes.number_of(change)
     if number == changes.CHANGE_SET_MESSAGE:
         said = changes.message_set(change)
-        value = _held(said.value)
         written = time if said.time is None else said.time
         return [
-            ExportedRow(SET, revision, said.seq, None, written, said.headers, value, said.subject)
+            ExportedRow(
+                *(SET, revision, said.seq, None, written, said.headers),
+                *_held(said.value, said.subject),
+            )
         ]
     if number == changes.CHANGE_SET_ENTRY:
         key, value, headers, _ = changes.entry_set(change)
-        return [ExportedRow(SET, revision, None, key, time, headers, _held(value))]
+        return [ExportedRow(SET, revision, None, key, time, headers, *_held(value))]
     if number == changes.CHANGE_DELETE_MESSAGES:
         gone = changes.deleted(change)
         return [ExportedRow(DELETE, revision, seq, None, time, None, None) for seq in gone]
@@ -92,9 +99,14 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
     return []
 
 
-def _held(value: Any) -> bytes | None:
-    """Return a value, or None for a large one, which stays in its store."""
-    return value if type(value) is bytes else None
+def _held(
+    value: Any, subject: str | None = None
+) -> tuple[bytes | None, str | None, int | None, str | None]:
+    """Return the last fields of an `ExportedRow`."""
+    if type(value) is bytes:
+        return value, subject, None, None
+    large = LargeValue(*value)
+    return None, subject, large.size_bytes, large.sha256.hex()
 
 
 class Shape(StrEnum):
@@ -197,8 +209,10 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
     rows = chain.from_iterable(piece.rows for piece in pieces)
     columns = tuple(zip(*rows, strict=True))
     subjects: Sequence[str | None] = ()
+    sizes: Sequence[int | None] = ()
+    digests: Sequence[str | None] = ()
     if shape is Shape.CHANGES:
-        names, revisions, seqs, keys, times, headers, values, subjects = columns
+        names, revisions, seqs, keys, times, headers, values, subjects, sizes, digests = columns
         operations = pa.array(names, pa.string())
         seq_array, key_array = pa.array(seqs, pa.int64()), pa.array(keys, pa.string())
     else:
@@ -226,7 +240,10 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
             pa.array(values, pa.binary()),
             _spread([origin.run for origin in origins], counts),
             _spread([origin.source for origin in origins], counts),
-            pa.array(subjects, pa.string()) if any(subjects) else _nothing(count),
+            _seldom(subjects, count, pa.string()),
+            # A value of no byte is not large.
+            _seldom(sizes, count, pa.int64()),
+            _seldom(digests, count, pa.string()),
         ],
         schema=FILE_SCHEMA,
     )
@@ -285,10 +302,14 @@ def _repeated(value: str | int, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), count)
 
 
+def _seldom(values: Sequence[Any], count: int, kind: pa.DataType) -> pa.Array:
+    """Return a column that nearly always has nothing."""
+    return pa.array(values, kind) if any(values) else _nothing(count, kind)
+
+
 @lru_cache(maxsize=64)
-def _nothing(count: int) -> pa.Array:
-    """Return a column of text that is nowhere."""
-    return pa.nulls(count, pa.string())
+def _nothing(count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind)
 
 
 def _integers(numbers: Sequence[int]) -> pa.Array:

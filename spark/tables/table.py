@@ -50,8 +50,10 @@ FILE_SCHEMA: Final = pa.schema(
         pa.field("value", pa.binary()),
         pa.field("run", pa.int64(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
-        # Files of earlier versions end here: see `conformed`.
+        # Files of earlier versions end here, or after the next one: see `conformed`.
         pa.field("subject", pa.string()),
+        pa.field("large_bytes", pa.int64()),
+        pa.field("large_sha256", pa.string()),
     ]
 )
 #: The columns whose least and greatest values the table knows for each file: all that can be
@@ -59,6 +61,7 @@ FILE_SCHEMA: Final = pa.schema(
 STATISTICS: Final = (
     *("store", "kind", "operation", "epoch", "revision"),
     *("seq", "key", "time", "run", "source", "subject"),
+    *("large_bytes", "large_sha256"),
 )
 PARTITION_COLUMNS: Final = ("tenant", "date")
 TABLE_SCHEMA: Final = pa.schema(

@@ -1,4 +1,4 @@
-"""A table tells that a large value was set, and when; the value itself stays in its store."""
+"""A table tells the size and digest of a large value; the value itself stays in its store."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.columns import rows_of_entries, rows_of_messages
 from holdfast.spark.replay import Target, write_rows
 from holdfast.spark.rows.image_rows import StoreImage
-from holdfast.spark.rows.rows import rows_of_change
+from holdfast.spark.rows.rows import Piece, RowOrigin, Shape, batch_of, rows_of_change
 
 VALUE = b"large enough"
 LARGE = LargeValue(bytes(16), len(VALUE), hashlib.sha256(VALUE).digest(), zlib.crc32(VALUE))
 
 
 @pytest.mark.parametrize("kind", StoreKind)
-def test_an_image_gives_null_for_a_large_value_and_all_of_the_others(
+def test_an_image_gives_size_and_digest_of_a_large_value_and_all_of_the_others(
     tmp_path: Path, kind: StoreKind
 ) -> None:
     store = StoreId("acme", kind, "a")
@@ -45,12 +45,18 @@ def test_an_image_gives_null_for_a_large_value_and_all_of_the_others(
     image = StoreImage(store, tmp_path / "a.db")
     try:
         pieces = image.pieces(image.reading(None), 1, "a snapshot")
-        found = [row[3] for piece in pieces for row in piece.rows]
+        rows = batch_of(list(pieces))
     finally:
         image.close()
-    assert found == [b"one", None, b""]
     logged = [row for change in changes for row in rows_of_change(change, 1, 1000)]
-    assert [row.value for row in logged] == [b"one", None, b""]
+    origin = RowOrigin(store, 1, 1, "a log")
+    for found in (rows, batch_of([Piece(origin, Shape.CHANGES, logged)])):
+        columns = found.select(["value", "large_bytes", "large_sha256"]).to_pydict()
+        assert columns == {
+            "value": [b"one", None, b""],
+            "large_bytes": [None, len(VALUE), None],
+            "large_sha256": [None, hashlib.sha256(VALUE).hexdigest(), None],
+        }
 
 
 def test_what_a_client_read_has_null_for_a_large_value() -> None:

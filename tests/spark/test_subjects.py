@@ -110,15 +110,20 @@ def appended(location: TableLocation, version: int, rows: pa.RecordBatch) -> Non
     target.append(version, files, marks, {})
 
 
-@pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableLocation:
-    """A table as an earlier version has made it, with one file."""
+@pytest.fixture(params=["subject", "large_bytes"])
+def old(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TableLocation:
+    """A table as an earlier version has made it, without a column and those after it, with one
+    file."""
     location = TableLocation(f"file://{tmp_path}/table")
-    columns = [name for name in FILE_SCHEMA.names if name != "subject"]
+    columns = FILE_SCHEMA.names[: FILE_SCHEMA.names.index(request.param)]
+    missing = {*FILE_SCHEMA.names} - {*columns}
     with monkeypatch.context() as before:
         before.setattr(writing, "FILE_SCHEMA", pa.schema([FILE_SCHEMA.field(n) for n in columns]))
-        before.setattr(writing, "STATISTICS", table.STATISTICS[:-1])
-        before.setattr(table, "TABLE_SCHEMA", pa.schema(list(TABLE_SCHEMA)[:-1]))
+        before.setattr(writing, "STATISTICS", [n for n in table.STATISTICS if n not in missing])
+        earlier = pa.schema([each for each in TABLE_SCHEMA if each.name not in missing])
+        before.setattr(table, "TABLE_SCHEMA", earlier)
         appended(location, 1, batch(range(1, 4)).select(columns))
     return location
 
@@ -126,7 +131,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableLocation:
 def test_a_table_of_an_earlier_version_gets_the_column_and_keeps_its_rows(
     old: TableLocation,
 ) -> None:
-    before = state_of(old.url, without=("subject",))
+    before = state_of(old.url, without=("subject", "large_bytes", "large_sha256"))
     target = ChangesTable(old)
     target.evolve()
     assert [each.name for each in target.delta.schema().fields] == TABLE_SCHEMA.names
