@@ -6,6 +6,7 @@ The SQL works in Spark and in DuckDB. docs/analytics.md explains it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,7 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.spark.tables.scan import OPERATORS, RowCondition, read_file, scan
+from holdfast.spark.tables.scan import (
+    OPERATORS,
+    RowCondition,
+    ScannedFile,
+    in_tasks,
+    read_file,
+    scan,
+)
 from holdfast.spark.tables.table import TABLE_SCHEMA
 
 #: The columns of the table that the state has.
@@ -37,6 +45,9 @@ _SPARK_TYPES: Final = (
     " value binary, run bigint, source string, subject string,"
     " large_bytes bigint, large_sha256 string"
 )
+
+_LISTED_HERE: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
+_MOST_LISTED: Final = "100000"
 
 _STATE: Final = """
 WITH beginnings AS (
@@ -105,32 +116,48 @@ def read_table(
         raise InvalidArgumentError(argument="filters", reason=reason)
     if since_run is not None:
         conditions.append(RowCondition("run", ">", since_run))
-    paths = [file.path for file in scan(location, version, conditions)]
-    if not paths:
+    files = scan(location, version, conditions)
+    if not files:
         return spark.createDataFrame([], _SPARK_TYPES)
     if location.is_s3:
-        found = _files(spark, location, paths, conditions)
+        found = _files(spark, location, files, conditions)
     else:
         reader = spark.read.schema(_SPARK_TYPES).option("basePath", location.uri)
-        uris = [f"{location.uri}/{path}" for path in paths]
-        found = reader.parquet(*uris).select(*TABLE_SCHEMA.names)
+        uris = [f"{location.uri}/{file.path}" for file in files]
+        with _listing_here(spark):
+            found = reader.parquet(*uris).select(*TABLE_SCHEMA.names)
     return found if since_run is None else found.where(f"run > {since_run}")
 
 
 def _files(
     spark: SparkSession,
     location: TableLocation,
-    paths: Sequence[str],
+    files: Sequence[ScannedFile],
     conditions: Sequence[RowCondition],
 ) -> DataFrame:
-    files = spark.createDataFrame([(path,) for path in paths], "path string")
+    groups = in_tasks(files)
+    tasks = spark.createDataFrame(list(enumerate(groups)), "number bigint, paths array<string>")
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for path in batch.column("path").to_pylist():
-                yield from read_file(location, path, conditions=conditions)
+            for paths in batch.column("paths").to_pylist():
+                for path in paths:
+                    yield from read_file(location, path, conditions=conditions)
 
-    return files.repartition(min(len(paths), 4096)).mapInArrow(read, _SPARK_TYPES)
+    # By range: each number is in a partition of its own.
+    return tasks.repartitionByRange(len(groups), "number").mapInArrow(read, _SPARK_TYPES)
+
+
+@contextmanager
+def _listing_here(spark: SparkSession) -> Iterator[None]:
+    """Let the driver look at files itself. For more than 32, Spark starts a task for each one,
+    which takes a hundred times as long for files that are in one folder."""
+    before = spark.conf.get(_LISTED_HERE) or ""
+    spark.conf.set(_LISTED_HERE, _MOST_LISTED)
+    try:
+        yield
+    finally:
+        spark.conf.set(_LISTED_HERE, before)
 
 
 def latest(spark: SparkSession, table: str, *, version: int | None = None) -> DataFrame:

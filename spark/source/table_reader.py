@@ -37,17 +37,14 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.failures import briefly, briefly_each
 from holdfast.spark.options import check_names, flag, number
-from holdfast.spark.tables.scan import RowCondition, read_file, scan
+from holdfast.spark.tables.scan import RowCondition, in_tasks, read_file, scan
 from holdfast.spark.tables.table import TABLE_SCHEMA
 
 SCHEMA: Final[StructType] = from_arrow_schema(TABLE_SCHEMA)
 NAMES: Final = frozenset(["table", "version", "since_run", "pushdown"])
-#: Bytes of small files that a task reads.
-_TASK_BYTES: Final = 32 * MIB
 _OPERATORS: Final[dict[type[Filter], str]] = {
     EqualTo: "=",
     EqualNullSafe: "=",
@@ -95,15 +92,7 @@ class TableReader(DataSourceReader):
     @briefly
     def partitions(self) -> Sequence[InputPartition]:
         found = scan(self._location, self._version, [*self._since, *self._conditions])
-        groups: list[list[str]] = []
-        filled = _TASK_BYTES
-        for file in sorted(found):
-            if filled + file.size_bytes > _TASK_BYTES:
-                groups.append([])
-                filled = 0
-            groups[-1].append(file.path)
-            filled += file.size_bytes
-        return [TablePartition(group) for group in groups]
+        return [TablePartition(group) for group in in_tasks(found)]
 
     @briefly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

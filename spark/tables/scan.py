@@ -18,11 +18,15 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.errors import NoTableError
 from holdfast.spark.tables.table import FILE_SCHEMA, PARTITION_COLUMNS, STATISTICS, TABLE_SCHEMA
 
 _BATCH_ROWS: Final = 8192
+#: Bytes of small files that a task reads, and what it costs to open one: so many could be read.
+_TASK_BYTES: Final = 32 * MIB
+_OPEN_BYTES: Final = MIB
 #: What a condition may compare with its value. `prefix` is of a text; `in` has several values.
 OPERATORS: Final = ("=", "in", "<", "<=", ">", ">=", "prefix")
 
@@ -71,6 +75,20 @@ def scan(
         for each in actions
         if may_match(_bounds_of_action(each), conditions)
     ]
+
+
+def in_tasks(files: Iterable[ScannedFile]) -> list[list[str]]:
+    """Return the paths of files, those that a task reads together: many small ones share one."""
+    groups: list[list[str]] = []
+    filled = _TASK_BYTES
+    for file in sorted(files):
+        cost = file.size_bytes + _OPEN_BYTES
+        if filled + cost > _TASK_BYTES:
+            groups.append([])
+            filled = 0
+        groups[-1].append(file.path)
+        filled += cost
+    return groups
 
 
 def may_match(bounds: Mapping[str, ValueRange], conditions: Iterable[RowCondition]) -> bool:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spark.tables.scan import OPERATORS, RowCondition, ValueRange, may_match
+from holdfast.protocol.limits import MIB
+from holdfast.spark.tables.scan import (
+    OPERATORS,
+    RowCondition,
+    ScannedFile,
+    ValueRange,
+    in_tasks,
+    may_match,
+)
 
 _MEETS = {
     "=": lambda found, value: found == value,
@@ -60,3 +68,15 @@ def test_bounds_exclude_what_is_outside_of_them(operator: str, value: Any, expec
     assert may_match(bounds, [RowCondition("store", operator, value)]) is expected
     assert may_match({}, [RowCondition("store", operator, value)]), "nothing is known of the column"
     assert may_match(bounds, [RowCondition("key", operator, value)])
+
+
+def test_many_small_files_share_a_task_and_each_is_read_once() -> None:
+    small = [ScannedFile(f"{number:04d}", 3000, "acme", "2026-11-21") for number in range(2000)]
+    large = ScannedFile("large", 256 * MIB, "acme", "2026-11-21")
+    tasks = in_tasks([large, *small])
+    assert 40 < len(tasks) < 80
+    assert sorted(path for task in tasks for path in task) == sorted(
+        file.path for file in (large, *small)
+    )
+    assert ["large"] in tasks
+    assert in_tasks([]) == []
