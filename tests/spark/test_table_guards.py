@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import date
@@ -12,6 +15,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -276,3 +280,60 @@ def test_files_that_another_replaces_just_before_the_commit_are_not_replaced_twi
             table.replace(table.files(), writer.finish())
     assert others == []
     assert revisions_of(location) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+#: A compaction in a process of its own, which is killed before its commit or after it.
+KILLED = """
+import os, signal, sys
+from holdfast.spark.export import compaction
+from holdfast.spark.tables.table import ChangesTable
+
+def run_job(spark, name, function, job, tasks, progress):
+    return [function(job, task) for task in tasks]
+
+def killed(table, *arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+compaction.run_job = run_job
+setattr(ChangesTable, sys.argv[2], killed)
+compaction.compact(None, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("where", "files"), [("_commit", 2), ("collect", 1)])
+def test_a_compaction_whose_driver_is_killed_is_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, files: int
+) -> None:
+    location = TableLocation(f"file://{tmp_path}/tables")
+    Run(location, range(1, 4)).commit()
+    Run(location, range(4, 7)).commit()
+    ended = subprocess.run([sys.executable, "-c", KILLED, location.url, where], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(list(location.folder.rglob("*.parquet"))) == 3
+    assert len(ChangesTable(location).files()) == files
+    assert revisions_of(location) == [1, 2, 3, 4, 5, 6]
+    Run(location, range(7, 9)).commit()
+    compacted(monkeypatch, location)
+    assert len(ChangesTable(location).files()) == 1
+    assert revisions_of(location) == [1, 2, 3, 4, 5, 6, 7, 8]
+    # What it left goes when it is a day old.
+    age(location.url, hours=25)
+    ChangesTable(location).collect(keep_hours=0)
+    assert len(list(location.folder.rglob("*.parquet"))) == 1
+
+
+def test_readers_that_know_nothing_of_delta_find_every_row_of_the_files(tmp_path: Path) -> None:
+    location = TableLocation(f"file://{tmp_path}/tables")
+    Run(location, range(1, 4)).commit()
+    Run(location, range(4, 7), "beta").commit()
+    files = DeltaTable(location.uri).file_uris()
+    columns = pa.schema([("tenant", pa.string()), ("date", pa.date32())])
+    parts = pads.partitioning(columns, flavor="hive")
+    found = pads.dataset(files, partitioning=parts).to_table(columns=["tenant", "revision", "date"])
+    expected = [("acme", each) for each in (1, 2, 3)] + [("beta", each) for each in (4, 5, 6)]
+    rows_found = found.to_pydict()
+    assert sorted(zip(rows_found["tenant"], rows_found["revision"], strict=True)) == expected
+    assert set(rows_found["date"]) == {date(2026, 11, 21)}
+    with duckdb.connect() as database:
+        sql = "SELECT tenant, revision FROM read_parquet(?, hive_partitioning = true) ORDER BY ALL"
+        assert database.execute(sql, [files]).fetchall() == expected
