@@ -32,6 +32,7 @@ from holdfast.client.following.pattern import PatternSubscription, StoreChange
 from holdfast.client.following.subscription import Subscription
 from holdfast.client.handles.consumer import Consumer, Delivery
 from holdfast.client.handles.dead_letters import DeadLetter
+from holdfast.client.handles.forking import StoreFork
 from holdfast.client.handles.kv import KV
 from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.store_heads import StoreHead
@@ -187,6 +188,7 @@ __all__ = [
     "StoreChange",
     "StoreConfig",
     "StoreDamagedError",
+    "StoreFork",
     "StoreHead",
     "StoreInfo",
     "StoreKind",

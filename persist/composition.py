@@ -17,13 +17,15 @@ from holdfast.persist.access.gatekeeper import Gatekeeper
 from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
 from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.jobs.administration import Administrator, BucketJobs
 from holdfast.persist.jobs.closing import StoreCloser
 from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.jobs.erasure import ErasureJobs, LogTurnover
+from holdfast.persist.jobs.forking import ForkJobs
 from holdfast.persist.jobs.placing import DraftPlacing
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.jobs.purging import PurgeJobs
+from holdfast.persist.jobs.sharing import Sharing
 from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.lifecycle.draining import Drainer
@@ -288,7 +290,7 @@ def compose(
         hands_over=storage.hands_over,
     )
     administrator = _administrator(
-        life, options, storage, tier, coordination, closer, open_stores, checkpointer
+        life, options, storage, tier, coordination, closer, open_stores, checkpointer, quotas
     )
     request = tier.request if tier is not None else partial(_without_bucket, server)
     tell_load = partial(_load, life, open_stores, loads)
@@ -392,6 +394,7 @@ def _administrator(
     closer: StoreCloser,
     open_stores: OpenStores,
     checkpointer: Checkpointer,
+    quotas: QuotaBook,
 ) -> Administrator:
     manifests = tier.snapshotter.manifests if tier is not None else None
     deletions = DeletionJobs(life, closer, coordination, manifests, storage.tombstones(tier))
@@ -406,7 +409,8 @@ def _administrator(
     if tier is None:
         placing = DraftPlacing(life, storage.placement(None))
         purges = PurgeJobs(life, closer, coordination, deletions, placing, None)
-        return Administrator(life.server, deletions, None, purges, erasure, life.audit)
+        jobs = BucketJobs(None, None)
+        return Administrator(life.server, deletions, jobs, purges, erasure, life.audit)
     past = PointInTimeRestore(
         tier.snapshotter.manifests,
         disk=life.disk,
@@ -417,15 +421,14 @@ def _administrator(
     )
     placing = DraftPlacing(life, storage.placement(past.publish))
     purges = PurgeJobs(life, closer, coordination, deletions, placing, manifests)
-    versions = VersionJobs(
-        life, closer, coordination, past, placing, tier.snapshotter.snapshot
-    )
-    return Administrator(life.server, deletions, versions, purges, erasure, life.audit)
+    versions = VersionJobs(life, closer, coordination, past, placing, tier.snapshotter.snapshot)
+    sharing = Sharing(life, tier.snapshotter.manifests, options.tier_policy.keep)
+    forks = ForkJobs(life, closer, coordination, versions, past, placing, sharing, quotas.take_room)
+    jobs = BucketJobs(versions, forks)
+    return Administrator(life.server, deletions, jobs, purges, erasure, life.audit)
 
 
-def _load(
-    life: Incarnation, open_stores: OpenStores, loads: StoreLoads, limit: int
-) -> ServerLoad:
+def _load(life: Incarnation, open_stores: OpenStores, loads: StoreLoads, limit: int) -> ServerLoad:
     """Return what this incarnation was asked for lately, with its busiest open stores."""
     now = asyncio.get_running_loop().time()
     hot = tuple(

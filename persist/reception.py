@@ -73,6 +73,7 @@ class Reception:
             (subjects.own_pattern(server), self._on_own_frame),
             (subjects.operator(server), self._on_operator),
             *((each, self._on_destroy) for each in granted(subjects.destroy_pattern(server))),
+            *((each, self._on_fork) for each in granted(subjects.fork_pattern(server))),
         ]
         for subject, callback in callbacks:
             self._requests.append(await self._bus.subscribe(subject, callback))
@@ -139,13 +140,21 @@ class Reception:
 
     def _on_destroy(self, message: BusMessage) -> None:
         if self._subjects.may_answer(message.subject, message.reply):
-            self._gatekeeper.admit(message, self._destroy, self._refuse_destroy)
+            self._gatekeeper.admit(message, self._destroy, self._refuse_job)
 
     def _destroy(self, message: BusMessage, access: FrameAccess | None) -> None:
         tenant = self._subjects.tenant_of(message.subject)
         self._reply(message, self._administrator.destroy(tenant, message.payload, access))
 
-    def _refuse_destroy(self, message: BusMessage, error: HoldfastError) -> None:
+    def _on_fork(self, message: BusMessage) -> None:
+        if self._subjects.may_answer(message.subject, message.reply):
+            self._gatekeeper.admit(message, self._fork, self._refuse_job)
+
+    def _fork(self, message: BusMessage, access: FrameAccess | None) -> None:
+        tenant = self._subjects.tenant_of(message.subject)
+        self._reply(message, self._administrator.fork(tenant, message.payload, access))
+
+    def _refuse_job(self, message: BusMessage, error: HoldfastError) -> None:
         self._note_refusal(message, error)
         self._reply(message, encode_control_error(error))
 

@@ -56,6 +56,9 @@ class Placement(Protocol):
     async def announce(self, store: StoreId, epoch: int, revision: int) -> None:
         """Tell others of a state that was placed. Raises UnavailableError."""
 
+    async def announce_cold(self, store: StoreId, version: SnapshotVersion) -> None:
+        """Tell others of a store that only the bucket has. Raises UnavailableError."""
+
 
 class StorageMode(Protocol):
     """The storage of one incarnation."""

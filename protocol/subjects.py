@@ -1,13 +1,14 @@
 """The NATS subjects of holdfast, in one place.
 
 `hf` is the prefix (configurable), and the tenant is the token after it, so plain NATS permissions
-isolate tenants. A client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>`, and
-`hf.acme.destroy.>` if it may destroy its stores. It may subscribe to `hf.acme.chg.>` and to the
-inboxes of its tenant, `_INBOX.acme.>`. The token `_`, which no tenant can have as its name, is for
-messages among servers and the coordinator, and for operators' requests. A request on a tenant's
-subject must have its reply subject among that tenant's inboxes, whoever sends it. Servers reply
-nowhere else; otherwise a request could send a reply to somebody who did not ask. The first token of
-inboxes is configurable too; it is the same for all parts of a cluster.
+isolate tenants. A client of tenant `acme` may publish `hf.acme.coord.>` and `hf.acme.srv.>`; also
+`hf.acme.destroy.>` if it may destroy its stores, and `hf.acme.fork.>` if it may fork them. It may
+subscribe to `hf.acme.chg.>` and to the inboxes of its tenant, `_INBOX.acme.>`. The token `_`, which
+no tenant can have as its name, is for messages among servers and the coordinator, and for
+operators' requests. A request on a tenant's subject must have its reply subject among that tenant's
+inboxes, whoever sends it. Servers reply nowhere else; otherwise a request could send a reply to
+somebody who did not ask. The first token of inboxes is configurable too; it is the same for all
+parts of a cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LETTERS: Final = {int(kind): kind.letter for kind in StoreKind}
 
 
 #: The second tokens of subjects that may end in the id of a token.
-_GRANTED: Final = frozenset(["coord", "destroy", "srv"])
+_GRANTED: Final = frozenset(["coord", "destroy", "fork", "srv"])
 
 #: The id of a token: see `access/tokens.py`.
 _TOKEN_ID: Final = re.compile(r"[A-Za-z0-9_-]{16,64}")
@@ -154,6 +155,13 @@ class Subjects:
 
     def destroy_pattern(self, server: str) -> str:
         return f"{self.prefix}.*.destroy.{server}"
+
+    def fork(self, tenant: str, server: str) -> str:
+        """The subject on which a client asks `server` to fork a store of its tenant."""
+        return self._granted(f"{self.prefix}.{tenant}.fork.{server}")
+
+    def fork_pattern(self, server: str) -> str:
+        return f"{self.prefix}.*.fork.{server}"
 
     # Persist servers to everyone
     def changes(self, store: StoreId) -> str:

@@ -215,6 +215,8 @@ def delete(settings: Settings, name: str, yes: bool, kind: str | None) -> None:
         print_remains(left)
         if left:
             click.echo("what it held is still there; nobody can read it as a store again")
+        if report["forks"]:
+            click.echo(f"its forks stay: {', '.join(report['forks'])}")
 
 
 async def _delete(settings: Settings, name: str, kind: str | None) -> JsonObject:
@@ -224,7 +226,8 @@ async def _delete(settings: Settings, name: str, kind: str | None) -> JsonObject
         left = await owners.ask_server(
             report["server"], "remains", store=list(store), epoch=report["epoch"]
         )
-        return delete_report(store, {**report, "remains": remaining_rows(report, left)})
+        rows = remaining_rows(report, left)
+        return delete_report(store, {**report, "remains": rows, "forks": left["forks"]})
 
 
 def remaining_rows(report: Mapping[str, Any], left: Mapping[str, Any]) -> list[JsonObject]:
@@ -286,6 +289,7 @@ def delete_report(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
         "files": report["files"],
         "snapshots": report["snapshots"],
         "remains": report["remains"],
+        "forks": report["forks"],
     }
 
 

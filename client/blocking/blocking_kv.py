@@ -15,6 +15,7 @@ from holdfast.client.blocking.blocking_rows import Rows
 from holdfast.client.blocking.blocking_subscription import Subscription
 from holdfast.client.blocking.blocking_transaction import KVTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
+from holdfast.client.handles.forking import StoreFork
 from holdfast.client.handles.kv import KV as AsyncKV
 from holdfast.client.handles.kv import _ack
 from holdfast.client.large_values.large_value import is_large
@@ -454,6 +455,25 @@ class KV(Generic[V]):
     def config(self, *, timeout_seconds: float | None = None) -> StoreConfig:
         """Return the kv's configuration."""
         return self._background.run(self._kv.config(timeout_seconds=timeout_seconds))
+
+    def fork(
+        self, new: str, *, revision: int | None = None, timeout_seconds: float | None = None
+    ) -> StoreFork:
+        """Make `new` a kv that begins with what this one holds, and goes on by itself. With
+        `revision` it is as this kv was then.
+
+        It shares the snapshot of this kv in the bucket, and copies nothing until it changes. It
+        needs the right to read this kv and to write the new one, and servers with a bucket. See
+        docs/forks.md.
+
+        Raises InvalidArgumentError if `new` exists, NotFoundError without this kv,
+        PointNotReachedError for a revision that cannot be reached.
+
+            kv.fork("settings.trial")
+        """
+        return self._background.run(
+            self._kv.fork(new, revision=revision, timeout_seconds=timeout_seconds)
+        )
 
     def destroy(self, *, timeout_seconds: float | None = None) -> bool:
         """Remove the kv: its file, snapshots, quarantined files and configuration. Return False if

@@ -17,6 +17,7 @@ from holdfast.client.blocking.blocking_rows import Rows
 from holdfast.client.blocking.blocking_subscription import Subscription
 from holdfast.client.blocking.blocking_transaction import StreamTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
+from holdfast.client.handles.forking import StoreFork
 from holdfast.client.handles.stream import Stream as AsyncStream
 from holdfast.client.handles.stream import _ack
 from holdfast.client.large_values.large_value import is_large
@@ -525,6 +526,31 @@ class Stream(Generic[V]):
     def config(self, *, timeout_seconds: float | None = None) -> StoreConfig:
         """Return the stream's configuration."""
         return self._background.run(self._stream.config(timeout_seconds=timeout_seconds))
+
+    def fork(
+        self,
+        new: str,
+        *,
+        seq: int | None = None,
+        revision: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> StoreFork:
+        """Make `new` a stream that begins with what this one holds, and goes on by itself. With
+        `seq` it has the messages up to that one, and its next message gets the number after it.
+        With `revision` it is as this stream was then.
+
+        It shares the snapshot of this stream in the bucket, and copies nothing until it changes; it
+        has no consumers and cursors. It needs the right to read this stream and to write the new
+        one, and servers with a bucket. See docs/forks.md.
+
+        Raises InvalidArgumentError if `new` exists or there is no such seq, NotFoundError without
+        this stream, PointNotReachedError for a revision that cannot be reached.
+
+            stream.fork("experiments.1", seq=1000)
+        """
+        return self._background.run(
+            self._stream.fork(new, seq=seq, revision=revision, timeout_seconds=timeout_seconds)
+        )
 
     def destroy(self, *, timeout_seconds: float | None = None) -> bool:
         """Remove the stream: its file, snapshots, quarantined files, consumers and configuration.

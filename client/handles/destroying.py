@@ -1,27 +1,14 @@
 """Destroying a store: the client's side of what its owner does (`persist/jobs/administration.py`).
 
-The client repeats its request, with the name of one job, until the owner has done it, so a lost
-reply costs nothing. If the owner dies or hands the store over, the next owner begins anew. The
-epoch says which life of the store is meant: a retry never destroys a store that was written
+The epoch says which life of the store is meant: a retry never destroys a store that was written
 again later."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from typing import Final
-
+from holdfast.client.handles.owner_jobs import have_done
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import PACKED_HEAD, head_from_wire
 from holdfast.client.wire.store_queue import StoreKey
-from holdfast.protocol.bus.bus import NoRespondersError
-from holdfast.protocol.control import Owner
-from holdfast.protocol.errors import HoldfastError, OperationTimeoutError, UnavailableError
-from holdfast.protocol.frames import decode_control, encode_control
-from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
-
-_POLL_SECONDS: Final = 0.05
-_RETRY_SECONDS: Final = 0.2
 
 
 async def destroy(
@@ -29,48 +16,13 @@ async def destroy(
 ) -> bool:
     """Destroy a store; return False if there was none. With `epoch`, which a head has told, only
     the life of the store that had it. Raises OperationTimeoutError."""
-    loop = asyncio.get_running_loop()
     timeout = link.timeout_seconds if timeout_seconds is None else timeout_seconds
-    give_up_at = loop.time() + timeout
     if epoch is None:
         wire, *_ = await link.call(key, PACKED_HEAD, False, 0, timeout_seconds)
         head = head_from_wire(wire)
         if not head.revision:
             return False
         epoch = head.epoch
-    payload, owner = b"", None
-    while True:
-        try:
-            if owner is None:
-                # A job that ended in an error is over: the next try is another job.
-                job = link.entropy.randbytes(8).hex()
-                payload = encode_control(job=job, store=list(key), epoch=epoch)
-                owner = await _owner(link, key)
-            subject = link.subjects.destroy(link.tenant, owner.server)
-            reply = decode_control(
-                await link.bus.request(subject, payload, CONTROL_TIMEOUT_SECONDS, link.tenant)
-            )
-        except UnavailableError as error:
-            link.check_open()
-            if loop.time() >= give_up_at:
-                raise OperationTimeoutError(timeout_seconds=timeout, reason=str(error)) from error
-            if isinstance(error, NoRespondersError) and owner is not None:
-                with contextlib.suppress(HoldfastError):
-                    await link.router.suspect(owner.server, owner.incarnation)
-            owner = None
-            await asyncio.sleep(_RETRY_SECONDS)
-        else:
-            if reply.get("done"):
-                return True
-            if loop.time() >= give_up_at:
-                raise OperationTimeoutError(
-                    timeout_seconds=timeout, reason="the owner is still destroying it"
-                )
-            await asyncio.sleep(_POLL_SECONDS)
-
-
-async def _owner(link: Link, key: StoreKey) -> Owner:
-    [owner] = await link.router.resolve([key])
-    if isinstance(owner, HoldfastError):
-        raise owner
-    return owner
+    fields = {"store": list(key), "epoch": epoch}
+    await have_done(link, key, link.subjects.destroy, fields, timeout)
+    return True

@@ -22,6 +22,7 @@ from holdfast.client.following.track import Wanted
 from holdfast.client.handles import configuration
 from holdfast.client.handles.destroying import destroy
 from holdfast.client.handles.entry_reads import EntryReads
+from holdfast.client.handles.forking import StoreFork, fork
 from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.transaction import KVTransaction
 from holdfast.client.large_values.large_value import is_large, with_large_value
@@ -522,6 +523,23 @@ class KV(Generic[V]):
     async def config(self, *, timeout_seconds: float | None = None) -> StoreConfig:
         """Return the kv's configuration."""
         return await configuration.config(self._link, self._key, timeout_seconds)
+
+    async def fork(
+        self, new: str, *, revision: int | None = None, timeout_seconds: float | None = None
+    ) -> StoreFork:
+        """Make `new` a kv that begins with what this one holds, and goes on by itself. With
+        `revision` it is as this kv was then.
+
+        It shares the snapshot of this kv in the bucket, and copies nothing until it changes. It
+        needs the right to read this kv and to write the new one, and servers with a bucket. See
+        docs/forks.md.
+
+        Raises InvalidArgumentError if `new` exists, NotFoundError without this kv,
+        PointNotReachedError for a revision that cannot be reached.
+
+            await kv.fork("settings.trial")
+        """
+        return await fork(self._link, self._key, new, (None, revision), timeout_seconds)
 
     async def destroy(self, *, timeout_seconds: float | None = None) -> bool:
         """Remove the kv: its file, snapshots, quarantined files and configuration. Return False if

@@ -14,6 +14,7 @@ from holdfast.client.following.track import Wanted
 from holdfast.client.handles import configuration
 from holdfast.client.handles.consumer import Consumer, consumer_infos
 from holdfast.client.handles.destroying import destroy
+from holdfast.client.handles.forking import StoreFork, fork
 from holdfast.client.handles.message_reads import MessageReads, checked_filters
 from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.transaction import StreamTransaction
@@ -597,6 +598,30 @@ class Stream(Generic[V]):
     async def config(self, *, timeout_seconds: float | None = None) -> StoreConfig:
         """Return the stream's configuration."""
         return await configuration.config(self._link, self._key, timeout_seconds)
+
+    async def fork(
+        self,
+        new: str,
+        *,
+        seq: int | None = None,
+        revision: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> StoreFork:
+        """Make `new` a stream that begins with what this one holds, and goes on by itself. With
+        `seq` it has the messages up to that one, and its next message gets the number after it.
+        With `revision` it is as this stream was then.
+
+        It shares the snapshot of this stream in the bucket, and copies nothing until it changes; it
+        has no consumers and cursors. It needs the right to read this stream and to write the new
+        one, and servers with a bucket. See docs/forks.md.
+
+        Raises InvalidArgumentError if `new` exists or there is no such seq, NotFoundError without
+        this stream, PointNotReachedError for a revision that cannot be reached.
+
+            await stream.fork("experiments.1", seq=1000)
+        """
+        point = (seq, revision)
+        return await fork(self._link, self._key, new, point, timeout_seconds)
 
     async def destroy(self, *, timeout_seconds: float | None = None) -> bool:
         """Remove the stream: its file, snapshots, quarantined files, consumers and configuration.

@@ -41,6 +41,7 @@ CLIENT: Final = {
         *("Message", "Entry", "LargeValue", "Ack", "Durability", "Deleted", "Head", "Codec"),
         *("SubjectInfo", "HeaderBlock"),
         *("StoreConfig", "Discard", "ServerInfo", "StoreInfo", "StoreKind", "StoreState"),
+        "StoreFork",
         "StoreHead",
         *("PartStatistics", "Sample", "HistogramValue"),
         *("quote", "unquote"),

@@ -159,7 +159,7 @@ class BucketMode:
     def placement(self, publish: Publish | None) -> VersionPlacement:
         """Return what publishes restored states."""
         assert publish is not None
-        return VersionPlacement(publish)
+        return VersionPlacement(self._coordination, publish)
 
     def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.storage_mode import Publish
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.tombstone import Grave
 from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 
 class ManifestTombstones:
@@ -32,7 +34,8 @@ class ManifestTombstones:
 class VersionPlacement:
     """Puts restored states in place, as versions: see `Placement`."""
 
-    def __init__(self, publish: Publish) -> None:
+    def __init__(self, coordination: Coordination, publish: Publish) -> None:
+        self._coordination = coordination
         self._publish = publish
 
     def place(self, store: StoreId, draft: Path, epoch: int) -> None:
@@ -41,3 +44,7 @@ class VersionPlacement:
 
     async def announce(self, store: StoreId, epoch: int, revision: int) -> None:
         """Do nothing: servers find the newest version in the manifest."""
+
+    async def announce_cold(self, store: StoreId, version: SnapshotVersion) -> None:
+        """Tell the coordinator that there is such a store, and how large it is."""
+        await self._coordination.created([(store, version.revision, version.bytes)])

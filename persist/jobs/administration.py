@@ -1,8 +1,8 @@
 """Answers requests about a store other than reads and writes.
 
-Operators list, take and restore snapshots of a store, and delete it. Applications destroy stores of
-their tenant. A request names its job (`job_table.py`), which `versions.py` or `deleting.py` carries
-out.
+Operators list, take and restore snapshots of a store, fork and delete it. Applications fork and
+destroy stores of their tenant. A request names its job (`job_table.py`), which `versions.py`,
+`forking.py` or `deleting.py` carries out.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.jobs.erasure import ErasureJobs
+from holdfast.persist.jobs.forking import ForkJobs, ForkPoint
 from holdfast.persist.jobs.job_table import JobTable, Report
 from holdfast.persist.jobs.purging import PurgeJobs
 from holdfast.persist.jobs.versions import VersionJobs
@@ -58,9 +59,19 @@ _ACTIONS: Final = {
     "restore": AuditAction.STORE_RESTORED,
     "delete": AuditAction.STORE_DELETED,
     "purge": AuditAction.STORE_PURGED,
+    "fork": AuditAction.STORE_FORKED,
 }
+#: Of a request to fork: it is kept in the manifest.
+_MAX_REQUEST_LENGTH: Final = 64
 #: The verbs that may name a tenant in place of a store. What they do, another one has decided.
 _OF_TENANTS: Final = frozenset(["sweep", "remains"])
+
+
+class BucketJobs(NamedTuple):
+    """The jobs that need a bucket; None without one."""
+
+    versions: VersionJobs | None
+    forks: ForkJobs | None
 
 
 class Administrator:
@@ -70,15 +81,14 @@ class Administrator:
         self,
         server: str,
         deletions: DeletionJobs,
-        versions: VersionJobs | None,
+        bucket_jobs: BucketJobs,
         purges: PurgeJobs,
         erasure: ErasureJobs,
         audit: Audit = NO_AUDIT,
     ) -> None:
-        """`versions` is None if there is no bucket."""
         self._server = server
         self._deletions = deletions
-        self._versions = versions
+        self._versions, self._forks = bucket_jobs
         self._purges = purges
         self._erasure = erasure
         self._audit = audit
@@ -101,12 +111,7 @@ class Administrator:
 
         def answer() -> Report:
             fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
-            named = fields.get("store")
-            if type(named) is not list:
-                raise InvalidArgumentError(
-                    argument="store", reason="it must be a list of kind and name"
-                )
-            store, epoch = _store([tenant, *named]), _integer(fields, "epoch")
+            store, epoch = _named(tenant, fields, "store"), _integer(fields, "epoch")
             grant = "" if access is None else access.grant.id
             if access is not None:
                 try:
@@ -130,6 +135,41 @@ class Administrator:
                 return _told(partial(self._deletions.destroy, store, epoch), tell)
 
             return self._jobs.answer(tenant, fields.get("job"), destroy)
+
+        return self._replied(answer)
+
+    def fork(self, tenant: str, payload: bytes, access: FrameAccess | None = None) -> bytes:
+        """Start to fork a store for an application of `tenant`, or to prepare that, or report on
+        it, and return the reply, whatever `payload` holds. Without `access`, everything is
+        allowed."""
+
+        def answer() -> Report:
+            fields = frames.decode_control(payload, max_length=MAX_ARRAY_LENGTH)
+            parent = _named(tenant, fields, "parent")
+            # It is missing in a request to prepare.
+            store = _named(tenant, fields, "store") if "store" in fields else None
+            grant = "" if access is None else access.grant.id
+            if access is not None:
+                try:
+                    access.check(Right.READ, parent)
+                    if store is not None:
+                        access.check(Right.WRITE, store)
+                except NotAllowedError as error:
+                    note_refusal(self._audit, tenant, grant, error)
+                    raise
+            if store is None:
+                prepare = partial(self._with_forks().prepare, parent)
+                return self._jobs.answer(tenant, fields.get("job"), prepare)
+            work = self._fork(store, parent, fields)
+            tell = partial(
+                self._audit.note,
+                AuditAction.STORE_FORKED,
+                token=grant,
+                tenant=tenant,
+                store=shown_store(store.kind, store.name),
+            )
+            details = {"parent": shown(parent.name)}
+            return self._jobs.answer(tenant, fields.get("job"), lambda: _told(work, tell, details))
 
         return self._replied(answer)
 
@@ -164,6 +204,8 @@ class Administrator:
             details = {name: fields[name] for name in ("time", "revision") if fields.get(name)}
             if fields.get("source") is not None:
                 details["source"] = shown(str(_store(fields["source"])))
+        if action is AuditAction.STORE_FORKED:
+            details = {"parent": shown(_store(fields.get("parent")).name)}
         tell = partial(
             self._audit.note if is_backup else self._audit.record,
             action,
@@ -197,6 +239,10 @@ class Administrator:
                     nearest=bool(fields.get("nearest")),
                     dry_run=bool(fields.get("dry_run")),
                 )
+            case "prepare":
+                return partial(self._with_forks().prepare, store)
+            case "fork":
+                return self._fork(store, _store(fields.get("parent")), fields)
             case "delete":
                 return partial(self._deletions.delete, store)
             case "purge":
@@ -207,12 +253,29 @@ class Administrator:
             case unknown:
                 raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is unknown")
 
+    def _fork(self, store: StoreId, parent: StoreId, fields: Mapping[str, Any]) -> Work:
+        seq, revision = _integer(fields, "seq"), _integer(fields, "revision")
+        point = ForkPoint(seq, revision, _integer(fields, "least") or 0)
+        point.check(parent)
+        request = fields.get("request")
+        if type(request) is not str or not 1 <= len(request) <= _MAX_REQUEST_LENGTH:
+            raise InvalidArgumentError(argument="request", reason="it must be a short text")
+        return partial(self._with_forks().fork, store, parent, point, request)
+
     def _with_bucket(self) -> VersionJobs:
         if self._versions is None:
-            raise InvalidArgumentError(
-                argument="--bucket", reason=f"server {self._server!r} was started without one"
-            )
+            raise self._without_bucket()
         return self._versions
+
+    def _with_forks(self) -> ForkJobs:
+        if self._forks is None:
+            raise self._without_bucket()
+        return self._forks
+
+    def _without_bucket(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            argument="--bucket", reason=f"server {self._server!r} was started without one"
+        )
 
 
 async def _told(
@@ -244,6 +307,16 @@ def _store(value: Any) -> StoreId:
     if type(kind) is not int or kind not in tuple(StoreKind):
         raise InvalidArgumentError(argument="kind", reason="it must be 1 (stream) or 2 (kv)")
     return StoreId(check_tenant(tenant), int(kind), check_store(name))
+
+
+def _named(tenant: str, fields: Mapping[str, Any], argument: str) -> StoreId:
+    """Return a store of a tenant that a request of an application names."""
+    named = fields.get(argument)
+    if type(named) is not list:
+        raise InvalidArgumentError(
+            argument=argument, reason="it must be a list of kind and name"
+        )
+    return _store([tenant, *named])
 
 
 def _place(store: StoreId, fields: Mapping[str, Any]) -> int | str | None:

@@ -34,6 +34,7 @@ from holdfast.shared_fs.inspection.remains import (
     summary,
 )
 from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.references import forks_of
 
 
 class LogTurnover(NamedTuple):
@@ -86,10 +87,13 @@ class ErasureJobs:
         }
 
     async def remains(self, sought: Sought) -> Report:
-        """Report what this server finds, and how many files, logs and objects it looked at."""
+        """Report what this server finds, how many files, logs and objects it looked at, and the
+        forks of a store, which are stores of their own and may have what is sought."""
         looked = Looked()
         rows = await self._life.run_in_thread(lambda: summary(self._look(sought, looked)))
+        forks = await self._life.run_in_thread(lambda: self._forks(sought))
         return {
+            "forks": [fork.name for fork in forks],
             "remains": rows,
             "looked_at": {place.value: count for place, count in sorted(looked.items())},
             "shares_files": self._shares_files,
@@ -116,6 +120,12 @@ class ErasureJobs:
         if current is not None and current > epoch:
             void = epoch
         return remove_files(life.disk, life.layout, store, void) if void else 0
+
+    def _forks(self, sought: Sought) -> list[StoreId]:
+        """Return the forks that may hold what is sought of a store, and are no part of it."""
+        if self._manifests is None or sought.store is None:
+            return []
+        return forks_of(self._manifests(), sought.store)
 
     def _erase(self, sought: Sought) -> ErasedObjects:
         if self._manifests is None:

@@ -1,4 +1,5 @@
-"""Lets a draft take effect as the state of its store: the last step of a restore and of a purge.
+"""Lets a draft take effect as the state of its store: the last step of a restore, a purge and a
+fork. A fork that shares a snapshot has no draft.
 
 The numbers of the draft continue beyond all that anybody has seen, and its epoch is new, so
 followers begin anew and log records of earlier epochs are void (invariants 2 and 4 of the design).
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.storage_mode import Placement
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -36,11 +38,14 @@ class DraftPlacing:
     async def put(self, store: StoreId, draft: Path, onward: Continuation) -> int:
         """Replace a closed store's file by a draft, and return its new revision. Raises
         StorageError, UnavailableError."""
-        revision: int = await self._life.run_in_thread(
-            lambda: self._finish(store, draft, onward)
-        )
+        revision: int = await self._life.run_in_thread(lambda: self._finish(store, draft, onward))
         await self._placement.announce(store, onward.epoch, revision)
         return revision
+
+    async def share(self, store: StoreId, version: SnapshotVersion) -> None:
+        """Let the published version of a store that has no file take effect. Raises
+        UnavailableError."""
+        await self._placement.announce_cold(store, version)
 
     def _finish(self, store: StoreId, draft: Path, onward: Continuation) -> int:
         life = self._life

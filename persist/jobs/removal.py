@@ -20,6 +20,7 @@ from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.quarantine import quarantined
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import is_pack
+from holdfast.shared_fs.snapshots.references import release
 from holdfast.shared_fs.snapshots.repacking import repack
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone, deleted
@@ -43,12 +44,17 @@ def bury(manifests: Manifests, store: StoreId, tombstone: Tombstone) -> list[Sna
 def remove_snapshots(
     manifests: Manifests, store: StoreId, dropped: list[SnapshotVersion], epoch: int, now_ms: int
 ) -> int:
-    """Remove the objects of a deleted store, up to an epoch, and return how many. Snapshots that
-    shared an object with it move to another; the old object is left to garbage collection.
+    """Remove the objects of a deleted store, up to an epoch, and return how many. Those that its
+    forks hold stay. Snapshots that shared a pack with it move to another; the old pack is left to
+    garbage collection, and so is what it shared, as a fork, with another store.
 
     Raises BucketError.
     """
     bucket = manifests.bucket
+    for parent in {each.origin.store for each in dropped if each.origin is not None} | {store}:
+        release(manifests, parent)
+    # An object that is not named now never will be.
+    entry = manifests.find(store) or StoreEntry()
     places = [each for each in bucket.places() if each.split("/")[1] == store.tenant]
     folder = f"{SNAPSHOT_PREFIX}{store.tenant}/{store.name}.{StoreKind(store.kind).word}/"
     count = 0
@@ -56,7 +62,7 @@ def remove_snapshots(
     for listed in found_there:
         with contextlib.suppress(ObjectMissingError):
             found = version_of_object(listed.key, bucket.head(listed.key))
-            if found is not None and found[1].epoch <= epoch:
+            if found is not None and found[1].epoch <= epoch and not entry.names(listed.key):
                 bucket.delete(listed.key)
                 count += 1
     for key in {version.key for version in dropped if is_pack(version.key)}:

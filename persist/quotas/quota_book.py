@@ -71,9 +71,7 @@ class QuotaBook:
             else:
                 del self._kept[tenant]
         counted = {name for name, quota in quotas.items() if quota.max_bytes is not None}
-        fresh = {
-            name for name in counted if name not in before or before[name].max_bytes is None
-        }
+        fresh = {name for name in counted if name not in before or before[name].max_bytes is None}
         fresh |= {
             name
             for name, quota in quotas.items()
@@ -96,6 +94,13 @@ class QuotaBook:
         quota = self._kept.get(store.tenant)
         if quota is not None:
             quota.gone(store)
+
+    def take_room(self, tenant: str, size_bytes: int) -> None:
+        """Count a store that is made whole. Raises LimitExceededError if its tenant may not have so
+        many bytes more."""
+        quota = self.of(tenant)
+        if quota is not None:
+            quota.take_room(size_bytes)
 
     def touched(self, store: Store) -> None:
         """Note that the coordinator may not know the size of an open store: something in it may

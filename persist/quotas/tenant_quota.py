@@ -24,9 +24,7 @@ from holdfast.protocol.errors import LimitExceededError, RateLimitedError
 from holdfast.protocol.names import StoreId
 
 #: Operations that may make a store larger.
-_ADDING: Final = frozenset(
-    {frames.APPEND, frames.SET_MESSAGE, frames.SET_ENTRY, frames.PUT_CHUNK}
-)
+_ADDING: Final = frozenset({frames.APPEND, frames.SET_MESSAGE, frames.SET_ENTRY, frames.PUT_CHUNK})
 
 
 class TenantQuota:
@@ -134,11 +132,19 @@ class TenantQuota:
             )
         limit = self.quota.max_uploads
         if limit is not None and (count := self.upload_count + self.elsewhere[1]) >= limit:
-            error = LimitExceededError(
-                what=_of_tenant("max_uploads"), limit=limit, value=count + 1
-            )
+            error = LimitExceededError(what=_of_tenant("max_uploads"), limit=limit, value=count + 1)
             return RefusedOperations(partial(_begins_upload, store), error)
         return None
+
+    def take_room(self, size_bytes: int) -> None:
+        """Count the bytes of a store that is made whole. Raises LimitExceededError if they are too
+        many."""
+        limit, value = self.quota.max_bytes, self.used_bytes + size_bytes
+        if limit is None:
+            return
+        if value > limit:
+            raise LimitExceededError(what=_of_tenant("max_bytes"), limit=limit, value=value)
+        self._added_bytes += size_bytes
 
     def counts(self, store: StoreId) -> bool:
         """Tell whether a store is open, or being opened."""

@@ -12,9 +12,11 @@ from pathlib import Path
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.storage_mode import Publish
+from holdfast.protocol.errors import NotOwnerError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import BucketError
 from holdfast.shared_fs.disk.tombstone import Grave, read_tombstone, write_tombstone
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -58,3 +60,11 @@ class FilePlacement:
             await self._life.run_in_thread(lambda: publish(placed, store))
         except BucketError as error:
             logger.warning("operator.snapshot_failed store=%s reason=%s", store, error)
+
+    async def announce_cold(self, store: StoreId, version: SnapshotVersion) -> None:
+        """Tell the coordinator that the store is cold, and how large it is."""
+        at = (store, version.epoch, version.revision)
+        [is_recorded] = await self._coordination.cold([at])
+        if not is_recorded:
+            raise NotOwnerError(server=self._life.server)
+        await self._coordination.created([(store, version.revision, version.bytes)])

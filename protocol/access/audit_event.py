@@ -38,6 +38,7 @@ class AuditAction(StrEnum):
     STORE_CONFIGURED = "store.configured"
     STORE_DESTROYED = "store.destroyed"
     STORE_DELETED = "store.deleted"
+    STORE_FORKED = "store.forked"
     STORE_PURGED = "store.purged"
     STORE_RESTORED = "store.restored"
     STORE_BACKED_UP = "store.backed_up"

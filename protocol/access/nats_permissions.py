@@ -38,6 +38,8 @@ def permissions_of(token: Token, prefix: str, inboxes: str = DEFAULT_INBOXES) ->
     publish = [subjects.server(tenant, "*"), subjects.coordinator(tenant, "*")]
     if Right.DESTROY in token.rights:
         publish.append(subjects.destroy(tenant, "*"))
+    if Right.READ | Right.WRITE in token.rights:
+        publish.append(subjects.fork(tenant, "*"))
     subscribe = [f"{inboxes_of(tenant, token.id, inboxes)}.>"]
     if Right.READ in token.rights:
         for pattern in token.stores:
@@ -74,6 +76,7 @@ def servers_permissions(prefix: str, inboxes: str = DEFAULT_INBOXES) -> NatsPerm
             f"{prefix}.*.coord.>",
             f"{prefix}.*.srv.>",
             f"{prefix}.*.destroy.>",
+            f"{prefix}.*.fork.>",
             f"{inboxes}.>",
         ),
     )

@@ -9,7 +9,7 @@ What a pack has of others moves to a new one first; readers find it there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,6 +18,7 @@ from holdfast.protocol.errors import BusyError, NewerFormatError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
+from holdfast.shared_fs.erasure.shared_objects import let_go
 from holdfast.shared_fs.erasure.sought import Sought
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, read_index, time_of_pack
@@ -53,8 +54,13 @@ def erase_objects(
     """
     done = ErasedObjects()
     bucket = manifests.bucket
-    candidates: list[tuple[StoreId, SnapshotVersion]] = []
+    candidates: dict[str, tuple[StoreId, SnapshotVersion]] = {}
     packs: list[str] = []
+    for key in let_go(manifests, sought):
+        with suppress(ObjectMissingError):
+            found = version_of_object(key, bucket.head(key))
+            if found is not None:
+                candidates[key] = found
     places = [each for each in bucket.places() if each.split("/")[1] == sought.tenant]
     for place in ("", *places):
         for listed in bucket.list(f"{place}{sought.snapshot_folder}"):
@@ -64,11 +70,11 @@ def erase_objects(
             with suppress(ObjectMissingError):
                 found = version_of_object(listed.key, bucket.head(listed.key))
                 if found is not None:
-                    candidates.append(found)
+                    candidates[listed.key] = found
         for key, size_bytes in packs_of(bucket, place, sought):
             if size_bytes and _leave(manifests, key, clock_ms, done):
                 packs.append(key)
-    unnamed = _unnamed(manifests, candidates)
+    unnamed = _unnamed(manifests, candidates.values())
     # After the look at the manifests: see `pins.py`.
     pins = live_pins(bucket, clock_ms())
     for key in (*unnamed, *packs):
@@ -86,14 +92,14 @@ def erase_objects(
 
 
 def _unnamed(
-    manifests: Manifests, candidates: list[tuple[StoreId, SnapshotVersion]]
+    manifests: Manifests, candidates: Iterable[tuple[StoreId, SnapshotVersion]]
 ) -> list[str]:
     """Return the keys of those snapshots that nothing names, or ever will: one may have been put a
     moment ago, to be published next."""
     unpublished = [
         (store, version)
         for store, version in candidates
-        if not _names(manifests.find(store), version.key)
+        if not is_named(manifests.find(store), version.key)
     ]
     before: dict[int, int] = {}
     for store, version in unpublished:
@@ -103,7 +109,7 @@ def _unnamed(
     return [
         version.key
         for store, version in unpublished
-        if not _names(shards[shard_of(store)].get(store), version.key)
+        if not is_named(shards[shard_of(store)].get(store), version.key)
     ]
 
 
@@ -122,7 +128,7 @@ def _leave(
         before = max([made, *(version.taken for _, version in packed)]) + 1
         numbers = {shard_of(store) for store, _ in packed}
         shards = {number: manifests.collect_before(number, before) for number in numbers}
-        if not any(_names(shards[shard_of(store)].get(store), key) for store, _ in packed):
+        if not any(is_named(shards[shard_of(store)].get(store), key) for store, _ in packed):
             return True
     return False
 
@@ -145,8 +151,9 @@ def drop_versions(manifests: Manifests, store: StoreId, epoch: int) -> int:
     return sum(dropped)
 
 
-def _names(entry: StoreEntry | None, key: str) -> bool:
-    return entry is not None and any(version.key == key for version in entry.versions)
+def is_named(entry: StoreEntry | None, key: str) -> bool:
+    """Tell whether the entry of a store, if there is one, names an object."""
+    return entry is not None and entry.names(key)
 
 
 def packs_of(bucket: Bucket, place: str, sought: Sought) -> Iterator[tuple[str, int | None]]:

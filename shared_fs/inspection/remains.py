@@ -10,6 +10,7 @@ Not seen: tables other than the bucket's own, and backups of the file system.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from holdfast.shared_fs.disk.commit_log import LogRecord, read_log
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.erasure.packs import packs_of
+from holdfast.shared_fs.erasure.shared_objects import held_by_forks, left_elsewhere
 from holdfast.shared_fs.erasure.sought import Sought
 from holdfast.shared_fs.inspection.inspection import incarnations
 from holdfast.shared_fs.snapshots.manifest import open_manifests
@@ -56,6 +58,7 @@ class Place(StrEnum):
     QUARANTINE = "quarantine"
     LOG = "commit logs"
     SNAPSHOTS = "snapshots"
+    FORKS = "snapshots that forks share"
     PACKS = "packs"
     BUCKET_LOG = "logs in the bucket"
     OLD_VERSIONS = "old versions of objects"
@@ -79,6 +82,7 @@ WHAT_REMOVES: Final = {
     Place.LOG: "holdfast purge; else the server: a segment goes once later ones are full; or its "
     "restart",
     Place.SNAPSHOTS: "holdfast purge; else the collector, a day after it marked them",
+    Place.FORKS: "holdfast purge of the forks, or --with-forks",
     Place.PACKS: "holdfast purge; else holdfast collect --thorough, twice, a day apart",
     Place.BUCKET_LOG: "holdfast purge; else the server, once it has put snapshots; or the "
     "collector",
@@ -169,17 +173,26 @@ def remains_in_bucket(
     if sought.store is None and sought.tenant in registry_in_bucket(bucket).read().tenants:
         yield Remain(Place.QUOTA, QUOTAS_PREFIX, 0)
     yield from _tombstones(bucket, sought)
+    manifests = open_manifests(bucket)
+    held = held_by_forks(manifests, sought)
     for place in ("", *bucket.places()):
         for listed in bucket.list(f"{place}{sought.snapshot_folder}"):
             looked[Place.SNAPSHOTS] += 1
             if sought.has_snapshot(listed.key):
-                yield Remain(Place.SNAPSHOTS, listed.key, listed.size_bytes)
+                where = Place.FORKS if listed.key in held else Place.SNAPSHOTS
+                yield Remain(where, listed.key, listed.size_bytes)
         for key, size_bytes in packs_of(bucket, place, sought):
             looked[Place.PACKS] += 1
             if size_bytes is None:
                 yield Remain(Place.UNREADABLE, key, 0)
             elif size_bytes:
                 yield Remain(Place.PACKS, key, size_bytes)
+    for key in left_elsewhere(manifests, sought):
+        if sought.has_snapshot(key):
+            continue  # It was listed.
+        looked[Place.SNAPSHOTS] += 1
+        with contextlib.suppress(ObjectMissingError):
+            yield Remain(Place.SNAPSHOTS, key, bucket.head(key).size_bytes)
     for log in list_logs(bucket):
         for slot in log.slots:
             looked[Place.BUCKET_LOG] += 1

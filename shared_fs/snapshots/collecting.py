@@ -1,6 +1,7 @@
 """The collector: removes objects from the bucket that nothing names and nobody needs any more.
 
-    snapshots, packs    never published, dropped from a manifest, or of a deleted store
+    snapshots, packs    never published, dropped from a manifest, or of a deleted store; none that a
+                        fork holds (`references.py`)
     log slots           of a fenced incarnation; every store in them has a later snapshot
     pins                expired long ago
 
@@ -59,6 +60,7 @@ from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, is_pack, read_index, time_of_pack
 from holdfast.shared_fs.snapshots.pins import PIN_PREFIX, expiry_of, live_pins
 from holdfast.shared_fs.snapshots.places import place_prefix
+from holdfast.shared_fs.snapshots.references import release
 from holdfast.shared_fs.snapshots.repacking import repack
 from holdfast.shared_fs.snapshots.shard import Shard, shard_of
 from holdfast.shared_fs.snapshots.snapshot import SNAPSHOT_PREFIX, version_of_object
@@ -175,6 +177,7 @@ class Collector:
         if not dry_run:
             self._remove_pins(now)
             self._repack(named, now, done)
+            self._release(named, now)
         done.places_away = len(self._places_away)
         return done
 
@@ -251,7 +254,8 @@ class Collector:
         everything = any(pin.everything for pin in pins)
         keys = {key for pin in pins for key in pin.keys}
         for each in due:
-            if any(_names(shards[shard_of(store)], store, each.key) for store in each.stores):
+            entries = (shards[shard_of(store)].get(store) for store in each.stores)
+            if any(entry is not None and entry.names(each.key) for entry in entries):
                 continue
             if everything or each.key in keys:
                 done.pinned += 1
@@ -374,6 +378,13 @@ class Collector:
             except (ObjectDamagedError, ObjectMissingError, NewerFormatError):
                 done.strangers += 1
 
+    def _release(self, named: _Named, now: int) -> None:
+        """Drop what is recorded of forks that hold nothing any more; the next passes remove it."""
+        for store in named.forked:
+            if self._give_up():
+                return
+            release(self._manifests, store, before=now - self._min_age_ms, forget=True)
+
     def _has_deleted(self, key: str) -> bool:
         """Tell whether a pack has an old snapshot of a store that was deleted since."""
         for store, version in read_index(self._bucket, key):
@@ -398,12 +409,17 @@ class _Named:
         self._live_bytes: dict[str, int] = {}
         self._pack_bytes: dict[str, int] = {}
         self._entries: dict[StoreId, StoreEntry] = {}
+        #: The stores of which something is recorded about forks.
+        self.forked: list[StoreId] = []
         for store, entry in manifests.entries():
             for version in entry.versions:
                 self._keys.add(_digest(version.key))
                 if is_pack(version.key):
                     live_bytes = self._live_bytes.get(version.key, 0)
                     self._live_bytes[version.key] = live_bytes + version.length
+            if entry.forks:
+                self.forked.append(store)
+                self._keys.update(_digest(fork.key) for fork in entry.forks if fork.holds)
             if store in wanted:
                 self._entries[store] = entry
 
@@ -439,8 +455,3 @@ class _Named:
 
 def _digest(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big")
-
-
-def _names(shard: Shard, store: StoreId, key: str) -> bool:
-    entry = shard.get(store)
-    return entry is not None and any(version.key == key for version in entry.versions)

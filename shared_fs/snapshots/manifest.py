@@ -54,6 +54,9 @@ FORMAT_VERSION: Final = 1
 #: Of a bucket in which a tenant has had a bucket of its own (`places.py`). Versions that know only
 #: the first format refuse it when they start, rather than take that tenant's snapshots for lost.
 PLACES_FORMAT: Final = 2
+#: Of a bucket in which stores have been forked. A version that does not know it would remove the
+#: objects of a deleted store that its forks hold.
+FORKS_FORMAT: Final = 3
 _FORMAT_TEXT: Final = "holdfast bucket, format "
 #: Tries of one compare-and-set. Each one is lost to another publisher that won, so others would
 #: have to be this many times as fast to make one give up.
@@ -226,10 +229,10 @@ def open_manifests(bucket: Bucket) -> Manifests:
     raise ObjectDamagedError(key=FORMAT_KEY, reason="it comes and goes")
 
 
-def raise_format(bucket: Bucket) -> None:
-    """Mark a bucket as of PLACES_FORMAT. Raises as `check_format`."""
-    while check_format(bucket) < PLACES_FORMAT:
-        body = f"{_FORMAT_TEXT}{PLACES_FORMAT}\n".encode()
+def raise_format(bucket: Bucket, version: int) -> None:
+    """Mark a bucket as of a format, if its format is an earlier one. Raises as `check_format`."""
+    while check_format(bucket) < version:
+        body = f"{_FORMAT_TEXT}{version}\n".encode()
         with suppress(ObjectConflictError):
             bucket.replace(FORMAT_KEY, body, bucket.head(FORMAT_KEY).version)
 
@@ -244,6 +247,6 @@ def check_format(bucket: Bucket) -> int:
     version = text.removeprefix(_FORMAT_TEXT)
     if version == text or not (version.isascii() and version.isdigit()):
         raise ObjectDamagedError(key=FORMAT_KEY, reason="it is not holdfast's")
-    if int(version) > PLACES_FORMAT:
-        raise NewerFormatError(what=bucket.name, found=int(version), known=PLACES_FORMAT)
+    if int(version) > FORKS_FORMAT:
+        raise NewerFormatError(what=bucket.name, found=int(version), known=FORKS_FORMAT)
     return int(version)

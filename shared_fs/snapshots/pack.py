@@ -44,7 +44,8 @@ _INDEX_FORMAT: Final = 1
 _FOOTER: Final = struct.Struct("<I8s")
 _MAGIC: Final = b"HFpack01"
 _MAX_INDEX_BYTES: Final = 64 * MIB
-_FIELD_COUNT: Final = len(fields(SnapshotVersion)) - 1
+#: Without the key, which is the pack's, and the origin: forks share no packs.
+_FIELD_COUNT: Final = len(fields(SnapshotVersion)) - 2
 
 Packed = list[tuple[StoreId, SnapshotVersion]]
 
@@ -101,7 +102,7 @@ def encode_pack(key: str, snapshots: Sequence[Snapshot]) -> tuple[bytes, Packed]
         versions.append((snapshot.store, snapshot.version(key, offset)))
         parts.append(snapshot.body)
         offset += snapshot.length
-    rows = [[*store, *astuple(version)[1:]] for store, version in versions]
+    rows = [[*store, *astuple(version)[1 : 1 + _FIELD_COUNT]] for store, version in versions]
     compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL, write_checksum=True)
     index = compressor.compress(msgpack.packb([_INDEX_FORMAT, rows]))
     return b"".join([*parts, index, _FOOTER.pack(len(index), _MAGIC)]), versions

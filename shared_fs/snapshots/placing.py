@@ -18,7 +18,7 @@ from holdfast.protocol.names import TenantName
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectExistsError, ObjectMissingError
 from holdfast.shared_fs.snapshots.cluster_bucket import PLACE_RETRY, ClusterBucket
-from holdfast.shared_fs.snapshots.manifest import FORMAT_KEY, raise_format
+from holdfast.shared_fs.snapshots.manifest import FORMAT_KEY, PLACES_FORMAT, raise_format
 from holdfast.shared_fs.snapshots.places import (
     MARK_KEY,
     PlaceMark,
@@ -59,7 +59,7 @@ def give_bucket(
         known = next((each for each in records if each.id == mark.id), None)
         try:
             if known is None:
-                raise_format(cluster)
+                raise_format(cluster, PLACES_FORMAT)
                 return _add(cluster, TenantPlace(tenant, _next_number(ours), url, mark.id))
             if known not in ours[-1:]:
                 raise _refused("it was this tenant's earlier; choose another prefix")

@@ -23,6 +23,7 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectDamagedError,
 )
+from holdfast.shared_fs.forks.fork import Fork, Origin
 from holdfast.shared_fs.snapshots.store_entry import (
     VERSION_FIELDS,
     ArchiveMark,
@@ -156,6 +157,7 @@ def _check_format(key: str, found: int) -> None:
 
 
 _SHA256: Final = VERSION_FIELDS.index("sha256")
+_ORIGIN: Final = VERSION_FIELDS.index("origin")
 
 
 def _row_of(entry: StoreEntry) -> Sequence[Any]:
@@ -163,8 +165,11 @@ def _row_of(entry: StoreEntry) -> Sequence[Any]:
     for version in entry.versions:
         values = list(version_values(version))
         values[_SHA256] = bytes.fromhex(version.sha256)
-        versions.append(values)
+        # Most are of no fork.
+        versions.append(values if version.origin is not None else values[:_ORIGIN])
     row = (versions, entry.archived_seq, entry.deleted)
+    if entry.forks:
+        return (*row, entry.archive, entry.forks)
     return row if entry.archive is None else (*row, entry.archive)
 
 
@@ -175,10 +180,13 @@ def _entry_of(row: Sequence[Any]) -> StoreEntry:
     for values in rows:
         named = dict(zip(VERSION_FIELDS, values, strict=False))
         named["sha256"] = named["sha256"].hex()
+        if named.get("origin") is not None:
+            named["origin"] = Origin.of_row(named["origin"])
         versions.append(SnapshotVersion(**named))
     return StoreEntry(
         tuple(versions),
         archived_seq,
         Tombstone(*tombstone[:3]) if tombstone is not None else None,
         ArchiveMark(*row[3][:3]) if len(row) > 3 and row[3] is not None else None,
+        tuple(map(Fork.of_row, row[4])) if len(row) > 4 else (),
     )

@@ -43,6 +43,7 @@ from holdfast.shared_fs.bucket.bucket_backend import ObjectHead
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.bucket.bucket_writing import PART_BYTES
 from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.forks.growing import Growth, grow_file, grow_image
 from holdfast.shared_fs.snapshots.places import place_prefix
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file import schema
@@ -295,7 +296,8 @@ def fetch(
     *,
     small_bytes: int = SMALL_IMAGE_BYTES,
 ) -> Fetched:
-    """Download an image; a large one to `draft`, synced, whose folder must exist.
+    """Download an image; a large one to `draft`, synced, whose folder must exist. The first version
+    of a fork is made of the image that it shares.
 
     Raises ObjectMissingError, ObjectDamagedError, StoreDamagedError if it is not of this store,
     BucketError, StorageFailedError.
@@ -309,6 +311,8 @@ def fetch(
                 # Start over after wrong bytes.
                 pieces.clear()
         content = b"".join(pieces)
+        if version.origin is not None:
+            content = grow_image(content, version.origin.store, growth_of(store, version))
         file = StoreFile.of_image(content, draft, store)
         try:
             file.quick_check()
@@ -323,15 +327,24 @@ def fetch(
                     output.seek(0)
                     output.truncate()
                 output.write(chunk)
+        owner = store if version.origin is None else version.origin.store
         with _local(draft), draft.open("r+b") as output:
-            meta = _check_draft(draft, store)
+            meta = _check_draft(draft, owner)
             _set_format(output, _WAL)
             output.flush()
             os.fsync(output.fileno())
+        if version.origin is not None:
+            meta = grow_file(draft, owner, growth_of(store, version))
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
     return Fetched(store, version, meta, draft)
+
+
+def growth_of(store: StoreId, version: SnapshotVersion) -> Growth:
+    """Return what makes a version of a fork of the image that it shares."""
+    cut_seq = version.origin.cut_seq if version.origin is not None else None
+    return Growth(store, cut_seq, version.epoch, version.revision, version.time)
 
 
 def verify(bucket: Bucket, version: SnapshotVersion) -> None:

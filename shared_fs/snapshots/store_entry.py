@@ -14,13 +14,17 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from holdfast.shared_fs.forks.fork import Fork, Origin
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotVersion:
     """One snapshot of a store, and its place.
 
     The `length` bytes from `offset` of object `key` are one zstd frame, whose content has this
-    sha256 (hex) and `image_bytes` bytes.
+    sha256 (hex) and `image_bytes` bytes. With an `origin`, that is the image of another store, and
+    `growing.py` makes the image of this version of it. Until then, `count` and `bytes` are those of
+    the other store.
     """
 
     key: str
@@ -36,6 +40,8 @@ class SnapshotVersion:
     #: Times of the store's last change and of the snapshot, in milliseconds since the epoch.
     time: int
     taken: int
+    #: Only of the first version of a fork.
+    origin: Origin | None = None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -83,6 +89,14 @@ class StoreEntry:
     deleted: Tombstone | None = None
     #: Where the archive is; None if an export of an earlier version archived it.
     archive: ArchiveMark | None = None
+    #: The forks that were made of it, also of an earlier store of its name.
+    forks: tuple[Fork, ...] = ()
+
+    def names(self, key: str) -> bool:
+        """Tell whether an object must stay: a version names it, or a fork holds it."""
+        return any(version.key == key for version in self.versions) or any(
+            fork.holds and fork.key == key for fork in self.forks
+        )
 
     @property
     def newest(self) -> SnapshotVersion | None:
@@ -149,6 +163,8 @@ def pruned(entry: StoreEntry, keep: KeepPolicy, now_ms: int) -> StoreEntry:
 
 
 def deleted(entry: StoreEntry | None, tombstone: Tombstone) -> StoreEntry:
-    """Return the entry of a deleted store: no versions, and a tombstone."""
+    """Return the entry of a deleted store: no versions, and a tombstone. Its forks stay."""
     before = entry.deleted if entry is not None else None
-    return StoreEntry(deleted=max(before, tombstone) if before is not None else tombstone)
+    forks = entry.forks if entry is not None else ()
+    last = max(before, tombstone) if before is not None else tombstone
+    return StoreEntry(deleted=last, forks=forks)

@@ -205,8 +205,7 @@ INSERT_LARGE_MESSAGE: Final = (
 SELECT_MESSAGE: Final = f"SELECT {ROW} FROM messages WHERE seq = ?"
 SELECT_MESSAGE_BYTES: Final = f"SELECT {MESSAGE_BYTES} FROM messages WHERE seq = ?"
 SELECT_MESSAGES: Final = (
-    f"SELECT {ROW} FROM messages WHERE seq BETWEEN ? AND ?"
-    " ORDER BY seq LIMIT ?"
+    f"SELECT {ROW} FROM messages WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?"
 )
 SELECT_TIME: Final = "SELECT time FROM messages WHERE seq = ?"
 SELECT_SEQS: Final = "SELECT seq FROM messages WHERE seq >= ? ORDER BY seq LIMIT ?"
@@ -246,13 +245,11 @@ SELECT_APPENDED_FROM: Final = (
     " ORDER BY seq LIMIT 1"
 )
 SELECT_APPENDED_AFTER: Final = (
-    f"SELECT {ROW} FROM messages"
-    " WHERE seq > ? AND replaced IS NULL ORDER BY seq LIMIT ?"
+    f"SELECT {ROW} FROM messages WHERE seq > ? AND replaced IS NULL ORDER BY seq LIMIT ?"
 )
 #: By the partial index messages_replaced.
 SELECT_REPLACED_AFTER: Final = (
-    f"SELECT {ROW} FROM messages"
-    " WHERE replaced = 1 AND revision > ? ORDER BY revision LIMIT ?"
+    f"SELECT {ROW} FROM messages WHERE replaced = 1 AND revision > ? ORDER BY revision LIMIT ?"
 )
 #: Rows that may have to be removed: `(seq, revision, time, bytes, expires)`. By seq, the order in
 #: which limits remove them; by time, with messages_replaced for replaced messages; by by_expires.
@@ -283,6 +280,7 @@ SELECT_MSG_ID: Final = "SELECT seq, revision, time FROM msg_ids WHERE msg_id = ?
 SELECT_MSG_ID_OF: Final = "SELECT msg_id FROM msg_ids WHERE seq = ?"
 #: A scan of the ids of one window.
 DELETE_MSG_ID_OF: Final = "DELETE FROM msg_ids WHERE seq = ?"
+DELETE_MSG_IDS_AFTER: Final = "DELETE FROM msg_ids WHERE seq > ?"
 COUNT_MSG_IDS: Final = "SELECT count(*) FROM msg_ids"
 #: A scan, as the one before; the table has the ids of one window.
 DELETE_OLD_MSG_IDS: Final = "DELETE FROM msg_ids WHERE time < ?"
@@ -332,10 +330,7 @@ ARCHIVABLE: Final = (
     "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL AND body_bytes IS NULL"
     " AND (headers IS NULL OR substr(headers, 1, 1) <> x'4E')"
 )
-SELECT_ARCHIVABLE: Final = (
-    f"SELECT {ROW} FROM messages WHERE {ARCHIVABLE}"
-    " ORDER BY seq LIMIT ?"
-)
+SELECT_ARCHIVABLE: Final = f"SELECT {ROW} FROM messages WHERE {ARCHIVABLE} ORDER BY seq LIMIT ?"
 DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {ARCHIVABLE}"
 COUNT_MESSAGES: Final = "SELECT count(*) FROM messages WHERE seq BETWEEN ? AND ?"
 
@@ -412,6 +407,11 @@ CREATE TABLE IF NOT EXISTS cursor_rows(
 )
 #: A scan of the schema's dozen rows.
 HAS_CURSORS: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'cursors')"
+#: What removes all consumers and cursors, with the question whether there are such tables.
+DROP_READERS: Final = (
+    (HAS_CONSUMERS, ("DELETE FROM consumers", "DELETE FROM deliveries")),
+    (HAS_CURSORS, ("DELETE FROM cursors", "DELETE FROM cursor_rows")),
+)
 INSERT_CURSOR: Final = (
     "INSERT INTO cursors(name, config, state) VALUES (?, x'', x'') ON CONFLICT (name) DO NOTHING"
 )

@@ -186,6 +186,27 @@ class StoreChanges(StoreRows):
         self.store = store
 
     @raises_ours
+    def end_at(self, last_seq: int) -> None:
+        """Let the next message of a stream without messages beyond `last_seq` be the one after it,
+        in a transaction of its own. Only for a store that nobody has seen, since these numbers were
+        given before."""
+        meta = replace(self.meta, last_seq=min(last_seq, self.meta.last_seq))
+        with self._transaction():
+            self._execute(schema.DELETE_MSG_IDS_AFTER, (last_seq,))
+            self._write_meta(meta)
+        self.meta, self._last_msg_id = meta, None
+
+    @raises_ours
+    def drop_readers(self) -> None:
+        """Remove the consumers and cursors of a stream, in a transaction of its own. Only for a
+        store that nobody has seen: no change tells of it."""
+        with self._transaction():
+            for exists, statements in schema.DROP_READERS:
+                if self._execute(exists).get:
+                    for statement in statements:
+                        self._execute(statement)
+
+    @raises_ours
     def forget(self, *, msg_ids_before: int, outcomes_before: int) -> Forgotten:
         """Drop msg_ids and outcomes older than these times, and changes above their limit."""
         if self.is_sealed:

@@ -209,9 +209,11 @@ class StoreFile(StoreChanges):
         return file
 
     @classmethod
-    def of_image(cls, image: bytes, path: Path, store: StoreId) -> StoreFile:
-        """Open an image in memory, read-only. Its journal format must not be WAL; `path` is its
-        name in messages. Raises StoreDamagedError, NewerFormatError."""
+    def of_image(
+        cls, image: bytes, path: Path, store: StoreId, *, writable: bool = False
+    ) -> StoreFile:
+        """Open an image in memory, read-only unless `writable`. Its journal format must not be WAL;
+        `path` is its name in messages. Raises StoreDamagedError, NewerFormatError."""
         try:
             connection = apsw.Connection(":memory:")
             connection.deserialize("main", image)
@@ -221,7 +223,7 @@ class StoreFile(StoreChanges):
         file.in_memory = True
         try:
             file._load()
-            connection.pragma("query_only", 1)
+            connection.pragma("query_only", int(not writable))
         except BaseException:
             file.abandon()
             raise
@@ -399,9 +401,7 @@ class StoreFile(StoreChanges):
 
         Like `image`, but takes no memory for the content.
         """
-        copy = connect(
-            str(path), apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, self._vfs
-        )
+        copy = connect(str(path), apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, self._vfs)
         try:
             copy.pragma("journal_mode", "off")
             self._back_up(copy)

@@ -90,7 +90,7 @@ class Images:
 
     def _content(self, work: SnapshotWork) -> bytes:
         version = work.version
-        span = self._spans.get(version.key)
+        span = self._spans.get(version.key) if version.origin is None else None
         if span is not None:
             start, end = span
             body = self._read.get(version.key)
@@ -126,7 +126,8 @@ def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
     """Return for each object the range that contains the wanted parts, if one range is worth it."""
     wanted: dict[str, list[SnapshotVersion]] = {}
     for version in versions:
-        if version.image_bytes <= _IN_MEMORY_BYTES:
+        # Only `fetch` makes the image of a fork of the one that it shares.
+        if version.image_bytes <= _IN_MEMORY_BYTES and version.origin is None:
             wanted.setdefault(version.key, []).append(version)
     spans: dict[str, tuple[int, int]] = {}
     for key, found in wanted.items():
@@ -140,8 +141,13 @@ def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
 
 def _open_shared(bucket: Bucket, work: SnapshotWork, folder: Path, archive: Archive) -> StoreImage:
     version = work.version
-    path = folder / f"{version.sha256}.db"
-    with _locked(folder / f"{version.sha256}.lock", fcntl.LOCK_EX):
+    name = version.sha256
+    if version.origin is not None:
+        # The image that it shares with another store has the same.
+        whose = f"{name} {work.store} {version.order}"
+        name = hashlib.sha256(whose.encode()).hexdigest()
+    path = folder / f"{name}.db"
+    with _locked(folder / f"{name}.lock", fcntl.LOCK_EX):
         if not path.exists():
             _make_room(folder, KEPT_BYTES - version.image_bytes)
             draft = path.with_suffix(f".{secrets.token_hex(4)}.tmp")

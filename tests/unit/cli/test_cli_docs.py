@@ -222,7 +222,7 @@ def documented(path: str) -> Any:
         ("restore STORE", restore_report(STORE, VERSION | {"exact": True, "replayed": 0})),
         (
             "delete STORE",
-            delete_report(STORE, VERSION | {"files": 1, "snapshots": 1, "remains": [REMAIN]}),
+            delete_report(STORE, VERSION | {"files": 1, "snapshots": 1, "remains": [REMAIN], "forks": []}),
         ),
         (
             "purge [STORE]",

@@ -16,10 +16,12 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectDamagedError
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
+from holdfast.shared_fs.forks.fork import Fork, Origin
 from holdfast.shared_fs.snapshots import manifest
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.shard import Shard, find_entry, shard_key, shard_of
 from holdfast.shared_fs.snapshots.store_entry import (
+    ArchiveMark,
     KeepPolicy,
     Published,
     SnapshotVersion,
@@ -113,13 +115,18 @@ _versions = st.builds(
     _numbers,
     _numbers,
     st.binary(min_size=32, max_size=32).map(bytes.hex),
-    *[_numbers] * (len(fields(SnapshotVersion)) - 4),
+    *[_numbers] * (len(fields(SnapshotVersion)) - 5),
+    st.none() | st.builds(Origin, st.text(), _numbers, st.text(), st.none() | _numbers, st.text()),
 )
 _entries = st.builds(
     StoreEntry,
     st.lists(_versions, max_size=3).map(tuple),
     _numbers,
     st.none() | st.builds(Tombstone, _numbers, _numbers, _numbers),
+    st.none() | st.builds(ArchiveMark, _numbers, _numbers, st.text()),
+    st.lists(
+        st.builds(Fork, st.text(), _numbers, _numbers, st.text(), st.booleans()), max_size=3
+    ).map(tuple),
 )
 _stores = st.builds(StoreId, st.text(max_size=5), st.sampled_from([1, 2]), st.text(max_size=10))
 
@@ -247,7 +254,7 @@ def test_somebody_who_always_loses_gives_up(
 
 def test_a_bucket_of_a_later_holdfast_or_of_somebody_else_is_refused() -> None:
     for text, error in (
-        (b"holdfast bucket, format 3\n", NewerFormatError),
+        (b"holdfast bucket, format 4\n", NewerFormatError),
         (b"something else", ObjectDamagedError),
     ):
         bucket = Bucket(MemoryBackend())

@@ -1,0 +1,1 @@
+"""Stores that share a snapshot of another store: what is recorded of that, and what they become."""
