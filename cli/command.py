@@ -49,7 +49,7 @@ _COMMANDS: Final = {
     "doctor": ("commands.doctor", "doctor"),
     "drain": ("commands.drain", "drain"),
     "export": ("commands.tables", "export_command"),
-    "fork": ("commands.fork", "fork"),
+    "fork": ("forks.fork", "fork"),
     "gateway": ("gateway.gateway", "gateway"),
     "import": ("commands.tables", "import_command"),
     "issuer": ("access.issuer", "issuer"),

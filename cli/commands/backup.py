@@ -227,7 +227,7 @@ async def _delete(settings: Settings, name: str, kind: str | None) -> JsonObject
             report["server"], "remains", store=list(store), epoch=report["epoch"]
         )
         rows = remaining_rows(report, left)
-        return delete_report(store, {**report, "remains": rows, "forks": left["forks"]})
+        return delete_report(store, {**report, "remains": rows, "forks": left.get("forks", [])})
 
 
 def remaining_rows(report: Mapping[str, Any], left: Mapping[str, Any]) -> list[JsonObject]:

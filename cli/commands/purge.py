@@ -57,6 +57,10 @@ class Erasure:
     known_tables: set[str] = field(default_factory=set)
     tables: list[JsonObject] = field(default_factory=list)
     remains: list[JsonObject] = field(default_factory=list)
+    #: What is left of forks that were purged with the store.
+    remains_of_forks: list[JsonObject] = field(default_factory=list)
+    #: Stores that were made of the store, and may hold what is erased.
+    forks: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -93,6 +97,7 @@ class Erasure:
             "servers": self.servers,
             "pinned_until": self.pinned_until or None,
             "remains": self.remains,
+            "forks": self.forks,
         }
 
 
@@ -126,6 +131,7 @@ class Erasure:
     is_flag=True,
     help="Do the tables' part of a purge that reported --epoch; asks no server.",
 )
+@click.option("--with-forks", is_flag=True, help="Erase it from the store's forks, too.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @KIND_OPTION
 @client_command
@@ -139,6 +145,7 @@ def purge(
     wait_seconds: float,
     tables: tuple[str, ...],
     only_tables: bool,
+    with_forks: bool,
     yes: bool,
     kind: str | None,
 ) -> None:
@@ -146,7 +153,8 @@ def purge(
 
     You cannot undo this, and earlier states of the store cannot be restored. The command reports
     what it removed and what is left. The exit code is 1 if a value may be left; run the command
-    again later. Needs an operator's permissions.
+    again later. Forks of STORE keep what they hold: the command names them. Needs an operator's
+    permissions.
     """
     if bool(name) == every:
         raise click.UsageError("name a store, or give --all")
@@ -154,6 +162,8 @@ def purge(
         raise click.UsageError("give --key or --seq")
     if every and (key is not None or seq is not None or epoch is not None):
         raise click.UsageError("--key, --seq and --epoch need a store")
+    if with_forks and (every or only_tables):
+        raise click.UsageError("--with-forks needs a store, and servers")
     implied = "kv" if key is not None else "stream" if seq is not None else kind
     if only_tables and not (tables and (every or (epoch is not None and implied is not None))):
         raise click.UsageError("--only-tables needs --table, --epoch and --kind, or --all")
@@ -166,11 +176,14 @@ def purge(
         store = None if every else StoreId(settings.tenant, _kind(implied), check_store(name))
         done = Erasure(settings.tenant, store, epoch or 0)
     else:
-        done = asyncio.run(_purge(settings, name, implied, key, seq, epoch, wait_seconds))
+        done = asyncio.run(
+            _purge(settings, name, implied, key, seq, epoch, wait_seconds, with_forks=with_forks)
+        )
     if tables:
         _erase_from(done, tables, key if key is not None else seq)
         if not only_tables:
             asyncio.run(_tell_of_tables(settings, done))
+    done.remains += done.remains_of_forks
     for table in sorted(done.known_tables):
         done.remains.append(_row("tables", table, "holdfast purge --table URL"))
     if settings.json:
@@ -199,6 +212,8 @@ async def _purge(
     seq: int | None,
     epoch: int | None,
     wait_seconds: float,
+    *,
+    with_forks: bool,
 ) -> Erasure:
     async with connected_owners(settings) as owners:
         if not name:
@@ -207,6 +222,8 @@ async def _purge(
         else:
             place = {"key": key} if key is not None else {"seq": seq} if seq is not None else {}
             done = await _voided(owners, name, kind, place, epoch)
+            if with_forks:
+                await _purge_forks(owners, done, place, wait_seconds)
         await _swept(owners, done, wait_seconds, settings.timeout)
         if not name:
             counts = {"stores": done.stores, **done.removed, "left": len(done.remains)}
@@ -234,6 +251,27 @@ async def _voided(
     done = Erasure(owners.tenant, store, report["epoch"], 1)
     done.add(report)
     return done
+
+
+async def _purge_forks(
+    owners: ConnectedOwners, done: Erasure, place: Mapping[str, object], wait_seconds: float
+) -> None:
+    """Erase from the forks what was voided in the store, and what they hold of it in the bucket. A
+    fork that is made meanwhile is named, and not purged."""
+    await _sweep(owners, done)
+    for name in done.forks:
+        assert done.store is not None
+        fork = done.store._replace(name=name)
+        with contextlib.suppress(NotFoundError):  # Its application destroyed it meanwhile.
+            report = await owners.ask(fork, "purge", **place)
+            of_fork = Erasure(owners.tenant, fork, report["epoch"], 1)
+            of_fork.add(report)
+            await _swept(owners, of_fork, wait_seconds, wait_seconds)
+            for count, number in of_fork.removed.items():
+                done.removed[count] += number
+            done.stores += 1
+            done.known_tables |= of_fork.known_tables
+            done.remains_of_forks += of_fork.remains
 
 
 async def _exists(owners: ConnectedOwners, name: str, kind: str | None) -> bool:
@@ -319,6 +357,7 @@ async def _sweep(owners: ConnectedOwners, done: Erasure) -> bool:
     done.looked_at = dict(last["looked_at"])
     # What all see, the last one saw last.
     done.remains = list(last["remains"])
+    done.forks = list(last.get("forks", []))
     if last["shares_files"]:
         return True
     for report in others:
@@ -399,6 +438,8 @@ def _print(done: Erasure, what: str) -> None:
             f"{table['files']:,} files with {table['rows']:,} rows looked at"
         )
     print_remains(done.remains)
+    if done.forks:
+        click.echo(f"forks, which keep what they hold: {', '.join(done.forks)}")
     if done.pinned_until:
         click.echo(f"readers keep some of it until {moment(done.pinned_until)} at most")
     if not done.is_complete and done.store is not None:

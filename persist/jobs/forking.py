@@ -45,7 +45,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.tombstone import read_tombstone
-from holdfast.shared_fs.forks.fork import Fork
+from holdfast.shared_fs.forks.fork import ForkReference
 from holdfast.shared_fs.forks.growing import Growth, grow
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import StoreMeta
@@ -216,7 +216,7 @@ class ForkJobs:
         self, store: StoreId, parent: StoreId, found: _Found, made: SnapshotVersion
     ) -> Callable[[], bool]:
         def publish() -> bool:
-            fork = Fork(store.name, made.epoch, made.taken, made.key, holds=True)
+            fork = ForkReference(store.name, made.epoch, made.taken, made.key, holds=True)
             if not self._sharing.refer(parent, found.version, fork):
                 raise BusyError(what=f"the snapshot of {parent}")
             return self._sharing.publish(store, made)
@@ -250,7 +250,7 @@ class ForkJobs:
         life = self._life
         life.disk.make_directory(draft.parent)
         # Before anything of the parent is read: see `references.py`.
-        fork = Fork(store.name, 0, life.clock_ms())
+        fork = ForkReference(store.name, 0, life.clock_ms())
         if not self._sharing.refer(parent, found.version, fork):
             raise BusyError(what=f"the snapshot of {parent}")
         if found.version is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast.persist.incarnation import Incarnation
 from holdfast.protocol.errors import BusyError
 from holdfast.protocol.names import StoreId
-from holdfast.shared_fs.forks.fork import Fork, Origin
+from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
 from holdfast.shared_fs.forks.growing import first_revision
 from holdfast.shared_fs.snapshots.manifest import FORKS_FORMAT, Manifests, raise_format
 from holdfast.shared_fs.snapshots.pack import is_pack
@@ -43,7 +43,7 @@ class Sharing:
         """Return what the bucket knows of a store. Raises BucketError."""
         return self._manifests().find(store) or StoreEntry()
 
-    def refer(self, parent: StoreId, version: SnapshotVersion | None, fork: Fork) -> bool:
+    def refer(self, parent: StoreId, version: SnapshotVersion | None, fork: ForkReference) -> bool:
         """Record a fork of a store that is not published yet; return False if `version`, of which
         it is to be made, is not there any more. Raises LimitExceededError, BucketError."""
         manifests = self._manifests()
@@ -114,5 +114,5 @@ def version_of_fork(
         revision=max(first_revision(version.revision, cut_count), above + 1),
         last_seq=last_seq,
         taken=taken,
-        origin=Origin(*base, cut, request),
+        origin=ForkOrigin(*base, cut, request),
     )

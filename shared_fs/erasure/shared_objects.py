@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.erasure.sought import Sought
-from holdfast.shared_fs.forks.fork import Fork
+from holdfast.shared_fs.forks.fork import ForkReference
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.references import release
 from holdfast.shared_fs.snapshots.store_entry import StoreEntry
@@ -48,7 +48,7 @@ def held_by_forks(manifests: Manifests, sought: Sought) -> set[str]:
     }
 
 
-def shared_with(parent: StoreId, entry: StoreEntry, sought: Sought) -> Iterator[Fork]:
+def shared_with(parent: StoreId, entry: StoreEntry, sought: Sought) -> Iterator[ForkReference]:
     """Yield the forks of a store that are sought and shared an object with it."""
     for fork in entry.forks:
         if fork.key and sought.has(fork.store(parent), fork.epoch):

@@ -1,7 +1,7 @@
 """What manifests record of forks: on both sides, so that neither loses what it shares. Pure.
 
-    the parent's entry      a `Fork` for each fork: whether it holds an object of the parent
-    the fork's version      its `Origin`: of which store the object is, and where it is cut
+    the parent's entry      a `ForkReference` to each fork: does it hold an object of the parent?
+    the fork's version      its `ForkOrigin`: of which store the object is, and where it is cut
 
 An object of a snapshot stays as long as its store's entry names it: as a version, or for a fork
 that holds it. The collector and the erasure judge an object by that entry alone.
@@ -18,7 +18,7 @@ from holdfast.protocol.names import StoreId
 MAX_FORKS: Final = 1000
 
 
-class Fork(NamedTuple):
+class ForkReference(NamedTuple):
     """A fork of a store, of the same tenant and kind, as the entry of the store has it."""
 
     name: str
@@ -37,13 +37,13 @@ class Fork(NamedTuple):
         return StoreId(parent.tenant, parent.kind, self.name)
 
     @classmethod
-    def of_row(cls, row: Any) -> Fork:
+    def of_row(cls, row: Any) -> ForkReference:
         """Return the fork of a row of a manifest; later formats may append values."""
         name, epoch, taken, key, holds = row[:5]
         return cls(name, epoch, taken, key, bool(holds))
 
 
-class Origin(NamedTuple):
+class ForkOrigin(NamedTuple):
     """Where a version of a fork comes from: the image of another store, under its name."""
 
     tenant: str
@@ -60,6 +60,6 @@ class Origin(NamedTuple):
         return StoreId(self.tenant, self.kind, self.name)
 
     @classmethod
-    def of_row(cls, row: Any) -> Origin:
+    def of_row(cls, row: Any) -> ForkOrigin:
         """Return the origin of a row of a manifest; later formats may append values."""
         return cls(*row[:5])

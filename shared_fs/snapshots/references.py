@@ -28,13 +28,13 @@ from dataclasses import replace
 from holdfast.protocol.errors import LimitExceededError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
-from holdfast.shared_fs.forks.fork import MAX_FORKS, Fork
+from holdfast.shared_fs.forks.fork import MAX_FORKS, ForkReference
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.shared_fs.snapshots.store_entry import StoreEntry
 
 
-def refer(manifests: Manifests, parent: StoreId, fork: Fork) -> bool:
+def refer(manifests: Manifests, parent: StoreId, fork: ForkReference) -> bool:
     """Record a fork in the entry of a store; return False if the entry does not name what the fork
     is to hold any more. Raises LimitExceededError if the store has the most forks."""
     entry = manifests.find(parent)
@@ -65,7 +65,7 @@ def release(
     forks that do not exist any more are removed, and the keys of objects that are gone.
     """
     entry = manifests.find(parent) or StoreEntry()
-    changed: dict[Fork, Fork | None] = {}
+    changed: dict[ForkReference, ForkReference | None] = {}
     for fork in entry.forks:
         if before is not None and fork.taken >= before:
             continue
@@ -108,7 +108,7 @@ def _is_deleted(manifests: Manifests, store: StoreId) -> bool:
     return entry is not None and entry.deleted is not None
 
 
-def _as_it_is(manifests: Manifests, parent: StoreId, fork: Fork) -> Fork | None:
+def _as_it_is(manifests: Manifests, parent: StoreId, fork: ForkReference) -> ForkReference | None:
     """Return what a reference should be by now; None if the fork does not exist."""
     child = fork.store(parent)
     if fork.holds and _has_version(manifests.find(child), fork.key):
@@ -123,7 +123,7 @@ def _as_it_is(manifests: Manifests, parent: StoreId, fork: Fork) -> Fork | None:
     return fork._replace(holds=False) if lives or has_more else None
 
 
-def _without_gone_object(manifests: Manifests, fork: Fork) -> Fork | None:
+def _without_gone_object(manifests: Manifests, fork: ForkReference) -> ForkReference | None:
     with suppress(ObjectMissingError):
         manifests.bucket.head(fork.key)
         return fork

@@ -23,7 +23,7 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectDamagedError,
 )
-from holdfast.shared_fs.forks.fork import Fork, Origin
+from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
 from holdfast.shared_fs.snapshots.store_entry import (
     VERSION_FIELDS,
     ArchiveMark,
@@ -181,12 +181,12 @@ def _entry_of(row: Sequence[Any]) -> StoreEntry:
         named = dict(zip(VERSION_FIELDS, values, strict=False))
         named["sha256"] = named["sha256"].hex()
         if named.get("origin") is not None:
-            named["origin"] = Origin.of_row(named["origin"])
+            named["origin"] = ForkOrigin.of_row(named["origin"])
         versions.append(SnapshotVersion(**named))
     return StoreEntry(
         tuple(versions),
         archived_seq,
         Tombstone(*tombstone[:3]) if tombstone is not None else None,
         ArchiveMark(*row[3][:3]) if len(row) > 3 and row[3] is not None else None,
-        tuple(map(Fork.of_row, row[4])) if len(row) > 4 else (),
+        tuple(map(ForkReference.of_row, row[4])) if len(row) > 4 else (),
     )

@@ -14,7 +14,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from holdfast.shared_fs.forks.fork import Fork, Origin
+from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SnapshotVersion:
     time: int
     taken: int
     #: Only of the first version of a fork.
-    origin: Origin | None = None
+    origin: ForkOrigin | None = None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -90,7 +90,7 @@ class StoreEntry:
     #: Where the archive is; None if an export of an earlier version archived it.
     archive: ArchiveMark | None = None
     #: The forks that were made of it, also of an earlier store of its name.
-    forks: tuple[Fork, ...] = ()
+    forks: tuple[ForkReference, ...] = ()
 
     def names(self, key: str) -> bool:
         """Tell whether an object must stay: a version names it, or a fork holds it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from holdfast.client import InvalidArgumentError
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from tests.integration.test_backup_restore import TENANT, running_scene
+from tests.support.present import present
 
 COUNT = 120
 
@@ -51,13 +53,19 @@ async def test_a_fork_shares_a_snapshot_and_outlives_its_parent(
         # It was cold until now.
         whole = client.stream("whole")
         assert [each.value async for each in whole.get_all()] == values
-        assert (await fork.get(101)).value == b"mine"
-        trial = client.kv("trial")
-        assert (await trial.get("theme")).value == b"dark"
+        assert present(await fork.get(101)).value == b"mine"
+        assert present(await client.kv("trial").get("theme")).value == b"dark"
 
-        # What nobody has any more goes.
+        # What nobody needs any more goes, and a purge reaches the forks of forks.
         await fork.destroy()
-        purged = await asyncio.to_thread(scene.holdfast, "purge", "whole", "--yes")
+        await whole.fork("copy")
+        purged = await asyncio.to_thread(
+            scene.holdfast, "purge", "whole", "--seq", "5", "--with-forks", "--yes"
+        )
         assert purged.returncode == 0, purged.stdout.decode() + scene.logs()
+        assert json.loads(purged.stdout)["forks"] == ["copy"]
         assert not list(bucket.list(f"snapshots/{TENANT}/parent.stream/"))
+        for each in (whole, client.stream("copy")):
+            assert await each.get(5) is None
+            assert present(await each.get(6)).value == values[5]
         bucket.close()

@@ -222,7 +222,10 @@ def documented(path: str) -> Any:
         ("restore STORE", restore_report(STORE, VERSION | {"exact": True, "replayed": 0})),
         (
             "delete STORE",
-            delete_report(STORE, VERSION | {"files": 1, "snapshots": 1, "remains": [REMAIN], "forks": []}),
+            delete_report(
+                STORE,
+                VERSION | {"files": 1, "snapshots": 1, "remains": [REMAIN], "forks": ["trial"]},
+            ),
         ),
         (
             "purge [STORE]",
@@ -233,6 +236,7 @@ def documented(path: str) -> Any:
                 servers=["s"],
                 tables=[TableErasure("t").to_json()],
                 remains=[REMAIN],
+                forks=["trial"],
             ).to_json(),
         ),
         (

@@ -205,6 +205,7 @@ def test_subjects_are_those_that_the_code_builds() -> None:
         subjects.coordinator("acme", "resolve"),
         subjects.server("acme", "p1"),
         subjects.destroy("acme", "p1"),
+        subjects.fork("acme", "p1"),
         subjects.changes(NOTES),
         subjects.changes(SETTINGS),
         subjects.cluster("open"),

@@ -20,6 +20,7 @@ def test_the_formats_that_are_listed_are_those_of_the_code() -> None:
         "`state.db` of the coordinator": state_format.FORMAT_VERSION,
         "the bucket": manifest.FORMAT_VERSION,
         "the bucket, once a tenant has one of its own": manifest.PLACES_FORMAT,
+        "the bucket, once a store has been [forked](../forks.md)": manifest.FORKS_FORMAT,
         "log objects in the bucket": log_object.FORMAT,
         "a shard of manifests": shard._SHARD_FORMAT,
     }

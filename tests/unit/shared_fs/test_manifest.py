@@ -16,7 +16,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectDamagedError
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
-from holdfast.shared_fs.forks.fork import Fork, Origin
+from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
 from holdfast.shared_fs.snapshots import manifest
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.shard import Shard, find_entry, shard_key, shard_of
@@ -109,6 +109,7 @@ def test_the_version_of_a_time_or_a_revision_is_found() -> None:
 
 # Shards
 _numbers = st.integers(0, 2**62)
+_texts = st.text(max_size=20)
 _versions = st.builds(
     SnapshotVersion,
     st.text(max_size=20),
@@ -116,7 +117,7 @@ _versions = st.builds(
     _numbers,
     st.binary(min_size=32, max_size=32).map(bytes.hex),
     *[_numbers] * (len(fields(SnapshotVersion)) - 5),
-    st.none() | st.builds(Origin, st.text(), _numbers, st.text(), st.none() | _numbers, st.text()),
+    st.none() | st.builds(ForkOrigin, _texts, _numbers, _texts, st.none() | _numbers, _texts),
 )
 _entries = st.builds(
     StoreEntry,
@@ -125,7 +126,7 @@ _entries = st.builds(
     st.none() | st.builds(Tombstone, _numbers, _numbers, _numbers),
     st.none() | st.builds(ArchiveMark, _numbers, _numbers, st.text()),
     st.lists(
-        st.builds(Fork, st.text(), _numbers, _numbers, st.text(), st.booleans()), max_size=3
+        st.builds(ForkReference, _texts, _numbers, _numbers, _texts, st.booleans()), max_size=3
     ).map(tuple),
 )
 _stores = st.builds(StoreId, st.text(max_size=5), st.sampled_from([1, 2]), st.text(max_size=10))

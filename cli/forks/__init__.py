@@ -1,0 +1,1 @@
+"""New stores that begin as others are."""
