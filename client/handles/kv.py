@@ -20,9 +20,9 @@ from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription, subscription_to
 from holdfast.client.following.track import Wanted
 from holdfast.client.handles import configuration
-from holdfast.client.handles.destroying import destroy
 from holdfast.client.handles.entry_reads import EntryReads
 from holdfast.client.handles.forking import StoreFork, fork
+from holdfast.client.handles.owner_jobs import destroy
 from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.transaction import KVTransaction
 from holdfast.client.large_values.large_value import is_large, with_large_value

@@ -1,7 +1,8 @@
 """Jobs that the owner of a store does for an application: destroying and forking stores.
 
 The client repeats its request, with the name of one job, until the owner has done it, so a lost
-reply costs nothing. If the owner dies or hands the store over, the next owner begins anew."""
+reply costs nothing. If the owner dies or hands the store over, the next owner begins anew. What
+owners do is in `persist/jobs/administration.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import PACKED_HEAD, head_from_wire
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.control import Owner
@@ -20,6 +22,24 @@ from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 
 _POLL_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 0.2
+
+
+async def destroy(
+    link: Link, key: StoreKey, timeout_seconds: float | None, epoch: int | None = None
+) -> bool:
+    """Destroy a store; return False if there was none. With `epoch`, which a head has told, only
+    the life of the store that had it, as in each retry: what was written again later is left
+    alone. Raises OperationTimeoutError."""
+    timeout = link.timeout_seconds if timeout_seconds is None else timeout_seconds
+    if epoch is None:
+        wire, *_ = await link.call(key, PACKED_HEAD, False, 0, timeout_seconds)
+        head = head_from_wire(wire)
+        if not head.revision:
+            return False
+        epoch = head.epoch
+    fields = {"store": list(key), "epoch": epoch}
+    await have_done(link, key, link.subjects.destroy, fields, timeout)
+    return True
 
 
 async def have_done(

@@ -20,8 +20,8 @@ from typing import Any, Final, Unpack
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.served_changes import ServedChanges
 from holdfast.client.handles import configuration
-from holdfast.client.handles.destroying import destroy
 from holdfast.client.handles.message_reads import MessageReads
+from holdfast.client.handles.owner_jobs import destroy
 from holdfast.client.handles.serving_wire import (
     Appended,
     Lost,

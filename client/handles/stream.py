@@ -13,9 +13,9 @@ from holdfast.client.following.subscription import Subscription, subscription_to
 from holdfast.client.following.track import Wanted
 from holdfast.client.handles import configuration
 from holdfast.client.handles.consumer import Consumer, consumer_infos
-from holdfast.client.handles.destroying import destroy
 from holdfast.client.handles.forking import StoreFork, fork
 from holdfast.client.handles.message_reads import MessageReads, checked_filters
+from holdfast.client.handles.owner_jobs import destroy
 from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.transaction import StreamTransaction
 from holdfast.client.large_values.large_value import is_large, with_large_value

@@ -22,7 +22,7 @@ MODULES = (holdfast.client, holdfast.client.sync)
 #: What is said between the parts, or to operators alone, whose commands have errors of their own.
 ONLY_INSIDE = {
     *("already_running", "deposed", "fenced", "not_owner", "writer_gap"),
-    *("last_server", "server_in_use", "point_not_reached", "stale_file_system"),
+    *("last_server", "server_in_use", "stale_file_system"),
 }
 
 

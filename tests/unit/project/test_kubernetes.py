@@ -403,6 +403,9 @@ def test_servers_log_in_and_probes_ask_with_files_that_the_page_puts_into_the_se
             assert str(file.parent) == login["mountPath"]
 
 
+VERBS = ("coord", "srv", "destroy", "fork")
+
+
 def test_the_nats_of_the_manifests_permits_what_the_page_on_operations_says() -> None:
     own = (FOLDER / "nats" / "users.conf").read_text()
     [documented] = fenced(read("operations.md"), "nats")
@@ -411,8 +414,11 @@ def test_the_nats_of_the_manifests_permits_what_the_page_on_operations_says() ->
         permissions = [(verb, json.loads(found)) for verb, found in lines]
         assert permissions == [
             ("publish", ["hf.>", "_INBOX.>"]),
-            ("subscribe", ["hf._.>", "hf.*.coord.*", "hf.*.srv.*", "hf.*.destroy.*", "_INBOX.>"]),
-            ("publish", [f"hf.{tenant}.{verb}.*" for verb in ("coord", "srv", "destroy")]),
+            (
+                "subscribe",
+                ["hf._.>", *(f"hf.*.{verb}.*" for verb in VERBS), "_INBOX.>"],
+            ),
+            ("publish", [f"hf.{tenant}.{verb}.*" for verb in VERBS]),
             ("subscribe", [f"hf.{tenant}.chg.>", f"_INBOX.{tenant}.>"]),
         ]
 
