@@ -73,6 +73,8 @@ DEEDS: Final = (
     Deed("... in nobody's name", "publish", "hf.acme.srv.s1"),
     Deed("destroy a store, in its own name", "publish", "hf.acme.destroy.s1.{own}"),
     Deed("... in another's name", "publish", "hf.acme.destroy.s1.{other}"),
+    Deed("fork a store, in its own name", "publish", "hf.acme.fork.s1.{own}"),
+    Deed("... in another's name", "publish", "hf.acme.fork.s1.{other}"),
     Deed("ask about stores of another tenant", "publish", "hf.zoo.coord.stores.{own}"),
     Deed("read and write stores of another tenant", "publish", "hf.zoo.srv.s1.{own}"),
     Deed("destroy a store of another tenant", "publish", "hf.zoo.destroy.s1.{own}"),

@@ -21,8 +21,9 @@ _tenants = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    """The cluster of this run."""
-    with running_up(tmp_path_factory.mktemp("conformance") / "data") as cluster:
+    """The cluster of this run, with a bucket: forks need one."""
+    folder = tmp_path_factory.mktemp("conformance")
+    with running_up(folder / "data", "--bucket", f"file://{folder / 'bucket'}") as cluster:
         yield cluster
 
 

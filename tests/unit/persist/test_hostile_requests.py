@@ -20,8 +20,9 @@ from holdfast.coordinator.answering.parsing import (
 )
 from holdfast.coordinator.answering.requests import store_count
 from holdfast.coordinator.state.state_file import open_state_file
-from holdfast.persist.jobs.administration import Administrator
+from holdfast.persist.jobs.administration import Administrator, BucketJobs
 from holdfast.persist.jobs.deleting import DeletionJobs
+from holdfast.persist.jobs.forking import ForkJobs
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
@@ -85,6 +86,10 @@ JOBS = [
      "source": ["acme", 1, "two"], "nearest": True, "dry_run": True},
     {"job": "j", "verb": "delete", "store": ["acme", 1, "one"]},
     {"job": "j", "store": [1, "one"], "epoch": 3},
+    {"job": "j", "verb": "fork", "store": ["acme", 1, "one"], "parent": ["acme", 1, "two"],
+     "seq": 3, "revision": None, "least": 4, "request": "r"},
+    {"job": "j", "store": [1, "one"], "parent": [1, "two"], "revision": 4, "request": "r"},
+    {"job": "j", "parent": [2, "two"]},
 ]  # fmt: skip
 
 
@@ -205,8 +210,15 @@ async def test_whatever_operators_ask_of_a_server_it_answers() -> None:
     for job in JOBS:
         for message in mutations(job):
             deletions = DeletionJobs(nothing, nothing, nothing, None, nothing)
-            administrator = Administrator("a", deletions, None, nothing, nothing)
-            replies = [administrator.command(message), administrator.destroy("acme", message)]
+            life = a_life(Layout(Path("/nowhere")))
+            forks = ForkJobs(life, *[nothing] * 7)
+            jobs = BucketJobs(None, forks)
+            administrator = Administrator("a", deletions, jobs, nothing, nothing)
+            replies = [
+                administrator.command(message),
+                administrator.destroy("acme", message),
+                administrator.fork("acme", message),
+            ]
             for reply in replies:
                 try:
                     assert decode_control(reply) == {"done": False}

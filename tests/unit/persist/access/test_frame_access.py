@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.access.token_meter import TokenMeters
+from holdfast.persist.jobs.administration import Administrator, BucketJobs
+from holdfast.persist.jobs.forking import ForkJobs
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.write_path.incoming import Incoming, take_apart
 from holdfast.protocol import frames
@@ -19,7 +22,9 @@ from holdfast.protocol.errors import NotAllowedError, RateLimitedError
 from holdfast.protocol.limits import MAX_AUDIT_TEXT
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.audit_trail import NoAudit
+from holdfast.shared_fs.disk.layout import Layout
 from tests.support.tokens import a_token
+from tests.support.write_path_parts import a_life
 
 APPEND = [frames.APPEND, b"x"]
 UNKNOWN = frames.FIRST_READ - 1
@@ -159,3 +164,32 @@ def test_the_audit_log_has_who_configured_a_store_and_how_and_no_other_operation
     refused = Sender(a_token(Right.WRITE))
     assert refused.send((1, "notes", 1, 1, 0, [configure])).refusals
     assert refused.audit.events == []
+
+
+async def test_a_fork_needs_to_read_the_parent_and_to_write_the_fork() -> None:
+    nothing: Any = None
+    forks = ForkJobs(a_life(Layout(Path("/nowhere"))), *[nothing] * 7)
+    server = Administrator("a", nothing, BucketJobs(None, forks), nothing, nothing)
+
+    def missing(rights: Right, stores: list[str], *, prepares: bool = False) -> str:
+        """Return the right that is missing; nothing if the job begins."""
+        fields: dict[str, Any] = {"job": f"{rights} {stores} {prepares}", "parent": [1, "notes"]}
+        if not prepares:
+            fields |= {"store": [1, "trial.1"], "request": "r"}
+        access = Sender(a_token(rights, stores)).access()
+        try:
+            reply = server.fork("acme", frames.encode_control(**fields), access)
+            assert frames.decode_control(reply) == {"done": False}
+        except NotAllowedError as error:
+            return str(error.missing)
+        return ""
+
+    both = Right.READ | Right.WRITE
+    assert missing(both, ["notes", "trial.*"]) == ""
+    assert missing(both, ["notes"]) == "write"
+    assert missing(both, ["trial.*"]) == "read"
+    assert missing(Right.READ, ["notes", "trial.*"]) == "write"
+    assert missing(Right.WRITE, ["notes", "trial.*"]) == "read"
+    assert missing(Right.READ, ["notes"], prepares=True) == ""
+    assert missing(both, ["trial.*"], prepares=True) == "read"
+    await server.stop()
