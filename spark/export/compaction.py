@@ -17,7 +17,7 @@ import secrets
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,6 +67,9 @@ class MergeOutcome:
     added: tuple[AddedFile, ...] = ()
 
 
+RunMerge = Callable[[MergeJob, Sequence[DeltaFile]], MergeOutcome]
+
+
 @dataclass(slots=True)
 class CompactionReport:
     """The result of a compaction."""
@@ -95,6 +98,7 @@ def compact(
     file_bytes: int = FILE_BYTES,
     collect: bool = True,
     keep_hours: float = KEEP_HOURS,
+    task: RunMerge | None = None,
 ) -> CompactionReport:
     """Merge the small files of a table. No row changes; readers and exports may run at the
     same time.
@@ -103,6 +107,7 @@ def compact(
     - `progress(done, total)` is called with the number of finished merges and of all merges.
     - Files below `small_bytes` are merged, into files of up to `file_bytes`.
     - `collect` removes old files, as in `export`.
+    - `task` replaces `merge` on the executors.
 
     Raises NoTableError; ForeignTableError; TableConflictError if others have replaced all of these
     files meanwhile;
@@ -120,7 +125,7 @@ def compact(
     report.bytes_before = sum(file.size_bytes for file in before)
     if groups:
         job = MergeJob(target.location, file_bytes)
-        made = run_job(spark, "holdfast compaction", merge, job, groups, progress)
+        made = run_job(spark, "holdfast compaction", task or merge, job, groups, progress)
         for one in _commit(target, [one for one in made if one.replaced]):
             report.rows += sum(file.row_count for file in one.added)
             report.merged_files += len(one.replaced)

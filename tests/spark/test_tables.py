@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,11 @@ from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_TRIM
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.spark.errors import SparkFailedError, TableConflictError
-from holdfast.spark.export.compaction import compact
+from holdfast.spark.export.compaction import MergeJob, MergeOutcome, compact, merge
 from holdfast.spark.export.export import export
 from holdfast.spark.replay import Target, import_table
 from holdfast.spark.state import latest, read_table, state_sql
-from holdfast.spark.tables.table import ChangesTable
+from holdfast.spark.tables.table import ChangesTable, DeltaFile
 from tests.support.bucket_world import BucketWorld, entry, kv, message, state_of, stream
 from tests.support.holdfast_up import RunningUp
 
@@ -54,12 +56,25 @@ def exported_in_runs(spark: SparkSession, world: BucketWorld, count: int) -> str
 
 
 # Compaction
-def test_compaction_makes_few_large_files_of_many_and_changes_no_row(
-    spark: SparkSession, world: BucketWorld
+def test_compaction_makes_few_large_files_of_many_and_changes_no_row_though_a_worker_is_killed(
+    spark: SparkSession, world: BucketWorld, tmp_path: Path
 ) -> None:
     table = exported_in_runs(spark, world, 5)
     before = {tuple(map(str, row)) for row in read_table(spark, table).collect()}
-    report = compact(spark, table)
+    mark = tmp_path / "killed"
+
+    def killed_once(job: MergeJob, files: Sequence[DeltaFile]) -> MergeOutcome:
+        outcome = merge(job, files)
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return outcome
+
+    report = compact(spark, table, task=killed_once)
+    assert mark.exists()
+    # What both attempts have written; that of the first is in no version.
+    folder = TableLocation(table).folder
+    assert len(list(folder.rglob("merged-*.parquet"))) == 2
     assert (report.files_before, report.files_after, report.rows) == (5, 1, 55)
     assert report.bytes_after < report.bytes_before
     assert {tuple(map(str, row)) for row in read_table(spark, table).collect()} == before
