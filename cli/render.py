@@ -328,6 +328,7 @@ def head_json(head: Head) -> JsonObject:
         "server": head.server,
         "epoch": head.epoch,
         "time": head.time,
+        "chain": None if head.chain is None else head.chain.hex(),
     }
 
 

@@ -46,6 +46,8 @@ from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.client.live.live_stream import LiveMessage, LiveStream
 from holdfast.client.values.codec import Codec
 from holdfast.protocol.bus.login import TlsFiles
+from holdfast.protocol.chain.checking import ChainReport, check_chain, leaf_of_message
+from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
 from holdfast.protocol.distribution import version as _version
@@ -123,6 +125,8 @@ __all__ = [
     "ArchiveUnreadableError",
     "BackgroundThreadError",
     "BusyError",
+    "ChainLink",
+    "ChainReport",
     "Change",
     "ChangeKind",
     "Client",
@@ -211,7 +215,9 @@ __all__ = [
     "WrongLastMsgIdError",
     "WrongLastSeqError",
     "WrongRevisionError",
+    "check_chain",
     "connect",
+    "leaf_of_message",
     "quote",
     "unquote",
 ]

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from holdfast.protocol import frames
+from holdfast.protocol.chain.hashing import leaf_of
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import WireChange
 from holdfast.protocol.header_block import HeaderBlock, headers_from_wire
@@ -233,6 +234,12 @@ def message_set(change: WireChange) -> MessageSet:
     if len(change) == WITH_SUBJECT_ELEMENTS:
         return _new(MessageSet, (*change[1:], None))
     return MessageSet(*change[1 : _TIME_AT + 1])
+
+
+def leaf(change: WireChange, time: int) -> bytes:
+    """Return the leaf, in the chain of its stream, of a set of a message at `time`."""
+    seq, value, headers, _, _, subject, written = message_set(change)
+    return leaf_of(seq, time if written is None else written, value, headers, subject)
 
 
 def entry_set(change: WireChange) -> EntrySet:

@@ -178,7 +178,9 @@ class LimitExceededError(RequestError):
 
 
 class DeniedError(RequestError):
-    """A setting of the stream forbids the `action`: `deny_delete`, `deny_purge` or `sealed`."""
+    """A setting of the stream forbids the `action`: `deny_delete`, `deny_purge`, `sealed`
+    or `chain`.
+    """
 
     code = "denied"
     template = "{setting} of the stream does not allow to {action}"

@@ -9,7 +9,8 @@ append more, which older readers ignore.
     reply      [[index, 0, outcome] | [index, 1, code, fields], ...]   index -1: the whole frame
     outcome    [epoch, time, durability, [result, ...]]     one result for each op, as bytes inside
                [epoch, time, durability, nil, seq, revision, length]       the results of a run
-    changes    [epoch, previous_revision, time, [change, ...]]
+               [epoch, time, durability, nil, seq, revision, length, chains]    with a chain
+    changes    [epoch, previous_revision, time, [change, ...], chain | nil]
     value      bytes, or [upload_id, size_bytes, sha256, crc32]: it was uploaded in chunks
     control    {name: value}
 
@@ -19,6 +20,8 @@ that grows by one for each write group of this writer and store, or reads, with 
 forgotten, and a group below it that arrives late is refused. Most groups give a run: each operation
 set one message at the next seq, or one key (seq 0), at the next revision, so three numbers stand
 for all results. A request without groups asks whether the server is there; its reply is empty.
+`chains` are those after each message of a run, joined, and `chain` is that of the stream after the
+last of the changes (`protocol/chain.py`); streams without a chain have neither.
 
 Decoding checks the shape and types of everything named here and raises
 MalformedFrameError. The values inside an operation are checked where it is executed.
@@ -48,6 +51,7 @@ from holdfast.protocol.limits import (
     MAX_FRAME_OPERATIONS,
     MAX_LARGE_VALUE_BYTES,
     MAX_NESTING,
+    SHA256_BYTES,
 )
 from holdfast.protocol.messages import Ack, Durability, LargeValue
 
@@ -57,9 +61,11 @@ _VERSION_BYTE: Final = bytes([PROTOCOL_VERSION])
 # Operations: writes are below 32, reads start at 32. Never renumber them.
 #: [APPEND, value, headers, msg_id, expected_last_seq, ttl_seconds, subject, serving_epoch,
 #: options] -> [seq, revision] or, if the msg_id was stored before, [seq, revision, time, true].
-#: With the option `incr` it is [seq, revision, time | nil, duplicate, total]
+#: With the option `incr` it is [seq, revision, time | nil, duplicate, total]; in a stream with a
+#: chain [seq, revision, time, false, total | nil, chain]
 APPEND: Final = 1
-#: [SET_MESSAGE, seq, value, headers, ttl_seconds] -> [seq, revision]
+#: [SET_MESSAGE, seq, value, headers, ttl_seconds] -> [seq, revision], or as an append in a stream
+#: with a chain
 SET_MESSAGE: Final = 2
 #: [DELETE_MESSAGES, [seq, ...], serving_epoch] -> [count, revision]
 DELETE_MESSAGES: Final = 3
@@ -113,7 +119,7 @@ GET_ENTRY: Final = 34
 #: [GET_ENTRIES, prefix, after_key, limit, with_values] -> [[entry, ...], next_after_key | nil]
 GET_ENTRIES: Final = 35
 #: [HEAD] -> [revision, first_seq, last_seq, count, bytes, epoch, server, first_time, last_time,
-#: subject_count, last_msg_id]
+#: subject_count, last_msg_id, time, chain | nil]
 HEAD: Final = 36
 #: [CHANGES, after_revision, after_seq, limit, state_revision] ->
 #: [[[revision, time, change], ...], next_revision, next_seq, head_revision, reset]
@@ -153,6 +159,10 @@ GAPS: Final = 49
 #: ...]], ...], next_name | nil, next_after_seq | nil], by name; with after_seq, the page begins
 #: with the later rows of the cursor from_name, whose config and state are nil
 CURSORS: Final = 50
+#: [CHAIN, after_seq | nil, limit | nil] -> [base_seq, base, last_seq, chain, [[seq, leaf], ...],
+#: next_after_seq | nil] | nil: the stream keeps no chain. `base` is the chain after base_seq, up to
+#: which the leaves are gone; the leaves are of messages beyond it that were removed or archived
+CHAIN: Final = 51
 #: [GET_ENTRY_AT, key, revision] -> entry | nil; as of a revision of the store
 GET_ENTRY_AT: Final = 56
 #: [GET_ENTRIES_AT, prefix, after_key, limit, with_values, revision] -> [[entry, ...],
@@ -200,6 +210,7 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     COUNT: "count",
     GAPS: "gaps",
     CURSORS: "cursors",
+    CHAIN: "chain",
     GET_ENTRY_AT: "get",
     GET_ENTRIES_AT: "get_all",
     HISTORY: "history",
@@ -242,18 +253,21 @@ class Run(NamedTuple):
     seq: int
     revision: int
     length: int
+    #: Of a stream with a chain: the chain after each message, joined.
+    chains: bytes = b""
 
     def acks(self, time: int, durability: Durability) -> list[Ack]:
         """Return the results one by one."""
-        seq, revision, length = self
+        seq, revision, length, chains = self
         if length == 1:
-            return [_new(Ack, (seq or None, revision, time, durability, False))]
+            return [_new(Ack, (seq or None, revision, time, durability, False, chains or None))]
         fields = zip(
             range(seq, seq + length) if seq else repeat(None),
             range(revision, revision + length),
             repeat(time),
             repeat(durability),
             repeat(False),
+            _split(chains) if chains else repeat(None),
             strict=False,
         )
         # As `Ack._make` does, but without a call for each.
@@ -261,7 +275,8 @@ class Run(NamedTuple):
 
     def part(self, start: int, length: int) -> Run:
         """Return the results of `length` of the operations, from the one at `start` on."""
-        return Run(self.seq and self.seq + start, self.revision + start, length)
+        chains = self.chains[start * SHA256_BYTES : (start + length) * SHA256_BYTES]
+        return Run(self.seq and self.seq + start, self.revision + start, length, chains)
 
 
 class Outcome(NamedTuple):
@@ -284,6 +299,8 @@ class ChangeBatch(NamedTuple):
     previous_revision: int
     time: int
     changes: list[WireChange]
+    #: The chain of the stream after them; None if it keeps none, or if more of the tick follows.
+    chain: bytes | None = None
 
 
 def pack(value: object) -> bytes:
@@ -332,6 +349,10 @@ def decode(payload: bytes, *, max_length: int = -1) -> Any:
 
 def _refuse_extension(code: int, data: bytes) -> object:
     raise ValueError(f"an extension type ({code})")
+
+
+def _split(chains: bytes) -> list[bytes]:
+    return [chains[at : at + SHA256_BYTES] for at in range(0, len(chains), SHA256_BYTES)]
 
 
 def is_flat(values: Iterable[Any]) -> bool:
@@ -434,7 +455,12 @@ def decode_request(payload: bytes) -> tuple[bytes, list[Group]]:
 def encode_outcome(epoch: int, time: int, durability: int, results: Run | list[Any]) -> bytes:
     """Return an outcome as the bytes that go into a reply, the store file and the commit log."""
     if type(results) is Run:
-        outcome: bytes = _pack((epoch, time, durability, None, *results))
+        seq, revision, length, chains = results
+        outcome: bytes
+        if chains:
+            outcome = _pack((epoch, time, durability, None, seq, revision, length, chains))
+        else:
+            outcome = _pack((epoch, time, durability, None, seq, revision, length))
         return outcome
     return pack((epoch, time, int(durability), results))
 
@@ -454,7 +480,12 @@ def decode_outcome(outcome: bytes) -> Outcome:
                 and type(length) is int
                 and 0 < length <= MAX_FRAME_OPERATIONS
             ):
-                body[3] = _new(Run, (seq, revision, length))
+                [chains] = body[7:8] or [b""]
+                if chains and (
+                    type(chains) is not bytes or len(chains) != length * SHA256_BYTES
+                ):
+                    raise MalformedFrameError(reason="a run has a chain for each message")
+                body[3] = _new(Run, (seq, revision, length, chains or b""))
                 return _new(Outcome, body[:4])
     raise MalformedFrameError(reason="an outcome is [epoch, time, durability, results]")
 
@@ -465,9 +496,15 @@ def error_result(index: int, error: HoldfastError) -> list[Any]:
 
 
 def encode_changes(
-    epoch: int, previous_revision: int, time: int, changes: Sequence[WireChange]
+    epoch: int,
+    previous_revision: int,
+    time: int,
+    changes: Sequence[WireChange],
+    chain: bytes | None = None,
 ) -> bytes:
     """Return one broadcast. The commit log keeps the same bytes."""
+    if chain is not None:
+        return encode((epoch, previous_revision, time, changes, chain))
     payload: bytes = _VERSION_BYTE + _pack((epoch, previous_revision, time, changes))
     return payload
 
@@ -484,7 +521,11 @@ def decode_changes(payload: bytes) -> ChangeBatch:
         or type(body[3]) is not list
     ):
         raise MalformedFrameError(reason="changes are [epoch, previous_revision, time, changes]")
-    return ChangeBatch(*body[:4])
+    chain = body[4] if len(body) > 4 else None
+    if chain is not None and (type(chain) is not bytes or len(chain) != SHA256_BYTES):
+        raise MalformedFrameError(reason="a chain is 32 bytes")
+    epoch, previous_revision, time, changes = body[:4]
+    return ChangeBatch(epoch, previous_revision, time, changes, chain)
 
 
 def large_value_from_wire(wire: Any) -> LargeValue:
@@ -497,7 +538,7 @@ def large_value_from_wire(wire: Any) -> LargeValue:
             and type(found.size_bytes) is int
             and 0 < found.size_bytes <= MAX_LARGE_VALUE_BYTES
             and type(found.sha256) is bytes
-            and len(found.sha256) == limits.SHA256_BYTES
+            and len(found.sha256) == SHA256_BYTES
             and type(found.crc32) is int
             and 0 <= found.crc32 < 1 << 32
         ):

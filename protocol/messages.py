@@ -6,6 +6,7 @@ dataclasses (measured with CPython 3.11: 0.35 us against 1.1 us for a frozen slo
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -125,6 +126,8 @@ class Ack(NamedTuple):
     `seq` is that of the message (None in a kv). `revision` is that of the store after the write.
     `time` is int milliseconds since the epoch, by the owner's clock. `duplicate` means that the
     `msg_id` had been stored before, and that the other fields are those of the first time.
+    `chain` is that of a stream with a chain, 32 bytes, after this message; None if the stream keeps
+    none, and of a duplicate.
     """
 
     seq: int | None
@@ -132,6 +135,7 @@ class Ack(NamedTuple):
     time: int
     durability: Durability
     duplicate: bool = False
+    chain: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,8 @@ class Head:
     #: When it last changed, in milliseconds since the epoch; 0 if it was never written, or if an
     #: owner of an earlier version does not tell.
     time: int = 0
+    #: The chain after `last_seq`, 32 bytes; None if the store keeps none.
+    chain: builtins.bytes | None = None
 
 
 class ChangeKind(StrEnum):

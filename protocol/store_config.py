@@ -58,6 +58,7 @@ class ConfigSettings(TypedDict, total=False):
     sealed: bool | None
     serving_epoch: int | None
     history: int | None
+    chain: bool | None
     description: str | None
 
 
@@ -104,6 +105,9 @@ class StoreConfig:
     serving_epoch: int | None = None
     #: How many values of each key a kv keeps, the present one included.
     history: int = 1
+    #: Keep a chain of hashes over the messages. It cannot be ended, and messages of such a stream
+    #: cannot be replaced.
+    chain: bool = False
     #: Text of at most MAX_DESCRIPTION_BYTES.
     description: str = ""
 
@@ -262,6 +266,7 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "sealed": _flag,
     "serving_epoch": _count,
     "history": _history,
+    "chain": _flag,
     "description": _text,
 }
 _DEFAULTS: Final[dict[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}
@@ -278,6 +283,7 @@ OF_STREAMS: Final = frozenset(
         "deny_purge",
         "sealed",
         "serving_epoch",
+        "chain",
     )
 )
 #: A stream keeps its messages anyway.

@@ -49,8 +49,9 @@ def verify(
     """Verify the files, snapshots and logs of stores.
 
     The command reads every page of the file and the newest snapshot, looks for gaps in the log, and
-    reads archived messages back from their table. It changes nothing and skips files in use, so you
-    may run it while the cluster runs. The exit code is 1 if anything is wrong.
+    reads archived messages back from their table. If a stream keeps a chain of hashes, it computes
+    the chain anew from each of these and compares them. It changes nothing and skips files in use,
+    so you may run it while the cluster runs. The exit code is 1 if anything is wrong.
     """
     check_choice(names, every, all_tenants)
     if data is None and bucket is None:
@@ -103,6 +104,7 @@ def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
         "snapshot": verdict.snapshot,
         "log": verdict.log,
         "archive": verdict.archive,
+        "chain": verdict.chain,
         "archived": verdict.archived,
         "revision": verdict.revision,
         "snapshot_revision": verdict.snapshot_revision,
@@ -113,7 +115,10 @@ def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
     print_table(
-        ("tenant", "kind", "name", "file", "snapshot", "log", "archive", "revision", "outcome"),
+        (
+            *("tenant", "kind", "name", "file", "snapshot", "log", "archive", "chain"),
+            *("revision", "outcome"),
+        ),
         [
             (
                 row["tenant"],
@@ -123,14 +128,15 @@ def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
                 row["snapshot"],
                 row["log"],
                 row["archive"],
+                row["chain"],
                 row["revision"] or row["log_revision"] or row["snapshot_revision"] or "-",
                 "WRONG" if row["problems"] else "well",
             )
             for row in rows
         ],
         right=("revision",),
-        states=("file", "snapshot", "log", "archive", "outcome"),
-        optional=("revision", "archive", "log", "snapshot", "file"),
+        states=("file", "snapshot", "log", "archive", "chain", "outcome"),
+        optional=("revision", "chain", "archive", "log", "snapshot", "file"),
     )
     for row in rows:
         for problem in row["problems"]:

@@ -147,6 +147,11 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "COUNT",
         "help": "Keep this many values of each key, its present one included.",
     },
+    "chain": {
+        "type": bool,
+        "metavar": "BOOLEAN",
+        "help": "Keep a chain of hashes. It cannot be ended again.",
+    },
     "description": {"metavar": "TEXT", "help": "What the store is for."},
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, Literal, Unpack
 
 from holdfast.client.blocking.background import Background
@@ -19,10 +19,17 @@ from holdfast.client.blocking.blocking_transaction import StreamTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
 from holdfast.client.handles.forking import StoreFork
 from holdfast.client.handles.stream import Stream as AsyncStream
-from holdfast.client.handles.stream import _ack
 from holdfast.client.large_values.large_value import is_large
 from holdfast.client.large_values.value_source import Source
-from holdfast.client.wire.operations import Value, append_options, checked_durability, packed_append
+from holdfast.client.wire.operations import (
+    Value,
+    ack_from_wire,
+    append_options,
+    checked_durability,
+    packed_append,
+)
+from holdfast.protocol.chain.checking import ChainReport
+from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
 from holdfast.protocol.messages import (
     Ack,
@@ -133,7 +140,9 @@ class Stream(Generic[V]):
             data, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
         )
         level = 0 if durability is None else checked_durability(durability)
-        return write(self._background, self._link, self._key, packed, level, timeout_seconds, _ack)
+        return write(
+            self._background, self._link, self._key, packed, level, timeout_seconds, ack_from_wire
+        )
 
     def append_async(
         self,
@@ -167,7 +176,7 @@ class Stream(Generic[V]):
         )
         level = 0 if durability is None else checked_durability(durability)
         return start_write(
-            self._background, self._link, self._key, packed, level, timeout_seconds, _ack
+            self._background, self._link, self._key, packed, level, timeout_seconds, ack_from_wire
         )
 
     def append_many(
@@ -505,6 +514,25 @@ class Stream(Generic[V]):
         0, except `first_seq`, which is 1.
         """
         return self._background.run(self._stream.head(timeout_seconds=timeout_seconds))
+
+    def verify_chain(
+        self, kept: Iterable[Ack | ChainLink] = (), *, timeout_seconds: float | None = None
+    ) -> ChainReport:
+        """Read the whole stream, compute its chain anew, and compare it with what you kept: acks,
+        or a ChainLink of each seq and chain. The stream must be configured with `chain`.
+
+        The report says up to where nothing has changed, and which of what you kept differs. What
+        the owner itself tells is compared too, as if you had kept it. Pages are read one ahead;
+        `timeout_seconds` applies to each.
+
+        Raises InvalidArgumentError if the stream keeps no chain.
+
+            report = stream.verify_chain([ack])
+            assert report.is_sound
+        """
+        return self._background.run(
+            self._stream.verify_chain(kept, timeout_seconds=timeout_seconds)
+        )
 
     def configure(
         self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]

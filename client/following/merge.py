@@ -70,7 +70,7 @@ class Broadcast:
     __slots__ = ("_held", "changes", "epoch", "previous_revision", "time")
 
     def __init__(self, batch: ChangeBatch) -> None:
-        self.epoch, self.previous_revision, self.time, self.changes = batch
+        self.epoch, self.previous_revision, self.time, self.changes, _ = batch
         self._held: _Held | None = None
 
     def held(self, view: View | None) -> _Held:

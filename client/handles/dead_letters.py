@@ -29,6 +29,7 @@ from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     Value,
+    ack_from_wire,
     append_operation,
     message_from_wire,
     messages_from_wire,
@@ -45,7 +46,7 @@ from holdfast.protocol.frames import (
 )
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import MAX_DEDUPE_WINDOW_SECONDS, UPLOAD_ID_BYTES
-from holdfast.protocol.messages import Ack, Durability, Headers, LargeValue, Message, V
+from holdfast.protocol.messages import Ack, Headers, LargeValue, Message, V
 from holdfast.protocol.own_headers import (
     DEAD_CONSUMER_HEADER,
     DEAD_DELIVERIES_HEADER,
@@ -229,7 +230,7 @@ async def _copy_message(
             append_operation(value, headers, digest.hexdigest(), subject=row.subject)
         )
         answer = await link.submit(target, packed, True, 0, timeout_seconds)
-        return answer if type(answer) is Ack else _ack(*link.unwrap(answer))
+        return answer if type(answer) is Ack else ack_from_wire(*link.unwrap(answer))
 
     if row.large is None:
         return await commit(row.value)
@@ -239,7 +240,3 @@ async def _copy_message(
         await write_file(reader, path)
         upload_id = digest.digest()[:UPLOAD_ID_BYTES]
         return await put_file(link, target, path, commit, upload_id, timeout_seconds)
-
-
-def _ack(result: Any, time: int, durability: Durability) -> Ack:
-    return Ack(result[0], result[1], time, durability, len(result) > 2)

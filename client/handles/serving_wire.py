@@ -205,7 +205,8 @@ def appended(result: Sequence[Any], time_ms: int) -> Appended:
         return Appended(result[0], result[1], time_ms)
     seq, revision, first_time, duplicate, *rest = result
     when = time_ms if first_time is None else first_time
-    return Appended(seq, revision, when, bool(duplicate), str(rest[0]) if rest else None)
+    total = rest[0] if rest else None
+    return Appended(seq, revision, when, bool(duplicate), None if total is None else str(total))
 
 
 def stored_messages(rows: list[list[Any]]) -> list[ServedMessage | tuple[list[Any], LargeValue]]:

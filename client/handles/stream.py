@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, Unpack
 
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription, subscription_to
 from holdfast.client.following.track import Wanted
 from holdfast.client.handles import configuration
+from holdfast.client.handles.chain_verifying import verify_chain
 from holdfast.client.handles.consumer import Consumer, consumer_infos
 from holdfast.client.handles.forking import StoreFork, fork
 from holdfast.client.handles.message_reads import MessageReads, checked_filters
@@ -27,6 +28,7 @@ from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     PACKED_HEAD,
     Value,
+    ack_from_wire,
     append_operation,
     append_options,
     check_count,
@@ -43,6 +45,8 @@ from holdfast.client.wire.operations import (
     set_message_operation,
     split_value,
 )
+from holdfast.protocol.chain.checking import ChainReport
+from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
 from holdfast.protocol.errors import (
     InvalidArgumentError,
@@ -53,7 +57,6 @@ from holdfast.protocol.messages import (
     Ack,
     AnyDurability,
     Deleted,
-    Durability,
     Head,
     Headers,
     LargeValue,
@@ -164,7 +167,7 @@ class Stream(Generic[V]):
         if link.full:
             await link.wait_for_room(timeout_seconds)
         answer = await link.submit(self._key, packed, True, level, timeout_seconds)
-        return answer if type(answer) is Ack else _ack(*link.unwrap(answer))
+        return answer if type(answer) is Ack else ack_from_wire(*link.unwrap(answer))
 
     async def append_async(
         self,
@@ -201,7 +204,7 @@ class Stream(Generic[V]):
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
-        pending = PendingAck(_ack)
+        pending = PendingAck(ack_from_wire)
         link.submit_for(pending, self._key, packed, True, level, timeout_seconds)
         return pending
 
@@ -580,6 +583,23 @@ class Stream(Generic[V]):
         wire, *_ = await self._link.call(self._key, PACKED_HEAD, False, 0, timeout_seconds)
         return head_from_wire(wire)
 
+    async def verify_chain(
+        self, kept: Iterable[Ack | ChainLink] = (), *, timeout_seconds: float | None = None
+    ) -> ChainReport:
+        """Read the whole stream, compute its chain anew, and compare it with what you kept: acks,
+        or a ChainLink of each seq and chain. The stream must be configured with `chain`.
+
+        The report says up to where nothing has changed, and which of what you kept differs. What
+        the owner itself tells is compared too, as if you had kept it. Pages are read one ahead;
+        `timeout_seconds` applies to each.
+
+        Raises InvalidArgumentError if the stream keeps no chain.
+
+            report = await stream.verify_chain([ack])
+            assert report.is_sound
+        """
+        return await verify_chain(self._link, self._key, self._reads, kept, timeout_seconds)
+
     async def configure(
         self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]
     ) -> StoreConfig:
@@ -772,12 +792,12 @@ class Stream(Generic[V]):
                 results, time, stored = await self._link.call(
                     self._key, whole, True, level, timeout_seconds
                 )
-                return _ack(results[1], time, stored)
+                return ack_from_wire(results[1], time, stored)
             packed = pack(operation(value))
             if self._link.full:
                 await self._link.wait_for_room(timeout_seconds)
             answer = await self._link.submit(self._key, packed, True, level, timeout_seconds)
-            return answer if type(answer) is Ack else _ack(*self._link.unwrap(answer))
+            return answer if type(answer) is Ack else ack_from_wire(*self._link.unwrap(answer))
 
         operation(b"")
         return commit
@@ -797,11 +817,4 @@ class Stream(Generic[V]):
         )
         if len(results) != len(operations):
             raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
-        return [_ack(result, time, stored) for result in results]
-
-
-def _ack(result: Sequence[Any], time: int, durability: Durability) -> Ack:
-    if len(result) == 2:
-        return Ack(result[0], result[1], time, durability)
-    seq, revision, first_time, duplicate = result[:4]
-    return Ack(seq, revision, first_time, durability, duplicate)
+        return [ack_from_wire(result, time, stored) for result in results]

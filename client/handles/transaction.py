@@ -26,6 +26,7 @@ from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     Value,
+    ack_from_wire,
     append_operation,
     append_options,
     check_seq,
@@ -50,7 +51,6 @@ from holdfast.protocol.errors import (
     WrongRevisionError,
 )
 from holdfast.protocol.frames import (
-    APPEND,
     DELETE_ENTRIES,
     DELETE_MESSAGES,
     GET_ENTRY,
@@ -403,7 +403,6 @@ def _result(
 ) -> Ack | Deleted:
     if operation[0] in (DELETE_ENTRIES, DELETE_MESSAGES):
         return Deleted(result[0], result[1])
-    if len(result) > 2 and operation[0] == APPEND:
-        seq, revision, first_time, duplicate = result[:4]
-        return Ack(seq, revision, first_time, durability, duplicate)
+    if len(result) > 2:
+        return ack_from_wire(result, time, durability)
     return Ack(result[0] or None, result[1], time, durability)

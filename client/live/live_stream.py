@@ -56,6 +56,7 @@ from holdfast.client.values.codec import RAW, Codec
 from holdfast.client.values.values import Values, check_headers_free, decoded_or_raise
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
+    ack_from_wire,
     append_operation,
     check_count,
     checked_durability,
@@ -330,8 +331,7 @@ class LiveStream(LiveReplica[MessageChange[Held], V], Sequence[LiveMessage[V]]):
             )
             if type(answer) is Ack:
                 return answer
-            (seq, revision), time, durability = self._link.unwrap(answer)
-            return Ack(seq, revision, time, durability)
+            return ack_from_wire(*self._link.unwrap(answer))
 
         ack = await put_value(self._link, self._store_key, first.value, commit, FLIGHT_SECONDS)
         return [ack], stored[-1]

@@ -348,10 +348,11 @@ class Coalescer:
         queue, credit = group.queue, self._credit
         _, waiter, deadline_at, _, timeout_seconds = group.operations[0]
         if not waiter.done():
-            _, time, level, (seq, revision, _) = outcome
+            _, time, level, (seq, revision, _, chain) = outcome
             durability = _DURABILITIES.get(level, Durability.DEFAULT)
             # Faster than the class: see `_new` in `frames.py`.
-            waiter.set_result(_new(Ack, (seq or None, revision, time, durability, False)))
+            fields = (seq or None, revision, time, durability, False, chain or None)
+            waiter.set_result(_new(Ack, fields))
         queue.attempt = 0
         queue.last_error = None
         groups = queue.groups

@@ -37,6 +37,7 @@ from holdfast.protocol.limits import (
     MAX_VALUE_BYTES,
 )
 from holdfast.protocol.messages import (
+    Ack,
     AnyDurability,
     Change,
     Durability,
@@ -59,8 +60,10 @@ ROLLUPS: Final = ("sub", "all")
 
 #: Asks for the head of a store.
 PACKED_HEAD: Final = pack([HEAD])
-#: Where a head has the time of the last change.
+#: Where a head has the time of the last change, and the chain after it.
 _HEAD_TIME: Final = 11
+#: Where the result of an append has the chain.
+_ACK_CHAIN: Final = 5
 
 _new: Final = tuple.__new__
 _value_of: Final = itemgetter(3)
@@ -380,6 +383,17 @@ def message_from_wire(wire: Sequence[Any]) -> Message:
     return _new(Message, (wire[0], value, headers, wire[2], wire[1], None, subject))
 
 
+def ack_from_wire(result: Sequence[Any], time: int, durability: Durability) -> Ack:
+    """Return the ack of a set of a message, from its result: see APPEND in `protocol/frames.py`."""
+    if len(result) == 2:
+        return Ack(result[0], result[1], time, durability)
+    seq, revision, first_time, duplicate = result[:4]
+    chain = result[_ACK_CHAIN] if len(result) > _ACK_CHAIN else None
+    if first_time is None:
+        first_time = time
+    return Ack(seq, revision, first_time, durability, duplicate, chain)
+
+
 def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:
     """Return the messages of a page."""
     if list in set(map(type, map(_value_of, rows))):
@@ -422,10 +436,11 @@ def dated_changes(answer: Any) -> tuple[list[Change], int | None]:
 
 
 def head_from_wire(wire: Iterable[Any]) -> Head:
-    """Return the head in `[revision, first_seq, last_seq, count, bytes, epoch, server, ..., time]`.
+    """Return the head in `[revision, first_seq, last_seq, count, bytes, epoch, server, ..., time,
+    chain]`.
     An earlier owner leaves out the time."""
     fields = list(wire)
-    return Head(*fields[:7], *fields[_HEAD_TIME : _HEAD_TIME + 1])
+    return Head(*fields[:7], *fields[_HEAD_TIME : _HEAD_TIME + 2])
 
 
 def _without_trailing_nil(operation: list[Any]) -> list[Any]:

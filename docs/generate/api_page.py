@@ -40,6 +40,7 @@ CLIENT: Final = {
     "Values and answers": (
         *("Message", "Entry", "LargeValue", "Ack", "Durability", "Deleted", "Head", "Codec"),
         *("SubjectInfo", "HeaderBlock"),
+        *("ChainLink", "ChainReport", "check_chain", "leaf_of_message"),
         *("StoreConfig", "Discard", "ServerInfo", "StoreInfo", "StoreKind", "StoreState"),
         "StoreFork",
         "StoreHead",

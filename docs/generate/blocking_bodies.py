@@ -117,7 +117,9 @@ class Stream(Generic[V]):
             data, headers, msg_id, expected_last_seq, ttl_seconds, subject, options
         )
         level = 0 if durability is None else checked_durability(durability)
-        return write(self._background, self._link, self._key, packed, level, timeout_seconds, _ack)
+        return write(
+            self._background, self._link, self._key, packed, level, timeout_seconds, ack_from_wire
+        )
 
     def append_async(self):
         values = self._values
@@ -128,7 +130,7 @@ class Stream(Generic[V]):
         )
         level = 0 if durability is None else checked_durability(durability)
         return start_write(
-            self._background, self._link, self._key, packed, level, timeout_seconds, _ack
+            self._background, self._link, self._key, packed, level, timeout_seconds, ack_from_wire
         )
 
 

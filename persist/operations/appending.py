@@ -104,14 +104,15 @@ def append(store: Store, operation: list[Any]) -> list[Any]:
     seq = store.last_seq + 1
     expires = NEVER_EXPIRES if options.never_expires else expires_at(store, ttl_seconds)
     _set_message(store, seq, value, headers, msg_id, expires, subject, options.time_ms)
-    revision = store.revision
+    revision, chain = store.revision, store.chain
     if options.rollup is not None:
         _roll_up(store, seq, subject, options.rollup)
-    if total is None:
-        return [seq, revision]
-    assert subject is not None
-    store.keep_total(subject, seq, total)
-    return [seq, revision, None, False, _total_text(total)]
+    if total is not None:
+        assert subject is not None
+        store.keep_total(subject, seq, total)
+    if chain is not None:
+        return [seq, revision, store.time, False, _total_text(total), chain]
+    return [seq, revision] if total is None else [seq, revision, None, False, _total_text(total)]
 
 
 def check_batch(store: Store, members: list[Any]) -> None:
@@ -133,10 +134,12 @@ def set_message(store: Store, operation: list[Any]) -> list[Any]:
     if store.retention is not None:
         check_allowed(store, "set", "sealed")
         if seq <= store.last_seq:
-            check_allowed(store, "replace", "deny_delete")
+            check_allowed(store, "replace", "deny_delete", "chain")
     subjects = store.contents.subjects
     subject = subjects.subject_of(seq) if subjects.exists else None
     _set_message(store, seq, value, headers, None, expires_at(store, ttl_seconds), subject)
+    if store.chain is not None:
+        return [seq, store.revision, store.time, False, None, store.chain]
     return [seq, store.revision]
 
 

@@ -28,6 +28,7 @@ from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_ENTRY
 from holdfast.protocol.errors import (
+    DeniedError,
     DeposedWriterError,
     HoldfastError,
     InvalidArgumentError,
@@ -53,6 +54,9 @@ from holdfast.protocol.store_config import DEFAULT_CONFIG, OF_KVS, OF_STREAMS, D
 _APPENDS: Final = {frames.APPEND}
 #: The lengths of the results of appends that say nothing but a seq and a revision.
 _PLAIN_RESULT: Final = {2}
+#: And those with a time and a chain, between which is no duplicate and no total.
+_CHAINED_RESULT: Final = {6}
+_NO_MORE: Final = [False, None]
 _first: Final = itemgetter(0)
 
 Result = list[Any]
@@ -102,10 +106,14 @@ def execute(
         count > 1
         and store.last_seq - last_seq == count == store.revision - revision
         and set(map(_first, operations)) == _APPENDS
-        and set(map(len, results)) == _PLAIN_RESULT
     ):
         # Each appended one message, and none did anything else.
-        return frames.Run(last_seq + 1, revision + 1, count)
+        lengths = set(map(len, results))
+        if lengths == _PLAIN_RESULT:
+            return frames.Run(last_seq + 1, revision + 1, count)
+        if lengths == _CHAINED_RESULT and all(each[3:5] == _NO_MORE for each in results):
+            chains = b"".join([each[5] for each in results])
+            return frames.Run(last_seq + 1, revision + 1, count, chains)
     return results
 
 
@@ -226,6 +234,8 @@ def _configure(store: Store, operation: list[Any]) -> Result:
         raise InvalidArgumentError(argument=min(foreign), reason="only kvs have this setting")
     if "serving_epoch" in wanted:
         _check_raised(store.config.serving_epoch, config.serving_epoch)
+    if store.config.chain and not config.chain:
+        raise DeniedError(setting="chain", action="end the chain")
     if config.first_seq != store.config.first_seq:
         _check_first_seq(store, config.first_seq)
     if config != store.config:

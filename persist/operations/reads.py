@@ -43,6 +43,8 @@ from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodie
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 _NO_BODIES: Final[Bodies] = {}
+#: What a leaf and its seq take in a page.
+_LEAF_BYTES: Final = 44
 _OF_SUBJECTS: Final = {
     frames.GET_BY_SUBJECT: subject_reads.get_by_subject,
     frames.GET_LASTS: subject_reads.get_lasts,
@@ -129,6 +131,8 @@ def head_without_file(store: Store, server: str, operations: list[list[Any]]) ->
         return None
     time = max((batch.time for batch in store.unwritten() if batch.changes), default=0)
     head = [store.revision, 1, 0, 0, store.bytes, store.epoch, server, 0, 0, 0, None, time]
+    if store.chain is not None:
+        head.append(store.chain)
     return [head] * len(operations)
 
 
@@ -156,6 +160,8 @@ def _execute_one(
             return _cursors(file, operation)
         if number in _OF_SUBJECTS:
             return _OF_SUBJECTS[number](file, operation, bodies, bounds)
+        if number == frames.CHAIN:
+            return _chain(file, operation, bounds)
     elif number == frames.GET_ENTRY:
         key = check_key(operation[1])
         return answer_of(file.entry(key) if file is not None else None)
@@ -201,7 +207,25 @@ def _head(store: Store, server: str) -> list[Any]:
     else:
         head += [0, 0, 0, None]
     head.append(meta.time)
+    if file.chain.exists:
+        head.append(file.chain.value)
     return head
+
+
+def _chain(file: StoreFile | None, operation: list[Any], bounds: ReadBounds) -> tuple[Any, int]:
+    _, after_seq, limit = (operation + [None] * 3)[:3]
+    after_seq = 0 if after_seq is None else max(0, integer("after_seq", after_seq))
+    most = max(1, bounds.page_bytes // _LEAF_BYTES)
+    if limit is not None:
+        most = min(most, max(1, integer("limit", limit)))
+    if file is None or file.chain.value is None:
+        return None, ROW_BYTES
+    leaves = file.kept_leaves(after_seq, most + 1)
+    more = len(leaves) > most
+    leaves = leaves[:most]
+    next_after_seq = leaves[-1][0] if more else None
+    found = [*file.chain.base, file.meta.last_seq, file.chain.value, leaves, next_after_seq]
+    return found, 3 * ROW_BYTES + len(leaves) * _LEAF_BYTES
 
 
 def _messages(

@@ -158,8 +158,12 @@ def course(
 
 def _batch(record: LogRecord, payload: int, change_count: int) -> AppliedBatch:
     changes = frames.decode_changes(record.payloads[payload])
+    is_whole = change_count == len(changes.changes)
     return AppliedBatch(
-        changes.previous_revision, changes.time, changes.changes[:change_count]
+        changes.previous_revision,
+        changes.time,
+        changes.changes[:change_count],
+        changes.chain if is_whole else None,
     )
 
 

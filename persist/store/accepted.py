@@ -28,6 +28,7 @@ from holdfast.persist.store.store_writers import StoreWriters
 from holdfast.persist.store.subjects import MessageSubjects
 from holdfast.protocol import changes as rows
 from holdfast.protocol import frames
+from holdfast.protocol.chain.hashing import GENESIS, after, after_values, leaf_of
 from holdfast.protocol.header_block import msg_id_in
 from holdfast.protocol.limits import UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
@@ -53,6 +54,7 @@ class Mark(NamedTuple):
     size_bytes: int
     time: int
     retention: Retention | None
+    chain: bytes | None
 
 
 class Accepted:
@@ -66,6 +68,7 @@ class Accepted:
         "_cursors",
         "_memtable",
         "bytes",
+        "chain",
         "changes",
         "changes_bytes",
         "contents",
@@ -100,6 +103,8 @@ class Accepted:
         self.revision, self.last_seq = (meta.revision, meta.last_seq) if meta else (0, 0)
         self.count, self.bytes = (meta.count, meta.bytes) if meta else (0, 0)
         self.time = meta.time if meta else 0
+        #: The chain after `last_seq`; None if the store keeps none.
+        self.chain = file.chain.value if file is not None else None
         #: How far the store's time is ahead of the clock of this server.
         self.lead = 0
         #: None without limits and ttls: then no write pays for retention.
@@ -160,7 +165,7 @@ class Accepted:
         self.changes_bytes += size_bytes + CHANGE_BYTES
         self.changes.append((rows.CHANGE_SET_MESSAGE, seq, value))
         # Faster than the class: see `_new` in `frames.py`.
-        return tuple.__new__(frames.Run, (seq, revision, 1))
+        return tuple.__new__(frames.Run, (seq, revision, 1, b""))
 
     def append_messages(self, values: list[bytes]) -> frames.Run:
         """Accept messages that have a value and nothing else, at the next seqs, and
@@ -180,6 +185,9 @@ class Accepted:
         self.count += count
         self.bytes += size_bytes
         self.revision += count
+        if self.chain is not None:
+            chains = after_values(self.chain, seq, self.time, values)
+            return self._chained_run(seq, revision, chains)
         return frames.Run(seq, revision, count)
 
     def append_with_subjects(
@@ -209,6 +217,12 @@ class Accepted:
         if self.totals:
             for subject in subjects:
                 self.totals.pop(subject, None)
+        if self.chain is not None:
+            chains, chain = [], self.chain
+            for each in zip(seqs, repeat(self.time), values, headers, subjects, strict=False):
+                chain = after(chain, leaf_of(*each))
+                chains.append(chain)
+            return self._chained_run(seq, revision, chains)
         return frames.Run(seq, revision, count)
 
     def set_message(
@@ -220,7 +234,10 @@ class Accepted:
         if seq == self.last_seq + 1:
             self.last_seq = seq
             self.count += 1
+            if self.chain is not None:
+                self.chain = after(self.chain, rows.leaf(change, self.time))
         else:
+            assert self.chain is None, "messages under a chain are not replaced"
             old = self.contents.message_bytes(seq)
             if old is None:
                 self.count += 1
@@ -379,6 +396,8 @@ class Accepted:
                 self.bytes = self.contents.bytes_in_file
         if self.is_stream:
             self.last_seq = last_seq_configured(self.last_seq, config.to_wire())
+            if config.chain and self.chain is None:
+                self.chain = GENESIS
         has_ttl = self.retention is not None and self.retention.has_ttl
         before, self.retention = self.retention, Retention.needed(config, has_ttl=has_ttl)
         if self.retention is not None:
@@ -560,7 +579,7 @@ class Accepted:
         """Yield the changes that the file lacks, the running tick's last."""
         yield from self.pending.batches()
         if self.mark is not None:
-            yield AppliedBatch(self.mark.revision, self.time, self.changes)
+            yield AppliedBatch(self.mark.revision, self.time, self.changes, self.chain)
 
     def now(self, time: int) -> int:
         """Return the store's time for a server clock that shows `time`. It never goes back.
@@ -585,6 +604,10 @@ class Accepted:
         self.contents.subjects.went_back()
         self._consumers = self._cursors = None
 
+    def _chained_run(self, seq: int, revision: int, chains: list[bytes]) -> frames.Run:
+        self.chain = chains[-1]
+        return frames.Run(seq, revision, len(chains), b"".join(chains))
+
     def _accept(self, change: frames.WireChange, size_bytes: int) -> None:
         self.revision += 1
         self.changes.append(change)
@@ -604,13 +627,21 @@ class Accepted:
         self.has_chunks = False
 
     def _here(self) -> Mark:
-        fields = (self.revision, self.last_seq, self.count, self.bytes, self.time, self.retention)
+        fields = (
+            self.revision,
+            self.last_seq,
+            self.count,
+            self.bytes,
+            self.time,
+            self.retention,
+            self.chain,
+        )
         return tuple.__new__(Mark, fields)
 
     def _restore(self, mark: Mark) -> None:
         self.revision, self.last_seq = mark.revision, mark.last_seq
         self.count, self.bytes, self.time = mark.message_count, mark.size_bytes, mark.time
-        self.retention = mark.retention
+        self.retention, self.chain = mark.retention, mark.chain
         self.pending.go_back(mark.revision)
         self.totals.clear()
         if self.retention is not None:

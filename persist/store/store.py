@@ -151,7 +151,8 @@ class Store(Accepted):
         """Queue what was accepted since `begin` for the file: the log has it now, in `segment`."""
         assert self.mark is not None
         # Faster than the class: see `_new` in `frames.py`. This runs per store and tick.
-        batch = tuple.__new__(AppliedBatch, (self.mark.revision, self.time, self.changes))
+        applied = (self.mark.revision, self.time, self.changes, self.chain)
+        batch = tuple.__new__(AppliedBatch, applied)
         size_bytes = self.changes_bytes
         fields = (tick, segment, batch, self.outcomes, size_bytes)
         self.pending.ticks.append(tuple.__new__(PendingTick, fields))

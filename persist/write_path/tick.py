@@ -309,7 +309,7 @@ class Tick:
                 if wires and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
                     # The common case: nearly all of a thousand stores have few changes.
                     payload = frames.encode_changes(
-                        store.epoch, previous_revision, store.time, wires
+                        store.epoch, previous_revision, store.time, wires, store.chain
                     )
                     payloads = [payload]
                     broadcasts.append((store, payload))
@@ -417,7 +417,11 @@ def _payloads(store: Store, wires: list[frames.WireChange]) -> list[bytes]:
         return []
     previous_revision = store.mark.revision
     if store.changes_bytes <= PAGE_BYTES:
-        return [frames.encode_changes(store.epoch, previous_revision, store.time, wires)]
+        return [
+            frames.encode_changes(
+                store.epoch, previous_revision, store.time, wires, store.chain
+            )
+        ]
     payloads = []
     start = size_bytes = 0
     for index, change in enumerate(wires):
@@ -431,7 +435,9 @@ def _payloads(store: Store, wires: list[frames.WireChange]) -> list[bytes]:
             start, size_bytes = index, 0
         size_bytes += change_bytes
     payloads.append(
-        frames.encode_changes(store.epoch, previous_revision + start, store.time, wires[start:])
+        frames.encode_changes(
+            *(store.epoch, previous_revision + start, store.time, wires[start:], store.chain)
+        )
     )
     return payloads
 

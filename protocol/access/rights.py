@@ -96,6 +96,7 @@ RIGHT_OF_OPERATION: Final = {
     frames.COUNT: Right.READ,
     frames.GAPS: Right.READ,
     frames.CURSORS: Right.READ,
+    frames.CHAIN: Right.READ,
     frames.GET_ENTRY_AT: Right.READ,
     frames.GET_ENTRIES_AT: Right.READ,
     frames.HISTORY: Right.READ,

@@ -83,9 +83,10 @@ def grow(file: StoreFile, growth: Growth) -> None:
     if growth.store.kind == StoreKind.STREAM:
         file.drop_readers()
         if growth.cut_seq is not None:
+            chain = file.chain_at(growth.cut_seq)
             while seqs := file.seqs_from(growth.cut_seq + 1, _CUT_MESSAGES):
                 gone = [[CHANGE_DELETE_MESSAGES, seqs]]
                 file.apply([AppliedBatch(file.meta.revision, file.meta.time, gone)])
-            file.end_at(growth.cut_seq)
+            file.end_at(growth.cut_seq, chain)
     file.go_on_from(growth.revision, time=growth.time)
     file.take(growth.epoch, "", "")

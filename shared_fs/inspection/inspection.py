@@ -42,6 +42,7 @@ from holdfast.shared_fs.disk.layout import HASH_FOLDER, OLDER_ACCEPTED, Layout
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta
 from holdfast.shared_fs.store_file.bodies import Bodies
+from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
 from holdfast.shared_fs.store_file.consumers import cursor_rows
 from holdfast.shared_fs.store_file.history.history_rows import StoredHistory
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
@@ -439,6 +440,11 @@ def _check_content(
         subjects.load()
         if damage := subjects.damage() or cursor_rows.damage(connection.execute):
             return FileState.MISCOUNTED, damage
+        if version >= schema.CHAIN_FORMAT:
+            chain = StoredChain(connection.execute)
+            chain.load()
+            if damage := chain.damage(connection.execute, has_subjects=subjects.exists):
+                return FileState.MISCOUNTED, damage
         statement = subjects.variant(schema.SUM_MESSAGES)
         count, size_bytes = connection.execute(statement, everything).fetchall()[0]
         newest = connection.execute(schema.SELECT_SEQ_FROM_END, (everything[1], 0)).get or 0

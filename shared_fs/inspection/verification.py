@@ -15,14 +15,21 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.errors import StorageError
-from holdfast.protocol.names import StoreId
+from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectDamagedError
-from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_coverage
+from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_bucket_log, read_coverage
 from holdfast.shared_fs.bucket_log.log_object import Covered
+from holdfast.shared_fs.disk.commit_log import read_log
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.inspection.archive_check import ArchiveCheck
+from holdfast.shared_fs.inspection.chain_check import (
+    ChainTier,
+    LogPoints,
+    compare,
+    read_chain,
+)
 from holdfast.shared_fs.inspection.inspection import (
     FileState,
     FileVerdict,
@@ -47,6 +54,8 @@ class StoreVerdict:
     log: str = "-"
     #: Of archived messages; `unchecked` if the bucket is not known.
     archive: str = "-"
+    #: That of a stream that keeps one: `sound` or `broken`.
+    chain: str = "-"
     #: How many messages are archived.
     archived: int = 0
     revision: int | None = None
@@ -66,6 +75,9 @@ class Verifier:
         self.problems: list[str] = []
         self._covered = self._coverage(bucket) if bucket is not None else {}
         self._archive = ArchiveCheck(bucket.url if bucket is not None else None)
+        self._bucket = bucket
+        #: What all logs tell of chains, once a store needs it.
+        self._points: LogPoints | None = None
 
     def stores(self) -> list[StoreId]:
         """Return every store that has a file, a snapshot or log records. Raises StorageError."""
@@ -81,6 +93,7 @@ class Verifier:
         """Check one store. Raises BucketUnavailableError, StorageFailedError, UnavailableError if a
         table cannot be reached, and ArchiveUnreadableError if a package is missing."""
         verdict = StoreVerdict(store)
+        self._tiers: list[ChainTier] = []
         entry = None
         if self._manifests is not None:
             entry = self._manifests.find(store)
@@ -90,6 +103,10 @@ class Verifier:
             self._look_at_snapshot(newest, verdict)
         self._look_at_log(entry, verdict)
         self._compare(file, newest, verdict)
+        if self._tiers:
+            found = compare(self._tiers, self._log_points().of(store))
+            verdict.chain = "broken" if found else "sound"
+            verdict.problems += found
         return verdict
 
     def _look_at_file(self, store: StoreId, verdict: StoreVerdict) -> FileVerdict | None:
@@ -107,8 +124,12 @@ class Verifier:
             verdict.revision = found.meta.revision
         if found.state not in _WELL:
             verdict.problems.append(f"its file: {found.reason or found.state.value}")
+            if found.state is FileState.MISCOUNTED:
+                self._look_at_chain(path, verdict, "its file", left_open=found.left_open)
         elif found.archives:
             self._look_at_archive(path, verdict, left_open=found.left_open)
+        if found.state is FileState.SOUND:
+            self._look_at_chain(path, verdict, "its file", left_open=found.left_open)
         return found
 
     def _look_at_archive(
@@ -117,6 +138,35 @@ class Verifier:
         found = self._archive.messages(path, left_open=left_open)
         verdict.archive, verdict.archived = found.word, found.count
         verdict.problems += [f"its archive: {reason}" for reason in found.reasons]
+
+    def _look_at_chain(
+        self, path: Path, verdict: StoreVerdict, what: str, *, left_open: bool = False
+    ) -> None:
+        # What is in a WAL was checked with the file, and is not compared.
+        if not left_open and verdict.store.kind == StoreKind.STREAM:
+            tier = read_chain(path, verdict.store, what)
+            if tier is not None:
+                self._tiers.append(tier)
+
+    def _log_points(self) -> LogPoints:
+        """Read all logs, once, for what they tell of chains."""
+        if self._points is not None:
+            return self._points
+        self._points = points = LogPoints()
+        logs = []
+        if self._layout is not None:
+            for server in self._disk.names(self._layout.servers):
+                for incarnation in self._disk.names(self._layout.server(server)):
+                    folder = self._layout.log(server, incarnation)
+                    if self._disk.exists(folder):
+                        logs.append(read_log(self._disk, folder))
+        if self._bucket is not None:
+            for log in list_logs(self._bucket):
+                logs.append(read_bucket_log(self._bucket, log.server, log.incarnation))
+        for contents in logs:
+            for record in contents.records:
+                points.take(record)
+        return points
 
     def _look_at_snapshot(self, version: SnapshotVersion, verdict: StoreVerdict) -> None:
         assert self._manifests is not None
@@ -127,11 +177,12 @@ class Verifier:
                 # Verifies its checksum, those of its pages, quick_check,
                 # and the store it belongs to.
                 fetched = fetch(self._manifests.bucket, verdict.store, version, path)
+                if isinstance(fetched.content, bytes):
+                    path.write_bytes(fetched.content)
                 if verdict.archive == "-":
                     # There is no file, or it is in use.
-                    if isinstance(fetched.content, bytes):
-                        path.write_bytes(fetched.content)
                     self._look_at_archive(path, verdict)
+                self._look_at_chain(path, verdict, "its snapshot")
                 fetched.drop(self._disk)
             except BucketUnavailableError:
                 raise

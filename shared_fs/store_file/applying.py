@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -24,6 +24,7 @@ from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedBlocks
 from holdfast.shared_fs.store_file.bodies import Bodies
+from holdfast.shared_fs.store_file.chain.chain_rows import NO_CHAIN, ChainRows, StoredChain
 from holdfast.shared_fs.store_file.consumers.consumer_rows import CONSUMER_CHANGES, ConsumerRows
 from holdfast.shared_fs.store_file.consumers.cursor_rows import CURSOR_CHANGES, CursorRows
 from holdfast.shared_fs.store_file.sqlite_connection import integers
@@ -91,6 +92,8 @@ class AppliedBatch(NamedTuple):
     previous_revision: int
     time: int
     changes: Sequence[frames.WireChange]
+    #: What the owner says the chain of the stream is after them; None if it does not say.
+    chain: bytes | None = None
 
 
 class WriterOutcome(NamedTuple):
@@ -128,15 +131,17 @@ def apply_to_stream(
     batches: Sequence[AppliedBatch],
     bodies: Bodies,
     subjects: StoredSubjects,
+    chain: StoredChain,
     archived: ArchivedBlocks | None = None,
 ) -> tuple[StoreMeta, str | None]:
     """Apply the batches, which follow `meta` without a gap. Return the new meta row, and the msg_id
     of the message with the last seq, if it is one of these.
 
-    `subjects` and `archived` are the file's own; a new file has no blocks.
+    `subjects`, `chain` and `archived` are the file's own; a new file has no blocks. Raises
+    StoreDamagedError if the changes give another chain than their owner had.
     """
     archived = archived or ArchivedBlocks(cursor.execute)
-    stream = _Stream(cursor, meta, bodies, archived, subjects)
+    stream = _Stream(cursor, meta, bodies, archived, subjects, chain)
     position = 0
     while position < len(batches):
         run_length = stream.append_one_by_one(batches, position)
@@ -201,6 +206,7 @@ class _Stream:
         bodies: Bodies,
         archived: ArchivedBlocks,
         subjects: StoredSubjects,
+        chain: StoredChain,
     ) -> None:
         self._cursor = cursor
         self._bodies = bodies
@@ -218,6 +224,8 @@ class _Stream:
         self._msg_ids: list[tuple[Any, ...]] = []
         self._consumers = ConsumerRows(cursor)
         self._cursors = CursorRows(cursor)
+        self._stored_chain = chain
+        self._chain = ChainRows(cursor, chain) if chain.state is not NO_CHAIN else None
 
     def append_one_by_one(self, batches: Sequence[AppliedBatch], start: int) -> int:
         """Append the run of batches from `start` on, each of which only appends one value.
@@ -227,7 +235,8 @@ class _Stream:
         seq, revision, time = self._last_seq, self.revision, self._time
         values: list[bytes] = []
         times: list[int] = []
-        for previous_revision, batch_time, wires in islice(batches, start, None):
+        chain: bytes | None = None
+        for previous_revision, batch_time, wires, told in islice(batches, start, None):
             if len(wires) != 1:
                 break
             # Positions, not names: this runs for each tick of each store. Benchmark: `holdfast
@@ -243,7 +252,7 @@ class _Stream:
             assert previous_revision == revision, "batches follow the file's revision"
             seq += 1
             revision += 1
-            time = batch_time
+            time, chain = batch_time, told
             values.append(change[2])
             times.append(time)
         if len(values) < _ARRAY_ROWS:
@@ -258,6 +267,11 @@ class _Stream:
                 apsw.carray(tuple(values)),
             ),
         )
+        if self._chain is not None:
+            for at, value in enumerate(values):
+                self._chain.append_values(self._last_seq + 1 + at, times[at], (value,))
+        if chain is not None:
+            self._compare(chain)
         self._time = time
         self._count_appended(values)
         return len(values)
@@ -288,6 +302,12 @@ class _Stream:
                 self._cursor.execute(
                     schema.INSERT_CHANGE, (self.revision, self._time, frames.pack(change))
                 )
+        if batch.chain is not None:
+            self._compare(batch.chain)
+
+    def _compare(self, chain: bytes) -> None:
+        mine = self._chain or ChainRows(self._cursor, self._stored_chain)
+        mine.compare(chain)
 
     def _appended(self, wires: Sequence[frames.WireChange]) -> bool:
         """Append a run of messages, whole columns at once; return False if they are not one.
@@ -332,6 +352,8 @@ class _Stream:
         self._consumers.flush()
         self._cursors.flush()
         self._subject_rows.flush()
+        if self._chain is not None:
+            self._chain.flush(self._archived.first_seq_from)
         return meta.after(
             revision=self.revision,
             time=self._time,
@@ -343,6 +365,8 @@ class _Stream:
     def _append(self, values: tuple[bytes, ...]) -> None:
         """Append messages that have only a value."""
         self._insert_waiting()
+        if self._chain is not None:
+            self._chain.append_values(self._last_seq + 1, self._time, values)
         self._cursor.execute(
             schema.APPEND_MESSAGES,
             (self._last_seq, self.revision, self._time, apsw.carray(values)),
@@ -360,6 +384,10 @@ class _Stream:
         if any(headers):
             self._subjects.mark()
             self._bytes += sum(map(len, filter(None, headers)))
+        if self._chain is not None:
+            seqs = range(self._last_seq + 1, self._last_seq + 1 + len(values))
+            times = repeat(self._time)
+            self._chain.append_rows(zip(seqs, times, values, headers, subjects, strict=False))
         place = (self._last_seq, self.revision, self._time)
         self._bytes += self._subject_rows.append(place, values, headers, subjects)
         self._count_appended(values)
@@ -395,7 +423,10 @@ class _Stream:
                 self._expiring_rows.append((*row, expires))
             self._last_seq = seq
             self._count += 1
+            if self._chain is not None:
+                self._chain.append(change, self._time)
             return
+        assert self._chain is None, "messages under a chain are not replaced"
         self._insert_waiting()
         if expires is not None:
             self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
@@ -433,6 +464,8 @@ class _Stream:
         number = number_of(change)
         if number == changes.CHANGE_DELETE_MESSAGES:
             seqs = changes.deleted(change)
+            if self._chain is not None:
+                self._chain.keep(seqs, has_subjects=self._subjects.exists)
             if self._archived.exists:
                 for archived_bytes in self._archived.remove(seqs):
                     self._count -= 1
@@ -440,15 +473,27 @@ class _Stream:
             self._delete(seqs)
             return
         if number == changes.CHANGE_ARCHIVE:
-            self._archived.archive(*changes.archived(change))
+            said = changes.archived(change)
+            if self._chain is not None:
+                seqs = self._archived.archivable(said.end_seq)
+                self._chain.keep(seqs, has_subjects=self._subjects.exists)
+            self._archived.archive(*said)
             return
         if number == changes.CHANGE_CONFIGURE:
             config = changes.configured(change)
             keep_config(self._cursor, config)
             self._last_seq = last_seq_configured(self._last_seq, config)
+            if config.get("chain"):
+                # The format of a file never goes back, so it is marked with the lower one first.
+                self._subjects.mark()
+                if self._chain is None:
+                    self._chain = ChainRows(self._cursor, self._stored_chain)
+                self._chain.configure(self._last_seq)
             return
         assert number == changes.CHANGE_TRIM, number
         end_seq = changes.trimmed_to(change)
+        if self._chain is not None:
+            self._chain.trim(end_seq, self._last_seq, has_subjects=self._subjects.exists)
         archived = self._archived.trim(end_seq) if self._archived.exists else (0, 0)
         if end_seq >= self._last_seq:
             self._count = self._bytes = 0

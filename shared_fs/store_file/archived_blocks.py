@@ -187,6 +187,11 @@ class ArchivedBlocks:
         found: int = self._execute(schema.SELECT_LAST_ARCHIVED).get
         return found
 
+    def first_seq_from(self, start_seq: int) -> int | None:
+        """Return the first archived seq from `start_seq` on."""
+        found = next(self.messages(start_seq), None) if self.exists else None
+        return None if found is None else found.seq
+
     def first(self) -> ArchivedMessage | None:
         """Return the first archived message."""
         return next(self.messages(1), None)
@@ -271,7 +276,7 @@ class ArchivedBlocks:
             pass
         self.exists = True
         bounds = (self.last_seq() + 1, end_seq)
-        rows = self._execute(schema.SELECT_ARCHIVABLE, (*bounds, -1)).fetchall()
+        rows = self._movable(end_seq)
         if not rows:
             return
         tenant, name = self._execute(schema.SELECT_STORE).get
@@ -284,6 +289,16 @@ class ArchivedBlocks:
             )
         )
         self._execute(schema.DELETE_ARCHIVABLE, bounds)
+
+    def archivable(self, end_seq: int) -> list[int]:
+        """Return the seqs of the messages that `archive` would move."""
+        return [row[0] for row in self._movable(end_seq)]
+
+    def _movable(self, end_seq: int) -> list[Any]:
+        start_seq = self.last_seq() + 1 if self.exists else 1
+        bindings = (start_seq, end_seq, -1)
+        found: list[Any] = self._execute(schema.SELECT_ARCHIVABLE, bindings).fetchall()
+        return found
 
     def remove(self, seqs: Sequence[int]) -> list[int]:
         """Remove those of `seqs` that are archived, and return the size of each of these."""

@@ -32,6 +32,7 @@ from holdfast.shared_fs.store_file.applying import (
     apply_to_stream,
     keep_outcomes,
 )
+from holdfast.shared_fs.store_file.chain.chain_rows import ChainRows, ChainState
 from holdfast.shared_fs.store_file.history.history_rows import HistoryRows, HistoryState
 from holdfast.shared_fs.store_file.history.kv_applying import apply_to_kv
 from holdfast.shared_fs.store_file.sqlite_connection import (
@@ -102,6 +103,7 @@ class StoreChanges(StoreRows):
             # This writes a page for each 250 that it frees. A part would write all of its pages.
             meta = replace(self.meta, count=0, bytes=0)
             with self._transaction():
+                self._trim_chain(end_seq)
                 self._execute(schema.DELETE_ALL_MESSAGES)
                 self._write_meta(meta)
             self.meta = meta
@@ -116,6 +118,7 @@ class StoreChanges(StoreRows):
             return False
         meta = replace(self.meta, count=self.meta.count - count, bytes=self.meta.bytes - size_bytes)
         with self._transaction():
+            self._trim_chain(last_seq)
             subjects = SubjectRows(self._cursor, self.subjects)
             if last_seq >= self.meta.last_seq:
                 subjects.remember(last_seq)
@@ -126,6 +129,12 @@ class StoreChanges(StoreRows):
             self._write_meta(meta)
         self.meta = meta
         return bool(count == limit)
+
+    def _trim_chain(self, end_seq: int) -> None:
+        if self.chain.exists:
+            chain = ChainRows(self._cursor, self.chain)
+            chain.trim(end_seq, self.meta.last_seq, has_subjects=self.subjects.exists)
+            chain.flush(self._archived.first_seq_from)
 
     def _has_only_messages(self) -> bool:
         """Tell if removing all messages changes no other table."""
@@ -186,12 +195,16 @@ class StoreChanges(StoreRows):
         self.store = store
 
     @raises_ours
-    def end_at(self, last_seq: int) -> None:
+    def end_at(self, last_seq: int, chain: bytes | None) -> None:
         """Let the next message of a stream without messages beyond `last_seq` be the one after it,
         in a transaction of its own. Only for a store that nobody has seen, since these numbers were
-        given before."""
+        given before. `chain` is what `chain_at` returned before those messages were removed."""
         meta = replace(self.meta, last_seq=min(last_seq, self.meta.last_seq))
         with self._transaction():
+            if self.chain.exists and last_seq < self.meta.last_seq:
+                rows = ChainRows(self._cursor, self.chain)
+                rows.end_at(last_seq, chain)
+                rows.flush(self._archived.first_seq_from)
             self._execute(schema.DELETE_MSG_IDS_AFTER, (last_seq,))
             self._write_meta(meta)
         self.meta, self._last_msg_id = meta, None
@@ -229,7 +242,7 @@ class StoreChanges(StoreRows):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        made = self._archived.exists, self.subjects.made, self.history.state
+        made = self._archived.exists, self.subjects.made, self.history.state, self.chain.state
         self._execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -247,7 +260,8 @@ class StoreChanges(StoreRows):
         bodies = self._bodies
         if self.store.kind == StoreKind.STREAM:
             meta, msg_id = apply_to_stream(
-                self._cursor, self.meta, batches, bodies, self.subjects, self._archived
+                *(self._cursor, self.meta, batches, bodies),
+                *(self.subjects, self.chain, self._archived),
             )
             if meta.last_seq > self.meta.last_seq:
                 self._last_msg_id = (meta.last_seq, msg_id)
@@ -263,7 +277,12 @@ class StoreChanges(StoreRows):
     @raises_ours
     def _begin_preview(self, batches: Sequence[AppliedBatch]) -> None:
         self._connection.pragma("cache_spill", 0)
-        self._made = self._archived.exists, self.subjects.made, self.history.state
+        self._made = (
+            self._archived.exists,
+            self.subjects.made,
+            self.history.state,
+            self.chain.state,
+        )
         self._execute("BEGIN")
         try:
             self.meta = self._apply(batches, ())
@@ -279,10 +298,15 @@ class StoreChanges(StoreRows):
         self._connection.pragma("cache_spill", 1)
 
     def _unmake(
-        self, has_archived: bool, subjects: tuple[bool, bool], history: HistoryState
+        self,
+        has_archived: bool,
+        subjects: tuple[bool, bool],
+        history: HistoryState,
+        chain: ChainState,
     ) -> None:
         """Forget what a transaction that is rolled back has made."""
         self._archived.go_back(exists=has_archived)
         self.subjects.go_back(subjects)
         self.history.go_back(history)
+        self.chain.go_back(chain)
         self._bodies.look_again()

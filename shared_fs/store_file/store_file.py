@@ -178,7 +178,7 @@ class StoreFile(StoreChanges):
         file = cls(None, path, new.store, vfs or disk.vfs)
         file.meta = new.meta
         file.subjects.exists, file.subjects.is_marked = new.has_subjects, new.is_marked
-        file.history.state = new.history
+        file.history.state, file.chain.state = new.history, new.chain
         return file
 
     @classmethod
@@ -534,6 +534,8 @@ class StoreFile(StoreChanges):
                 with self._transaction():
                     self.subjects.upgrade()
                 self.meta = StoreMeta(*self._execute(schema.SELECT_META).get[3:])
+            if version >= schema.CHAIN_FORMAT:
+                self.chain.load()
         elif version >= schema.HISTORY_FORMAT:
             self.history.load()
         if version < schema.FORMAT_VERSION:

@@ -29,6 +29,7 @@ from holdfast.shared_fs.store_file.applying import (
     keep_outcomes,
 )
 from holdfast.shared_fs.store_file.bodies import Bodies
+from holdfast.shared_fs.store_file.chain.chain_rows import ChainState, StoredChain
 from holdfast.shared_fs.store_file.history.history_rows import HistoryState, StoredHistory
 from holdfast.shared_fs.store_file.history.kv_applying import apply_to_kv
 from holdfast.shared_fs.store_file.sqlite_connection import our_error, page_checksum
@@ -48,7 +49,7 @@ _lock: Final = threading.Lock()
 
 class NewStore(NamedTuple):
     """The file of a new store, its meta row, whether messages in it have subjects and header
-    blocks, and its history."""
+    blocks, its history and its chain."""
 
     store: StoreId
     meta: StoreMeta
@@ -56,6 +57,7 @@ class NewStore(NamedTuple):
     has_subjects: bool
     is_marked: bool
     history: HistoryState
+    chain: ChainState
 
 
 @functools.cache
@@ -87,14 +89,20 @@ def new_store_image(
     if any(_is_large(change) for batch in batches for change in batch.changes):
         return None
     try:
-        subjects, history, meta, image = _build(store, kind, time, owner, batches, outcomes)
+        subjects, history, chain, meta, image = _build(store, kind, time, owner, batches, outcomes)
     except apsw.Error as error:
         raise our_error(error, store) from error
     image[_FORMAT_VERSIONS] = _WAL
     if not _finish_pages(image, kind):
         return None
     return NewStore(
-        store, meta, bytes(image), subjects.exists, subjects.is_marked, history.state
+        store,
+        meta,
+        bytes(image),
+        subjects.exists,
+        subjects.is_marked,
+        history.state,
+        chain.state,
     )
 
 
@@ -114,7 +122,7 @@ def _build(
     owner: tuple[int, str, str],
     batches: Sequence[AppliedBatch],
     outcomes: Sequence[WriterOutcome],
-) -> tuple[StoredSubjects, StoredHistory, StoreMeta, bytearray]:
+) -> tuple[StoredSubjects, StoredHistory, StoredChain, StoreMeta, bytearray]:
     with _lock:
         connection = _workshop(kind)
         cursor = connection.cursor()
@@ -123,14 +131,16 @@ def _build(
             cursor.execute(schema.INSERT_META, (*store, time, *owner))
             first, bodies = StoreMeta(*owner, 0, 0, 0, 0, 0, 0), Bodies(cursor.execute)
             subjects, history = StoredSubjects(cursor.execute, store), StoredHistory(cursor.execute)
+            chain = StoredChain(cursor.execute)
             if kind is StoreKind.STREAM:
-                meta, _ = apply_to_stream(cursor, first, batches, bodies, subjects)
+                meta, _ = apply_to_stream(cursor, first, batches, bodies, subjects, chain)
             else:
                 meta = apply_to_kv(cursor, first, batches, bodies, history)
             keep_outcomes(cursor, outcomes)
             cursor.execute(schema.UPDATE_META, meta.counters)
             # The image of an in-memory database includes uncommitted changes.
-            return subjects, history, meta, bytearray(connection.serialize("main"))
+            image = bytearray(connection.serialize("main"))
+            return subjects, history, chain, meta, image
         finally:
             cursor.execute("ROLLBACK")
 

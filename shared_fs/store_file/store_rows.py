@@ -36,6 +36,7 @@ from holdfast.shared_fs.store_file.archived_blocks import (
     ArchivePlace,
 )
 from holdfast.shared_fs.store_file.bodies import Bodies, Body
+from holdfast.shared_fs.store_file.chain.chain_rows import NO_CHAIN, StoredChain
 from holdfast.shared_fs.store_file.consumers.consumer_rows import (
     ConsumerRow,
     read_consumer_places,
@@ -131,8 +132,10 @@ class StoreRows(ABC):
         self._archived = ArchivedBlocks(self._execute_variant)
         #: The history of a kv.
         self.history = StoredHistory(lambda *statement: self._execute(*statement))
+        #: The chain of a stream.
+        self.chain = StoredChain(lambda *statement: self._execute(*statement))
         #: What there was before a preview.
-        self._made = (False, (False, False), NO_HISTORY)
+        self._made = (False, (False, False), NO_HISTORY, NO_CHAIN)
         #: The msg_id of the message with a seq: None if its headers may have one, or empty.
         self._last_msg_id: tuple[int, str | None] | None = None
 
@@ -316,6 +319,18 @@ class StoreRows(ABC):
             archived = islice(self._archived.messages(start_seq), limit)
             seqs = sorted([*seqs, *(each.seq for each in archived)])[:limit]
         return seqs
+
+    @raises_ours
+    def chain_at(self, seq: int) -> bytes | None:
+        """Return the chain after the last message up to `seq`; None without a chain, or if it was
+        there before all that is left to be checked. Reads all messages up to there."""
+        return self.chain.at(seq, self._connection.execute, has_subjects=self.subjects.exists)
+
+    @raises_ours
+    def kept_leaves(self, after_seq: int, limit: int) -> list[list[Any]]:
+        """Return `[seq, leaf]` of the first messages after a seq, beyond the base of the chain,
+        whose values are not in the file."""
+        return self.chain.kept_leaves(after_seq, limit)
 
     @raises_ours
     def consumers(self) -> list[ConsumerRow]:

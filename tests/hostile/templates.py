@@ -351,6 +351,11 @@ OPERATIONS: Final[dict[int, _Make]] = {
         rng.choice((None, _seq(rng))),
         rng.choice((None, 1, 4_096)),
     ],
+    frames.CHAIN: lambda rng, world: [
+        frames.CHAIN,
+        rng.choice((None, _seq(rng))),
+        rng.choice((None, 1, 4_096)),
+    ],
     frames.CURSORS: lambda rng, world: [
         frames.CURSORS,
         rng.choice((None, _cursor(rng))),

@@ -46,6 +46,6 @@ def record_of(store: Store) -> LogRecord:
     """Return what the log is to say of the tick that runs."""
     assert store.mark is not None
     previous = store.mark.revision
-    payload = frames.encode_changes(store.epoch, previous, store.time, store.changes)
+    payload = frames.encode_changes(store.epoch, previous, store.time, store.changes, store.chain)
     payloads = [payload] if store.changes else []
     return LogRecord(store.id, store.epoch, previous, store.revision, payloads, [])

@@ -9,7 +9,7 @@ from holdfast.persist.operations import eviction, operations, reads
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
-from holdfast.protocol.messages import Durability
+from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -43,7 +43,10 @@ class Bench:
         self.store.validate()
         if isinstance(results, frames.Run):
             acks = results.acks(self.store.time, Durability.SYNCED)
-            return [[ack.seq or 0, ack.revision] for ack in acks]
+            return [
+                [ack.seq or 0, ack.revision] if ack.chain is None else result_of(ack)
+                for ack in acks
+            ]
         return list(results)
 
     def tick(self, *wanted: list[Any], commit: bool = True) -> list[Any]:
@@ -121,6 +124,11 @@ class Bench:
 
     def close(self) -> None:
         abandon(self.store)
+
+
+def result_of(ack: Ack) -> list[Any]:
+    """Return the result that an ack of a stream with a chain was made of."""
+    return [ack.seq, ack.revision, ack.time, ack.duplicate, None, ack.chain]
 
 
 def append(value: bytes = b"v", ttl_seconds: float | None = None) -> list[Any]:

@@ -186,6 +186,7 @@ async def _store(asked: _Asked, kind: StoreKind, name: str) -> Any:
         head, config = await asyncio.gather(kv.head(), kv.config())
         rows = []
     fields = {field: getattr(head, field) for field in head.__slots__}
+    fields["chain"] = None if head.chain is None else head.chain.hex()
     return {"kind": kind.word, "name": name, **fields, **config_row(config), "consumers": rows}
 
 

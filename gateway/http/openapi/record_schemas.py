@@ -18,6 +18,8 @@ _PLAIN: Mapping[type, Json] = {
     bool: {"type": "boolean"},
     int: {"type": "integer"},
     float: {"type": "number"},
+    # As hexadecimal digits.
+    bytes: {"type": "string"},
 }
 
 

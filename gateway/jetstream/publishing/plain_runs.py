@@ -166,7 +166,7 @@ class _Waiter:
     def set_result(self, answer: Any) -> None:
         self._is_done = True
         if type(answer) is Ack:
-            seq, revision, time, durability, _ = answer
+            seq, revision, time, durability, *_ = answer
             answer = Run(seq or 0, revision, 1), time, durability
         elif len(self._messages) == 1 and not isinstance(answer[0], HoldfastError):
             result, time, durability = answer

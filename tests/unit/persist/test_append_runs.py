@@ -181,7 +181,7 @@ def test_the_log_gives_the_same_file_in_any_portions(
     file = StoreFile.create(tmp_path / "again.db", bench.id, time=0)
     for record in bench.records:
         for payload in record.payloads:
-            _, previous, time, changes = frames.decode_changes(payload)
+            _, previous, time, changes, _ = frames.decode_changes(payload)
             for index, change in enumerate(changes):
                 file.apply([AppliedBatch(previous + index, time, [change])])
     assert list(file.messages(1, None, 99)) == list(file_of(bench.store).messages(1, None, 99))

@@ -692,7 +692,7 @@ def test_a_replayed_log_gives_the_same_file(stream: Bench, tmp_path: Path) -> No
     file = StoreFile.create(tmp_path / "again.db", stream.id, time=0)
     for record in stream.records:
         for payload in record.payloads:
-            epoch, previous, time, changes = frames.decode_changes(payload)
+            epoch, previous, time, changes, _ = frames.decode_changes(payload)
             assert epoch == 1
             file.apply([AppliedBatch(previous, time, changes)])
     stream.materialise()

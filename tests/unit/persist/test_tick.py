@@ -96,7 +96,7 @@ def test_a_write_is_answered_logged_and_broadcast_with_the_same_bytes() -> None:
     assert record[:4] == (store.id, 7, 0, 2)
     assert tick.broadcasts == [(store, record.payloads[0])]
     changes = frames.decode_changes(record.payloads[0])
-    assert changes == (7, 0, 1001, [[1, 1, b"x"], [1, 2, b"y"]])
+    assert changes == (7, 0, 1001, [[1, 1, b"x"], [1, 2, b"y"]], None)
     assert [list(kept) for kept in record.outcomes] == [
         [b"w", 1, 1, 1001, tick.synced["reply"][0][2]]
     ]

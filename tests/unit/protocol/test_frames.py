@@ -71,7 +71,7 @@ def test_changes_come_back_as_they_were(
     epoch: int, previous_revision: int, time: int, changes: list[Any]
 ) -> None:
     payload = frames.encode_changes(epoch, previous_revision, time, changes)
-    assert frames.decode_changes(payload) == (epoch, previous_revision, time, changes)
+    assert frames.decode_changes(payload) == (epoch, previous_revision, time, changes, None)
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8).filter(lambda n: n != "error"), VALUES))
@@ -202,7 +202,28 @@ def test_what_a_later_version_adds_at_the_end_is_ignored() -> None:
     request = frames.encode([b"w", [[*SOME_GROUP, "later"]], "later"])
     assert frames.decode_request(request)[1] == [SOME_GROUP]
     assert frames.decode_outcome(frames.pack([1, 2, 3, [], "later"])) == (1, 2, 3, [])
-    assert frames.decode_changes(frames.encode([1, 2, 3, [], "later"])) == (1, 2, 3, [])
+    assert frames.decode_changes(frames.encode([1, 2, 3, [], None, "later"])) == (1, 2, 3, [], None)
+
+
+def test_chains_come_back_as_they_were_and_malformed_ones_are_refused() -> None:
+    one, other = bytes(32), b"c" * 32
+    run = frames.Run(7, 9, 2, one + other)
+    outcome = frames.decode_outcome(frames.encode_outcome(1, 5, 2, run))
+    assert outcome.results == run
+    acks = run.acks(5, Durability.SYNCED)
+    assert [(ack.seq, ack.chain) for ack in acks] == [(7, one), (8, other)]
+    assert run.part(1, 1).acks(5, Durability.SYNCED) == acks[1:]
+    assert frames.decode_changes(frames.encode_changes(1, 2, 3, [], one)).chain == one
+    for chains in (one, b"", [], 7, "text", one + other + b"x"):
+        packed = frames.pack([1, 5, 2, None, 7, 9, 2, chains])
+        if not chains:
+            assert frames.decode_outcome(packed).results == frames.Run(7, 9, 2)
+            continue
+        with pytest.raises(MalformedFrameError):
+            frames.decode_outcome(packed)
+    for chain in (b"short", [], 7, "text"):
+        with pytest.raises(MalformedFrameError):
+            frames.decode_changes(frames.encode([1, 2, 3, [], chain]))
 
 
 def test_each_change_becomes_what_applications_see() -> None:
@@ -247,7 +268,7 @@ def test_operation_numbers_say_if_they_read_or_write() -> None:
     reads = {number for number in frames.OPERATION_NAMES if number >= frames.FIRST_READ}
     assert {frames.OPERATION_NAMES[number] for number in reads} == {
         "get", "get_all", "head", "changes", "config", "upload", "read_chunk", "consumers",
-        "get_lasts", "subjects", "count", "gaps", "cursors", "history",
+        "get_lasts", "subjects", "count", "gaps", "cursors", "history", "chain",
     }  # fmt: skip
 
 

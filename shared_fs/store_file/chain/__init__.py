@@ -1,0 +1,1 @@
+"""The chain of hashes of a stream, in its file."""

@@ -1,0 +1,63 @@
+"""A stream with a chain, under faults: every acknowledged value of the chain is found again.
+
+Several writers append, and one removes. An ack carries the chain after its message, so one that a
+takeover lost, doubled or changed makes all later ones differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from holdfast.client.connection import Client
+from holdfast.protocol.chain.checking import ChainReport
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.messages import Ack
+from tests.simulation.simulated_cluster import Simulation
+
+
+class Chaining:
+    """Writers of one stream, and the acks that they kept."""
+
+    def __init__(self, simulation: Simulation, client: Client) -> None:
+        self._fail = simulation.fail
+        self._chance: random.Random = simulation.chance("chaining")
+        self._stream = client.stream("chained")
+        self.acks: list[Ack] = []
+
+    async def work(self, until: float) -> None:
+        """Configure the stream, then write and remove until the time `until`."""
+        await self._stream.configure(chain=True, timeout_seconds=60.0)
+        await asyncio.gather(*(self._write(until, number) for number in range(3)))
+
+    async def _write(self, until: float, writer: int) -> None:
+        loop, chance = asyncio.get_running_loop(), self._chance
+        number = 0
+        while loop.time() < until:
+            await asyncio.sleep(chance.expovariate(20.0))
+            number += 1
+            try:
+                if writer == 0 and self.acks and chance.random() < 0.2:
+                    seq = chance.choice(self.acks).seq or 1
+                    await self._stream.delete(seq, timeout_seconds=1.0)
+                    continue
+                if writer == 1:
+                    values = [b"%d" % number] * chance.randint(1, 5)
+                    self.acks += await self._stream.append_many(values, timeout_seconds=1.0)
+                    continue
+                headers = {"n": str(number)} if chance.random() < 0.3 else None
+                ack = await self._stream.append(b"v", headers=headers, timeout_seconds=1.0)
+                self.acks.append(ack)
+            except HoldfastError:
+                continue
+
+    async def finish(self) -> ChainReport | None:
+        """Verify the chain against all that was acknowledged."""
+        try:
+            report = await self._stream.verify_chain(self.acks, timeout_seconds=30.0)
+        except HoldfastError as error:
+            self._fail(f"the chain cannot be verified: {error!r}")
+            return None
+        if report.differing:
+            self._fail(f"the chain differs at {report.differing[:5]}: {report}")
+        return report
