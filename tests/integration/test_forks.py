@@ -47,8 +47,10 @@ async def test_a_fork_shares_a_snapshot_and_outlives_its_parent(
 
 async def test_a_purge_reaches_forks_and_what_they_share(tmp_path: Path) -> None:
     values = [os.urandom(1000) for _ in range(COUNT)]
-    async with running_scene(tmp_path) as scene, scene.client() as client:
-        bucket = open_bucket(scene.bucket)
+    # The tenant's snapshots are in a bucket of its own.
+    running = running_scene(tmp_path, own_bucket=True)
+    async with running as scene, scene.client() as client:
+        bucket = open_bucket(f"file://{tmp_path / 'own'}")
         fork, copy = client.stream("fork"), client.stream("copy")
         await client.stream("parent").append_many(values)
         report = await scene.json("fork", "parent", "fork")
@@ -56,6 +58,7 @@ async def test_a_purge_reaches_forks_and_what_they_share(tmp_path: Path) -> None
         await fork.fork("copy")
         deleted = await scene.json("delete", "parent", "--yes")
         assert deleted["forks"] == ["copy", "fork"]
+        assert list(bucket.list(f"snapshots/{TENANT}/parent.stream/"))
         [held] = [row for row in deleted["remains"] if row["place"].endswith("share")]
         assert held["count"] == 1
 

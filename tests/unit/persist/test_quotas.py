@@ -18,7 +18,7 @@ from holdfast.persist.write_path.tick import Tick
 from holdfast.persist.write_path.turn import Conditions, Promises, TurnBuilder
 from holdfast.protocol import frames
 from holdfast.protocol.access.quota import NO_QUOTA, Quota
-from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
+from holdfast.protocol.errors import InvalidArgumentError, LimitExceededError, MalformedFrameError
 from holdfast.protocol.limits import UPLOAD_ID_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
 from tests.support.stores import store_of
@@ -168,6 +168,16 @@ def test_a_full_tenant_may_free_space_and_configure_but_not_add() -> None:
     assert world.results([frames.BATCH, [DELETE, APPEND]], counter=5) == ["limit_exceeded"]
     assert world.results(TRIM, counter=6) == ["ok"]
     assert len(world.tick(arrival(world.mine, 0, HEAD)).reads) == 1
+
+
+def test_a_store_that_is_made_whole_needs_room_for_all_of_it() -> None:
+    world = World(Quota(max_bytes=100))
+    world.book.take_room("acme", 60)
+    with pytest.raises(LimitExceededError, match="max_bytes is 100; this would make it 120"):
+        world.book.take_room("acme", 60)
+    world.book.take_room("acme", 40)
+    assert world.results(APPEND, counter=1) == ["limit_exceeded"]
+    world.book.take_room("other", 1 << 40)
 
 
 @pytest.mark.parametrize(
