@@ -16,6 +16,15 @@ from holdfast.spark.java import use_java
 from holdfast.spark.session import session
 from tests.support.holdfast_up import RunningUp, running_up
 
+#: The first test waits for three JVMs, and all fail with it if a busy machine is late.
+START_SECONDS = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(START_SECONDS))
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
