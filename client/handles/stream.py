@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, Unpack
 
+from holdfast.client.chain.verifying import verify_chain
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription, subscription_to
 from holdfast.client.following.track import Wanted
 from holdfast.client.handles import configuration
-from holdfast.client.handles.chain_verifying import verify_chain
 from holdfast.client.handles.consumer import Consumer, consumer_infos
 from holdfast.client.handles.forking import StoreFork, fork
 from holdfast.client.handles.message_reads import MessageReads, checked_filters
@@ -598,7 +598,11 @@ class Stream(Generic[V]):
             report = await stream.verify_chain([ack])
             assert report.is_sound
         """
-        return await verify_chain(self._link, self._key, self._reads, kept, timeout_seconds)
+
+        def pages(start_seq: int, end_seq: int) -> AsyncGenerator[list[Message], None]:
+            return self._reads.pages(start_seq, end_seq, None, None, None, timeout_seconds, None)
+
+        return await verify_chain(self._link, self._key, pages, kept, timeout_seconds)
 
     async def configure(
         self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]

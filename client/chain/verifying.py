@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-from holdfast.client.handles.message_reads import MessageReads
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.chain.checking import ChainReport, ChainWalk, leaf_of_message
@@ -16,7 +15,7 @@ from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.errors import InvalidArgumentError, MalformedFrameError
 from holdfast.protocol.frames import CHAIN, pack
 from holdfast.protocol.limits import SHA256_BYTES
-from holdfast.protocol.messages import Ack
+from holdfast.protocol.messages import Ack, Message
 
 
 class _Page(NamedTuple):
@@ -31,15 +30,15 @@ class _Page(NamedTuple):
 async def verify_chain(
     link: Link,
     key: StoreKey,
-    reads: MessageReads,
+    pages_of: Callable[[int, int], AsyncGenerator[list[Message], None]],
     kept: Iterable[ChainLink | Ack],
     timeout_seconds: float | None,
 ) -> ChainReport:
-    """Do what `Stream.verify_chain` does."""
+    """Do what `Stream.verify_chain` does. `pages_of(start_seq, end_seq)` reads messages."""
     first = await _page(link, key, 0, timeout_seconds)
     end = first.last
     walk = ChainWalk(first.base, [*kept, *([end] if end.seq > first.base.seq else [])])
-    pages = reads.pages(first.base.seq + 1, end.seq, None, None, None, timeout_seconds, None)
+    pages = pages_of(first.base.seq + 1, end.seq)
     async with contextlib.aclosing(pages):
         async for page in pages:
             messages = deque((message.seq, leaf_of_message(message)) for message in page)
