@@ -61,9 +61,9 @@ hostile: $(STAMP) ## Attack a real cluster as a hostile tenant for MINUTES, or w
 	@$(BIN)/python -m tests.hostile --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		$(if $(OPERATIONS),--operations $(OPERATIONS)) $(if $(TOKENS),--tokens)
 
-simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is, GRANTS=1 with tokens, JETSTREAM=1 with gateways; TRACE=1 shows all.
+simulate: $(STAMP) ## Run SEEDS simulated clusters under faults, or SEED again; TIERS=1 with a bucket, WIDE=1 with all there is, GRANTS=1 with tokens, JETSTREAM=1 with gateways, TIERS=1 ROLES=1 with servers for cold work; TRACE=1 shows all.
 	@$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) \
-		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(WIDE),--wide) $(if $(GRANTS),--grants) $(if $(JETSTREAM),--jetstream) $(if $(TRACE),--trace)
+		$(if $(SEED),--seed $(SEED)) $(if $(TIERS),--tiers) $(if $(WIDE),--wide) $(if $(GRANTS),--grants) $(if $(JETSTREAM),--jetstream) $(if $(ROLES),--roles) $(if $(TRACE),--trace)
 
 power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or all; CUTS repeats a run.
 	@$(BIN)/python -m tests.power $(if $(SCENARIO),--scenario $(SCENARIO)) \

@@ -17,7 +17,6 @@ from holdfast.coordinator.answering.inbox import RequestInbox
 from holdfast.coordinator.answering.record_queue import RecordQueue
 from holdfast.coordinator.answering.replies import Replies
 from holdfast.coordinator.answering.waiting_replies import WaitingReplies
-from holdfast.coordinator.collecting import collect_garbage
 from holdfast.coordinator.decisions.events import TimePassed
 from holdfast.coordinator.decisions.rebalancing import Balance, Rebalancing
 from holdfast.coordinator.decisions.roster import MAX_ENDED_REMEMBERED
@@ -32,6 +31,7 @@ from holdfast.coordinator.peers.orders import Orders
 from holdfast.coordinator.peers.rebalancer import Rebalancer
 from holdfast.coordinator.quota_watch import QuotaWatch
 from holdfast.coordinator.request_loop import RequestLoop
+from holdfast.coordinator.role_watch import RoleWatch
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.survey import Survey
 from holdfast.protocol.access.audit_event import AUDIT_STORE, AuditAction
@@ -83,6 +83,7 @@ class ActiveTerm:
         self._driver = MembershipDriver(life, orders, self._records, waiting, replies)
         limits = TenantLimits()
         self._quota_watch = QuotaWatch(life, limits)
+        self._role_watch = RoleWatch(self._driver.members)
         self._rebalancer = Rebalancer(
             life,
             orders,
@@ -161,6 +162,7 @@ class ActiveTerm:
         tasks.start("grants", self._doorkeeper.run())
         tasks.start("watch the term", self._watch_term())
         tasks.start("rebalance", self._rebalancer.run())
+        tasks.start("watch the roles", self._role_watch.run())
         if recorded.files_pending or (recorded.manifests_pending and bucket):
             survey = Survey(life.storage, tasks, self._records)
             tasks.start("survey", survey.run(recorded.files_pending))
@@ -173,8 +175,6 @@ class ActiveTerm:
             tasks.start("audit trail", self._trail.run())
             watch = AuditOutboxWatch(life, outbox, self._recorder)
             tasks.start("audit outbox", watch.run())
-        if bucket is not None:
-            tasks.start("collect", collect_garbage(life, bucket))
 
     def _measure(self) -> None:
         """Let the statistics read what this coordinator knows."""
@@ -184,6 +184,7 @@ class ActiveTerm:
         statistics.read_each(
             metrics.SERVERS, lambda: Counter(str(member.state) for member in driver.members())
         )
+        statistics.read_each(metrics.ROLES, self._role_watch.counts)
 
     async def _tick(self) -> None:
         while True:

@@ -40,6 +40,7 @@ from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageError
 from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.work.roles import ALL_ROLES, Roles
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -88,7 +89,9 @@ class MembershipDriver:
 
     # Requests that wait for a decision.
 
-    async def register(self, server: str, incarnation: str, reply_to: str) -> None:
+    async def register(
+        self, server: str, incarnation: str, reply_to: str, roles: Roles = ALL_ROLES
+    ) -> None:
         """Admit an incarnation, unless its fence says that it has ended."""
         if self._membership.standing(server, incarnation) is ServerStanding.UNKNOWN:
             try:
@@ -103,7 +106,7 @@ class MembershipDriver:
                 self._replies.add(reply_to, FencedError(server=server, incarnation=incarnation))
                 return
         self._waiting.register(server, incarnation, reply_to)
-        self.step(Registered(server, incarnation))
+        self.step(Registered(server, incarnation, roles))
 
     def suspect(self, server: str, incarnation: str, reply_to: str) -> None:
         """Find out whether an incarnation is alive, for a client that got no responders."""

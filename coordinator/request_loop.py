@@ -33,6 +33,7 @@ from holdfast.coordinator.answering.requests import (
 )
 from holdfast.coordinator.answering.seals import Seals
 from holdfast.coordinator.answering.transaction import Reply
+from holdfast.coordinator.decisions.claims import ClaimBook
 from holdfast.coordinator.decisions.events import DrainChanged, Released, ServerForgotten
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.life import Life
@@ -70,6 +71,7 @@ class RequestLoop:
         self._grants = life.statistics.counter(metrics.GRANTS)
         self._proofs = Proofs(life, state, replies)
         self._seals = Seals(life, state, replies)
+        self._claims = ClaimBook()
 
     def take_over(self, ended: Collection[tuple[str, str]]) -> None:
         """Start from the incarnations that earlier coordinators recorded as ended."""
@@ -95,6 +97,7 @@ class RequestLoop:
                 members=self._driver.members(),
                 now_ms=self._life.clock_ms(),
                 limits=self._limits,
+                claims=self._claims,
             )
             began_at = self._life.now()
             with self._life.storage_use.call():
@@ -108,7 +111,7 @@ class RequestLoop:
             for (request, reply_to), reply in zip(asked, outcome.replies, strict=True):
                 if isinstance(request, Register) and not isinstance(reply, HoldfastError):
                     registration = self._driver.register(
-                        request.server, request.incarnation, reply_to
+                        request.server, request.incarnation, reply_to, request.roles
                     )
                     self._life.background_tasks.start("register", registration)
                     continue

@@ -42,6 +42,7 @@ from holdfast.protocol.serving.process import (
 )
 from holdfast.protocol.serving.process_numbers import process_statistics
 from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.work.roles import ALL_ROLES, parse_roles, roles_text
 from holdfast.shared_fs.access.quotas import quotas_of
 from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -74,6 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a persist server and return the exit code. Raises SystemExit(2) for wrong usage."""
     parser = server_parser("holdfast persist", "Serves the stores that the coordinator assigns.")
     parser.add_argument("--name", type=_name, required=True, help="a unique name in the cluster")
+    parser.add_argument(
+        "--roles",
+        default=roles_text(ALL_ROLES),
+        metavar="ROLES",
+        help="persist: it may own stores; tier: it claims cold work, such as garbage collection; "
+        "default: %(default)s",
+    )
     parser.add_argument(
         "--durability",
         choices=(Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word),
@@ -158,6 +166,7 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
             raise InvalidArgumentError(argument="--budget-per-day", reason="it must be above 0")
     if not 0 < options.max_lag < math.inf:
         raise InvalidArgumentError(argument="--max-lag", reason="it must be above 0")
+    roles = parse_roles(options.roles)
     statistics = process_statistics(PartKind.PERSIST, options.name)
     running_server: PersistServer | None = None
 
@@ -201,6 +210,7 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
         budget_per_day=options.budget_per_day,
         prices=read_prices(options.prices),
         audits=True,
+        roles=roles,
     )
     machine = Machine(loop_watch=loop_watch, statistics=statistics)
     stopping = asyncio.Event()

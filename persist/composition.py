@@ -56,11 +56,14 @@ from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.threads.sync_thread import SyncThread
 from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.archiving import Archiver
+from holdfast.persist.tier.claims import Claims
 from holdfast.persist.tier.cold_stores import ColdStores
 from holdfast.persist.tier.cooling import Cooler
+from holdfast.persist.tier.garbage import GarbageCollection
 from holdfast.persist.tier.lag_keeping import LagKeeping
 from holdfast.persist.tier.left_behind import LeftBehind
 from holdfast.persist.tier.snapshotter import Snapshotter
+from holdfast.persist.tier.tending import OwnTending, SharedTending, Tending
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.tier.tier_pools import TierPools
 from holdfast.persist.write_path.archive_reads import ArchiveReads
@@ -83,6 +86,8 @@ from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, AuditTrail, tell_recorder
+from holdfast.protocol.work.cold_work import CATCH_UP, COLLECT, REAP, SWEEPS
+from holdfast.protocol.work.roles import Role
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
@@ -160,6 +165,7 @@ def compose(
         threads.large,
         trail or NO_AUDIT,
         machine.statistics or Statistics(PartKind.PERSIST, server, clock()),
+        options.roles,
     )
     tasks, open_stores = SpawnedTasks(), OpenStores()
     read_cluster = (
@@ -194,14 +200,21 @@ def compose(
     )
     giving_back = GivingBack(coordination, phase, tasks, one_by_one=storage.hands_over)
     checkpointer.on_unwritten(giving_back.unwritten)
+    claims = Claims(life, phase, coordination, _offers(options, bucket, storage))
     tier = None
     if bucket is not None:
+        tending: Tending = OwnTending(coordination)
+        if storage.shares_files:
+            tending = SharedTending(coordination)
         cold_stores = ColdStores(bucket, life, open_stores, path.inbox, threads.tier.cold_stores)
         snapshotter = Snapshotter(
             bucket, options.tier_policy, life, threads.tier, open_stores, checkpointer, phase
         )
-        cooler = Cooler(snapshotter, life, coordination, threads.tier.snapshots)
-        tier = Tier(server, bucket, snapshotter, cooler, cold_stores)
+        cooler = Cooler(
+            snapshotter, life, coordination, threads.tier.snapshots, claims, tending
+        )
+        garbage = GarbageCollection(bucket, life, claims, threads.tier.snapshots)
+        tier = Tier(server, bucket, snapshotter, cooler, cold_stores, garbage)
     stored = storage.stored_writer(tier, path.releaser)
     budget = None
     if bucket is not None and options.budget_per_day is not None:
@@ -211,8 +224,8 @@ def compose(
     lag = None
     if tier is not None and stored is not None:
         publisher, pool = tier.snapshotter.publisher, threads.tier.snapshots
-        left = LeftBehind(life, publisher, coordination, owners, pool)
-        lag = LagKeeping(life, phase, tier.snapshotter, open_stores, left, stored, budget)
+        left = LeftBehind(life, publisher, SharedTending(coordination), owners, pool)
+        lag = LagKeeping(life, phase, tier.snapshotter, open_stores, claims, left, stored, budget)
     quotas, loads = QuotaBook(), StoreLoads()
     promises = Promises(
         options.durability, storage.log_level, stored.writes if stored is not None else None
@@ -319,6 +332,7 @@ def compose(
         pipeline,
         checkpointer,
         coordination,
+        claims,
         open_queue,
         heartbeats,
         leaving,
@@ -348,6 +362,21 @@ def _gate(origins: Origins, server: str, incarnation: str) -> FenceGate:
     path = layout.fence(server, incarnation)
     create_fence(disk, path)
     return FenceGate(disk, path, server, incarnation)
+
+
+def _offers(
+    options: ServerOptions, bucket: Bucket | None, storage: StorageMode
+) -> list[str]:
+    """Return the cold work that this server can do. What is only done where all servers see the
+    same files cannot be claimed elsewhere."""
+    if Role.TIER not in options.roles:
+        return []
+    offers = [REAP]
+    if bucket is not None:
+        offers.append(COLLECT)
+        if storage.shares_files:
+            offers += [CATCH_UP, *SWEEPS]
+    return offers
 
 
 def _threads(machine: Machine, resources: contextlib.ExitStack) -> _Threads:

@@ -11,6 +11,7 @@ from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.work.roles import ALL_ROLES, Roles
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate
 from holdfast.shared_fs.disk.layout import Layout
@@ -39,3 +40,5 @@ class Incarnation:
     audit: Audit = NO_AUDIT
     #: What this life, and the process, counts.
     statistics: Statistics = field(default_factory=lambda: Statistics(PartKind.PERSIST, "", 0))
+    #: What it is there for.
+    roles: Roles = ALL_ROLES

@@ -7,6 +7,7 @@ import logging
 from math import inf
 
 from holdfast.protocol.control import ServerPhase
+from holdfast.protocol.work.roles import ALL_ROLES, Role, Roles
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -15,8 +16,10 @@ class LifePhase:
     """The phase of one incarnation, as set by the coordinator, the process and the
     incarnation itself."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, roles: Roles = ALL_ROLES) -> None:
         self.server = server
+        #: False: this server is not there to own stores.
+        self.owns_stores = Role.PERSIST in roles
         self._draining = False
         #: Set whenever the coordinator changes its mind about draining.
         self.changed = asyncio.Event()

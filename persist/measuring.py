@@ -29,6 +29,7 @@ def measure(parts: Parts, prices: Prices) -> None:
     statistics.read(metrics.CONSUMERS, lambda: lags.now().consumers)
     statistics.read(metrics.CONSUMERS_LAG, lambda: lags.now().messages)
     statistics.read(metrics.CONSUMERS_LAG_MAX, lambda: lags.now().longest)
+    statistics.read(metrics.CLAIMS, lambda: parts.claims.count)
     tier = parts.tier
     if tier is not None:
         statistics.read(metrics.SNAPSHOT_BACKLOG, lambda: tier.backlog)

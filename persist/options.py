@@ -15,6 +15,7 @@ from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.monitoring.prices import S3_PRICES, Prices
 from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.work.roles import ALL_ROLES, Roles
 from holdfast.shared_fs.access.quotas import ReadsQuotas
 
 
@@ -41,6 +42,8 @@ class ServerOptions:
     budget_per_day: float | None = None
     #: Whether it tells the audit log what operators and tokens do.
     audits: bool = False
+    #: What the server is there for.
+    roles: Roles = ALL_ROLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from holdfast.persist.storage_mode import StorageMode
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.tier.archiving import Archiver
+from holdfast.persist.tier.claims import Claims
 from holdfast.persist.tier.lag_keeping import LagKeeping
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.archive_reads import ArchiveReads
@@ -44,6 +45,7 @@ class Parts:
     pipeline: Pipeline
     checkpointer: Checkpointer
     coordination: Coordination
+    claims: Claims
     open_queue: OpenQueue
     heartbeats: Heartbeats
     leaving: Leaving
@@ -71,7 +73,8 @@ class Parts:
         yield self.archive_reads.run()
         if self.archiver is not None:
             yield self.archiver.run()
-        yield from self.storage.work(self.tier)
+        yield self.claims.run()
+        yield from self.storage.work(self.tier, self.claims)
         yield self.pipeline.run()
         yield self.heartbeats.run()
         yield self.open_queue.run()

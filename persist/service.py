@@ -31,6 +31,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
 from holdfast.protocol.limits import EXPIRY_CHECK_SECONDS
 from holdfast.protocol.names import check_server
+from holdfast.protocol.work.roles import roles_text
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
@@ -67,7 +68,7 @@ class PersistServer:
         self._origins = Origins(bus, layout, disk, bucket, options, machine)
         self.server = check_server(server)
         self.incarnation = incarnation or new_incarnation()
-        self._phase = LifePhase(self.server)
+        self._phase = LifePhase(self.server, options.roles)
         self._turns = Turns(server)
         #: The parts of the server, once it runs.
         self.parts: Parts | None = None
@@ -126,10 +127,11 @@ class PersistServer:
         await coordination.register(self._phase.stopping.is_set)
         await parts.reception.take_requests()
         logger.info(
-            "server.started server=%s incarnation=%s asks_for_tokens=%s",
+            "server.started server=%s incarnation=%s asks_for_tokens=%s roles=%s",
             self.server,
             self.incarnation,
             str(parts.gatekeeper.asks_for_tokens).lower(),
+            roles_text(self._origins.options.roles),
         )
         if ready is not None:
             ready.set()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
 from holdfast.persist.store.store import Store
+from holdfast.persist.tier.claims import Claims
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.output_gate import ConfirmOpen
 from holdfast.persist.write_path.pipeline import SyncedLog
@@ -126,8 +127,9 @@ class StorageMode(Protocol):
     def placement(self, publish: Publish | None) -> Placement:
         """Return what puts restored states in place."""
 
-    def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield the tasks that run beside everything else, until cancelled."""
+    def work(self, tier: Tier | None, claims: Claims) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield the tasks that run beside everything else, until cancelled. `claims` says which
+        cold work is this server's."""
 
     async def end(self, left: int) -> bool:
         """End after the last write. `left` stores could not be made durable. Return whether that is

@@ -43,7 +43,10 @@ Operators to the coordinator, on `hf._.coord.<verb>`, which no tenant may publis
 
 Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
-    register  {server, incarnation} -> {term}   an incarnation may own stores from now on
+    register  {server, incarnation, roles} -> {term, time, roles}
+              an incarnation is a member from now on, and may own stores if it has the role for
+              that. `roles` (`work/roles.py`), here and in heartbeats: left out, it has all. In the
+              answer, those that the coordinator knows
     prove     {server, incarnation, number} -> {term, number}
               the number is durable beside the fence, with the term: a server that reads less there
               has a mount that lies. Before `register`, and now and then. An answer without a
@@ -65,6 +68,16 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
               reached; a lower one means an older file.
     adopt     {server, incarnation, stores: [[tenant, kind, name], ...]} -> as open
               grants those that exist and have no owner any more
+              Earlier versions ask this; later ones claim work, and tend stores
+    claim     {server, incarnation, offers: [work, ...], gives_back: [[work, epoch], ...]}
+              -> {term, claims: [[work, epoch], ...], wanted: [work, ...]}
+              the server offers to do this cold work (`work/cold_work.py`). `claims` is all that it
+              has from now on; it gives back what is `wanted` once it is done with that
+    tend      {server, incarnation, stores: [[tenant, kind, name, work, epoch], ...]}
+              -> {term, stores: [[epoch, owned] | nil, ...]}
+              which of these stores the server owns; and which of the others it may work on, since
+              they have no owner, and it has the claim `work` in this epoch. For the former
+              `work` may be nil. A store keeps its epoch, until it has another owner
     created   {server, incarnation, stores: [[tenant, kind, name, revision, bytes], ...]} -> {term}
               their files are durable at that revision. From now on a missing file is damage, and
               a store that went cold at a lower revision is hot. `bytes` is the size of the content,
@@ -74,9 +87,11 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
               the epoch is not the store's. May come late, or never
     owners    {stores: [[tenant, kind, name], ...]} -> as `resolve`
               for servers of a cluster that asks for tokens, since they have none
-    cold      {server, incarnation, stores: [[tenant, kind, name, epoch, revision], ...]}
-              -> {term, cold: [bool, ...]}    a verified snapshot in the bucket has all of the
-              store; true if that is recorded, so that the file may be removed
+    cold      {server, incarnation, stores: [[tenant, kind, name, epoch, revision, work, claim],
+               ...]} -> {term, cold: [bool, ...]}
+              a verified snapshot in the bucket has all of the store; true if that is recorded, so
+              that the file may be removed. `work` and the epoch of its claim may be left out. With
+              them, also of a store that has had no owner since the epoch that `tend` told
     deleted   {server, incarnation, stores: [[tenant, kind, name, epoch], ...]}
               -> {term, deleted: [bool, ...]}
               the store is deleted and has no owner; true if that is recorded. The next owner of
@@ -102,7 +117,7 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
-     bucket_requests, cluster, loop_seconds, asks_for_tokens, report}
+     bucket_requests, cluster, loop_seconds, asks_for_tokens, roles, report}
 
 `report` is what the server counts (`monitoring/telling.py`), in every second heartbeat. Standbys
 tell theirs in some of the messages to themselves.
@@ -137,7 +152,7 @@ Operators to a server, on the same subject:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -150,6 +165,7 @@ from holdfast.protocol.limits import (
     MAX_NAME_BYTES,
 )
 from holdfast.protocol.names import StoreId, check_server
+from holdfast.protocol.work.roles import ALL_ROLES, Role, Roles, roles_of_wire
 
 #: What operators ask of the coordinator on the cluster's own subjects. All else there is for
 #: servers.
@@ -245,6 +261,16 @@ class ServerInfo(NamedTuple):
     bucket_requests: int = 0
     #: False if it is open: it serves clients without a token.
     asks_for_tokens: bool = False
+    #: What it is there for: each a Role. Earlier versions tell none: their servers have all.
+    roles: Sequence[str] = tuple(Role)
+    #: How many pieces of cold work it has claimed.
+    claims: int = 0
+
+
+def missing_roles(servers: Iterable[ServerInfo]) -> list[Role]:
+    """Return the roles that no live server has, unless no server lives at all."""
+    living = [each.roles for each in servers if each.state == ServerState.LIVE]
+    return [role for role in Role if living and not any(role in roles for roles in living)]
 
 
 class StoreLoad(NamedTuple):
@@ -318,6 +344,7 @@ class Heartbeat(NamedTuple):
     loop_seconds: float = 0.0
     #: Whether it refuses clients without a token.
     asks_for_tokens: bool = False
+    roles: Roles = ALL_ROLES
 
     @property
     def hangs(self) -> bool:
@@ -343,6 +370,7 @@ class Heartbeat(NamedTuple):
             cluster=_cluster(fields.get("cluster", "")),
             loop_seconds=float(_load(fields, "loop_seconds")),
             asks_for_tokens=_flag(fields, "asks_for_tokens"),
+            roles=roles_of_wire(fields.get("roles")),
         )
 
 

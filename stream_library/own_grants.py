@@ -28,6 +28,7 @@ from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import HoldfastError, UnknownOperationError, internal_error
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.work.roles import Role
 from holdfast.shared_fs.authority.found_files import state_of_file
 from holdfast.shared_fs.disk.proof import ProofNumber
 from holdfast.stream_library.sole_use import SoleUse
@@ -76,7 +77,8 @@ class OwnGrants:
             "prove": self._prove,
             "seal": self._seal,
             "open": self._open,
-            "adopt": self._adopt,
+            "claim": self._claim,
+            "tend": self._tend,
             "created": self._created,
             "closed": self._closed,
             "cold": self._cold,
@@ -128,7 +130,7 @@ class OwnGrants:
 
     # The incarnation
     def _register(self, fields: Any) -> dict[str, object]:
-        return {"time": time.time_ns() // 1_000_000}
+        return {"time": time.time_ns() // 1_000_000, "roles": list(Role)}
 
     def _prove(self, fields: Any) -> dict[str, object]:
         number = ProofNumber(self._use.term, fields["number"])
@@ -146,8 +148,14 @@ class OwnGrants:
         ]
         return {"grants": grants, "ended": 0}
 
-    def _adopt(self, fields: Any) -> dict[str, object]:
-        return {"grants": [self._granted(StoreId(*each), False, None) for each in fields["stores"]]}
+    def _claim(self, fields: Any) -> dict[str, object]:
+        """Nobody else does any work."""
+        return {"claims": [[work, self._use.term] for work in fields["offers"]], "wanted": []}
+
+    def _tend(self, fields: Any) -> dict[str, object]:
+        """All stores are the one server's own."""
+        named = [StoreId(*each[:3]) for each in fields["stores"]]
+        return {"stores": [[self._granted(store, False, None)[0], True] for store in named]}
 
     def _granted(self, store: StoreId, create: bool, known_epoch: int | None) -> list[object]:
         known = self._known.get(store)

@@ -37,9 +37,9 @@ def collect(
 ) -> None:
     """Remove unneeded snapshots and log objects from the bucket.
 
-    The coordinator does this periodically. A run marks the garbage that it finds; a later run
-    removes what is still garbage. You may run it while the cluster runs, and more than once at
-    a time.
+    The server that has claimed this work does it periodically. A run marks the garbage that it
+    finds; a later run removes what is still garbage. You may run it while the cluster runs, and
+    more than once at a time.
     """
     with needed_server_packages():
         from holdfast.shared_fs.snapshots.collecting import Collector

@@ -17,6 +17,7 @@ from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
+from holdfast.protocol.work.roles import ALL_ROLES, roles_text
 
 _DATA = click.option(
     "--data",
@@ -162,6 +163,13 @@ def coordinator(
 )
 @_DATA
 @click.option(
+    "--roles",
+    default=roles_text(ALL_ROLES),
+    show_default=True,
+    metavar="ROLES",
+    help="persist: it may own stores; tier: it claims cold work, such as garbage collection.",
+)
+@click.option(
     "--durability",
     type=click.Choice([Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word]),
     default=Durability.SYNCED.word,
@@ -235,6 +243,7 @@ def persist(
     settings: Settings,
     name: str,
     data: Path,
+    roles: str,
     durability: str,
     max_open_stores: int,
     idle_close_seconds: float,
@@ -252,7 +261,7 @@ def persist(
 ) -> None:
     """Run a persist server, which owns and serves stores."""
     arguments = ["--name", name, *_common(settings, data, prices, process)]
-    arguments += ["--durability", durability]
+    arguments += ["--roles", roles, "--durability", durability]
     arguments += ["--max-open-stores", str(max_open_stores)]
     arguments += ["--idle-close-seconds", str(idle_close_seconds)]
     if bucket is not None:

@@ -63,6 +63,7 @@ def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
     from holdfast.shared_fs.disk.layout import open_layout
     from holdfast.shared_fs.disk.tombstone import Grave, write_tombstone
     from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+    from holdfast.shared_fs.snapshots.garbage import forget_epoch
     from holdfast.shared_fs.snapshots.manifest import open_manifests
     from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 
@@ -83,6 +84,7 @@ def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
     disk.make_directory(data)
     layout = open_layout(data, disk)
     fence_every_log(bucket)
+    forget_epoch(bucket)
     with tempfile.TemporaryDirectory(prefix="holdfast-rebuild-") as folder, progress_bar() as bar:
         folded = fold_logs(
             manifests,

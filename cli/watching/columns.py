@@ -9,6 +9,7 @@ from typing import Final
 from holdfast.cli.render import size
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.monitoring.cluster_rows import ClusterTotals, Latency, Overview, ServerRow
+from holdfast.protocol.work.roles import roles_text
 
 _UNKNOWN: Final = "-"
 _Number = float | None
@@ -105,6 +106,10 @@ COLUMNS: Final[dict[str, Column]] = {
     for column in (
         Column("server", lambda row: row.info.server, None, count),
         Column("state", lambda row: row.info.state, None, count),
+        Column("roles", lambda row: roles_text(row.info.roles), None, count),
+        Column(
+            "work", lambda row: row.info.claims, _summed(lambda row: row.info.claims), count
+        ),
         Column("host", lambda row: row.host or _UNKNOWN, None, count),
         Column(
             "heartbeat",
@@ -194,11 +199,11 @@ COLUMNS: Final[dict[str, Column]] = {
 }
 HEADS: Final = [column.head for column in COLUMNS.values()]
 #: Columns of numbers, which are aligned to the right.
-NUMBERS: Final = [head for head in HEADS if head not in ("server", "state", "host")]
+NUMBERS: Final = [head for head in HEADS if head not in ("server", "state", "roles", "host")]
 #: What a narrow terminal leaves out, the first one first.
 OPTIONAL: Final = (
-    *("host", "bucket/h", "sync p50", "to snapshot", "takeovers", "written/s", "memory", "lag"),
-    *("log", "refused/s", "heartbeat", "open", "cpu", "sync p99", "append ms"),
+    *("host", "work", "roles", "bucket/h", "sync p50", "to snapshot", "takeovers", "written/s"),
+    *("memory", "lag", "log", "refused/s", "heartbeat", "open", "cpu", "sync p99", "append ms"),
 )
 
 

@@ -12,10 +12,11 @@ from holdfast.cli.operator_connection import OperatorConnection
 from holdfast.cli.render import print_json, print_table, size
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.watching.looking import parts_of
-from holdfast.protocol.control import ServerInfo, ServerState
+from holdfast.protocol.control import ServerInfo, ServerState, missing_roles
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.monitoring.samples import PartStatistics
+from holdfast.protocol.work.roles import roles_text
 
 
 class NotLiveError(HoldfastError):
@@ -56,6 +57,9 @@ def servers(settings: Settings, live: str | None, forget: str | None, reassign: 
         state = found[0].state if found else "unknown to the coordinator"
         if state != ServerState.LIVE:
             raise NotLiveError(server=live, state=state)
+    if live is None:
+        for role in missing_roles(found):
+            click.echo(f"warning: no live server has the role {role}", err=True)
     if settings.json:
         report: dict[str, object] = {"servers": [one._asdict() for one in found]}
         print_json(report if live is not None else report | {"parts": list(map(part_row, parts))})
@@ -63,20 +67,20 @@ def servers(settings: Settings, live: str | None, forget: str | None, reassign: 
     print_table(
         _COLUMNS,
         [*map(_part_cells, parts), *map(_cells, found)],
-        right=("stores", "open", "operations/s", "log", "to snapshot", "bucket/h"),
+        right=("work", "stores", "open", "operations/s", "log", "to snapshot", "bucket/h"),
         states=("state",),
         optional=_OPTIONAL,
     )
 
 
 _COLUMNS: Final = (
-    *("part", "name", "state", "heartbeat", "stores", "open", "operations/s", "log"),
-    *("to snapshot", "bucket/h", "access", "host", "incarnation"),
+    *("part", "name", "state", "roles", "work", "heartbeat", "stores", "open", "operations/s"),
+    *("log", "to snapshot", "bucket/h", "access", "host", "incarnation"),
 )
 #: What a narrow terminal leaves out, the first one first.
 _OPTIONAL: Final = (
     *("incarnation", "host", "access", "bucket/h", "to snapshot", "log", "operations/s"),
-    "open",
+    *("open", "work"),
 )
 
 
@@ -85,6 +89,8 @@ def _cells(one: ServerInfo) -> tuple[str, ...]:
         "persist",
         one.server,
         one.state,
+        roles_text(one.roles),
+        f"{one.claims:,}",
         f"{one.heartbeat_age_seconds:.1f} s ago",
         f"{one.assigned_stores:,}",
         f"{one.open_stores:,}",
@@ -104,7 +110,7 @@ def _part_cells(part: PartStatistics) -> tuple[str, ...]:
     state = "active" if is_active else "standby" if part.kind == PartKind.STANDBY else "live"
     heartbeat = f"{part.heartbeat_age_seconds:.1f} s ago"
     kind = "coordinator" if part.kind == PartKind.STANDBY else part.kind.replace("_", " ")
-    return (kind, part.name, state, heartbeat, *[""] * 7, part.host, "")
+    return (kind, part.name, state, "", "", heartbeat, *[""] * 7, part.host, "")
 
 
 def part_row(part: PartStatistics) -> dict[str, object]:

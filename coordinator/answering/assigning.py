@@ -1,6 +1,7 @@
-"""Which server gets a store: the decisions of `assignment.py`, recorded in the open transaction.
+"""Which server gets a store, and which one a piece of cold work: the decisions of `assignment.py`
+and of `claims.py`, recorded in the open transaction.
 
-Each method returns the element of a store in a reply: an owner, a grant, or an error.
+Each method about a store returns the element of a store in a reply: an owner, a grant, or an error.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.coordinator.answering.requests import (
+    ClaimWork,
+    HeldClaim,
     OpenStore,
+    StoreToTend,
 )
 from holdfast.coordinator.decisions.assignment import (
     Assign,
@@ -23,11 +27,19 @@ from holdfast.coordinator.decisions.assignment import (
     decide_move,
     decide_open,
 )
+from holdfast.coordinator.decisions.claims import (
+    ClaimBook,
+    Holder,
+    WorkClaim,
+    divide,
+    next_epoch,
+    takes_work,
+)
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
-from holdfast.protocol.control import Grant, Owner, StoreState
+from holdfast.protocol.control import Grant, Owner, ServerState, StoreState
 from holdfast.protocol.errors import (
     HoldfastError,
     NoServerError,
@@ -36,6 +48,7 @@ from holdfast.protocol.errors import (
     error_to_wire,
 )
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.work.roles import Role
 
 
 class Assigner:
@@ -49,10 +62,12 @@ class Assigner:
         self._members = members
         # No store can be assigned to a member that is not recorded yet.
         self._recorded = state.servers.present()
+        # And none to one that is not there to own stores.
         self._states = {
             key: member.state
             for member in members
             if (key := (member.server, member.incarnation)) in self._recorded
+            and Role.PERSIST in member.roles
         }
         self._knows_all_stores = state.cluster.knows_all_stores()
         self._made_balancer: Balancer | None = None
@@ -188,6 +203,61 @@ class Assigner:
                 and member.server not in drains
             )
         return self._made_balancer
+
+
+class WorkAssigner:
+    """Divides cold work within one open transaction."""
+
+    def __init__(
+        self, state: StateFile, members: Sequence[MemberView], now_ms: int, book: ClaimBook
+    ) -> None:
+        self._state = state
+        self._members = members
+        self._now_ms = now_ms
+        self._book = book
+        self._known: dict[str, WorkClaim] | None = None
+
+    def claim(self, asked: ClaimWork) -> dict[str, object]:
+        """Divide the cold work anew, as far as the server that asks is concerned."""
+        asker, records = Holder(asked.server, asked.incarnation), self._state.claims
+        for work, epoch in asked.gives_back:
+            records.give_back(work, asker, epoch)
+        claims = self._known = records.all()
+        me = (one for one in self._members if Holder(one.server, one.incarnation) == asker)
+        member = next(me, None)
+        wanted = [work for work, claim in claims.items() if claim.holder == asker]
+        if member is not None and member.state is ServerState.SUSPECT:
+            # It keeps what it has. One that drains, or has not this role, is to give it back.
+            wanted = []
+        elif member is not None and takes_work(member) and asker in self._state.servers.present():
+            rivals = self._book.rivals(asker, self._members, self._now_ms)
+            self._book.asked(asker, asked.offers, self._now_ms)
+            division = divide(asker, asked.offers, claims, rivals)
+            wanted = division.wanted
+            for work in division.takes:
+                epoch = next_epoch(claims.get(work), self._state.term)
+                records.take(work, asker, epoch)
+                claims[work] = WorkClaim(asker, epoch)
+        held = [[work, claim.epoch] for work, claim in claims.items() if claim.holder == asker]
+        return {"claims": held, "wanted": wanted}
+
+    def holds(self, holder: Holder, claim: HeldClaim | None) -> bool:
+        """Tell whether a server has a piece of work in this epoch."""
+        if claim is None:
+            return False
+        if self._known is None:
+            self._known = self._state.claims.all()
+        return self._known.get(claim.work) == WorkClaim(holder, claim.epoch)
+
+    def tend(self, holder: Holder, tended: StoreToTend) -> list[object] | None:
+        """Return the epoch of a store, and whether the server owns it; None if the store is not for
+        it to work on."""
+        row = self._state.stores.get(tended.store)
+        if row is None or row.promised or row.state == StoreState.UNKNOWN:
+            return None
+        if not row.owner_ended:
+            return [row.epoch, True] if Holder(row.server, row.incarnation) == holder else None
+        return [row.epoch, False] if self.holds(holder, tended.claim) else None
 
 
 def _assignment(row: StoreRow | None) -> Assignment | None:

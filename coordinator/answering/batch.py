@@ -18,6 +18,7 @@ from holdfast.coordinator.answering.requests import (
     Request,
 )
 from holdfast.coordinator.answering.transaction import Reply, Transaction
+from holdfast.coordinator.decisions.claims import ClaimBook
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
 from holdfast.coordinator.state.state_file import StateFile
@@ -38,6 +39,7 @@ class RequestBatch:
     members: Sequence[MemberView]
     now_ms: int
     limits: TenantLimits = field(default_factory=TenantLimits)
+    claims: ClaimBook = field(default_factory=ClaimBook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +93,7 @@ def _commit(
     with state.transaction():
         for record in records:
             write_record(state, record, batch.now_ms)
-        transaction = Transaction(state, batch.members, batch.now_ms, batch.limits)
+        transaction = Transaction(
+            state, batch.members, batch.now_ms, batch.limits, batch.claims
+        )
         return [transaction.answer(request) for request in requests]

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from holdfast.coordinator.answering.requests import (
     Adopt,
     AskedRate,
+    ClaimWork,
     Closed,
     ClosedStore,
     ColdStore,
@@ -21,6 +22,7 @@ from holdfast.coordinator.answering.requests import (
     DeletedRequest,
     Drain,
     Forget,
+    HeldClaim,
     Identify,
     ListServers,
     ListStatistics,
@@ -40,8 +42,10 @@ from holdfast.coordinator.answering.requests import (
     Seal,
     ShowTenant,
     StoreSize,
+    StoreToTend,
     SuspectRequest,
     TellStatistics,
+    Tend,
     UsageRequest,
     Vacate,
 )
@@ -66,6 +70,8 @@ from holdfast.protocol.limits import (
 from holdfast.protocol.monitoring.description import GATEWAYS, PartKind
 from holdfast.protocol.names import StoreId, StoreKind, check_server, check_store, check_tenant
 from holdfast.protocol.subjects import CLUSTER_TENANT
+from holdfast.protocol.work.cold_work import MAX_WORK_BYTES, MAX_WORKS
+from holdfast.protocol.work.roles import roles_of_wire
 
 _Slot = TypeVar("_Slot")
 
@@ -201,7 +207,7 @@ def _tenants(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 
 def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Register(*_peer(fields))
+    return Register(*_peer(fields), roles_of_wire(fields.get("roles")))
 
 
 def _prove(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -235,6 +241,41 @@ def _adopt(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Adopt(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 
 
+def _claim(tenant: str, fields: Mapping[str, Any]) -> Request:
+    offers, gives_back = fields.get("offers"), fields.get("gives_back")
+    for name, value in (("offers", offers), ("gives_back", gives_back)):
+        if type(value) is not list or len(value) > MAX_WORKS:
+            raise InvalidArgumentError(argument=name, reason=f"it must list up to {MAX_WORKS}")
+    given = [_held(each) for each in gives_back or () if type(each) is list]
+    if len(given) != len(gives_back or ()) or None in given:
+        raise InvalidArgumentError(argument="gives_back", reason="each must be [work, epoch]")
+    works = frozenset(map(_work, offers or ()))
+    return ClaimWork(*_peer(fields), works, tuple(each for each in given if each is not None))
+
+
+def _tend(tenant: str, fields: Mapping[str, Any]) -> Request:
+    def slot(item: list[Any]) -> StoreToTend:
+        return StoreToTend(_store(*item[:3]), _held(item[3:]))
+
+    return Tend(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
+
+
+def _held(rest: list[Any]) -> HeldClaim | None:
+    """Return the claim of `[work, epoch]`; None if it is left out."""
+    if not rest or rest[0] is None:
+        return None
+    epoch = _number("claim", rest[1:])
+    if epoch is None:
+        raise InvalidArgumentError(argument="claim", reason="its epoch must be a number")
+    return HeldClaim(_work(rest[0]), epoch)
+
+
+def _work(name: Any) -> str:
+    if type(name) is not str or not 0 < len(name) <= MAX_WORK_BYTES or not name.isascii():
+        raise InvalidArgumentError(argument="work", reason="it must be the name of a work")
+    return name
+
+
 def _closed(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> ClosedStore:
         return ClosedStore(*_store_at(item), _number("bytes", item[5:]))
@@ -244,7 +285,7 @@ def _closed(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 def _cold(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> ColdStore:
-        return ColdStore(*_store_at(item))
+        return ColdStore(*_store_at(item), _held(item[5:]))
 
     return Cool(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
 
@@ -418,6 +459,8 @@ _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "seal": _seal,
     "open": _open,
     "adopt": _adopt,
+    "claim": _claim,
+    "tend": _tend,
     "owners": _owners,
     "created": _created,
     "closed": _closed,

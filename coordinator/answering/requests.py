@@ -21,6 +21,7 @@ from holdfast.protocol.limits import (
     TENANTS_PAGE_ROWS,
 )
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.work.roles import ALL_ROLES, Roles
 
 #: How many rows a listing reads for one request, of which it may show none; and what that costs,
 #: compared with assigning stores.
@@ -105,6 +106,7 @@ class ShowTenant:
 class Register:
     server: str
     incarnation: str
+    roles: Roles = ALL_ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,39 @@ class Adopt:
     stores: tuple[StoreId, ...]
 
 
+class HeldClaim(NamedTuple):
+    """A piece of cold work that a server has, or had, in an epoch."""
+
+    work: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimWork:
+    """The server offers to do cold work, and gives some back."""
+
+    server: str
+    incarnation: str
+    offers: frozenset[str]
+    gives_back: tuple[HeldClaim, ...]
+
+
+class StoreToTend(NamedTuple):
+    """`claim` is that by which the server works on it, if it is not its own."""
+
+    store: StoreId
+    claim: HeldClaim | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tend:
+    """The server asks which of these stores are its own, and which have no owner."""
+
+    server: str
+    incarnation: str
+    stores: tuple[StoreToTend, ...]
+
+
 class CreatedStore(NamedTuple):
     """Its file is durable at `revision`. None says nothing about a store that is cold."""
 
@@ -182,9 +217,12 @@ class Closed:
 
 
 class ColdStore(NamedTuple):
+    """`claim` is that by which the server works on it, if it is not its own."""
+
     store: StoreId
     epoch: int
     revision: int
+    claim: HeldClaim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +371,8 @@ Request = (
     | Seal
     | Open
     | Adopt
+    | ClaimWork
+    | Tend
     | Created
     | Closed
     | Cool
@@ -356,6 +396,8 @@ def store_count(request: Request) -> int:
             return len(created)
         case Adopt(stores=named):
             return len(named)
+        case Tend(stores=tended):
+            return len(tended)
         case Closed(stores=closed):
             return len(closed)
         case Cool(stores=cooled):

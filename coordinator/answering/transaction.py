@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.coordinator.answering.assigning import Assigner
+from holdfast.coordinator.answering.assigning import Assigner, WorkAssigner
 from holdfast.coordinator.answering.requests import (
     LISTING_ROWS,
     Adopt,
     AskedRate,
+    ClaimWork,
     Closed,
     ColdStore,
     Cool,
@@ -29,10 +31,12 @@ from holdfast.coordinator.answering.requests import (
     ResolveRequest,
     ShowTenant,
     StoreSize,
+    Tend,
     UsageRequest,
     Vacate,
 )
 from holdfast.coordinator.decisions.assignment import HandOver
+from holdfast.coordinator.decisions.claims import ClaimBook, Holder
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.decisions.tenant_limits import Held, TenantLimits
 from holdfast.coordinator.state.server_records import IncarnationState
@@ -50,6 +54,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.limits import TENANTS_PAGE_ROWS
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.work.roles import Role
 
 Fields = Mapping[str, Any]
 Reply = Fields | HoldfastError
@@ -70,12 +75,14 @@ class Transaction:
         members: Sequence[MemberView],
         now_ms: int,
         limits: TenantLimits | None = None,
+        claims: ClaimBook | None = None,
     ) -> None:
         self._state = state
         self._members = members
         self._now_ms = now_ms
         self._limits = limits or TenantLimits()
         self._assigner = Assigner(state, members, self._limits)
+        self._work = WorkAssigner(state, members, now_ms, claims or ClaimBook())
 
     def answer(self, request: Request) -> Reply:
         """Return the fields of the reply, or the error to answer with. Raises StorageError."""
@@ -89,6 +96,8 @@ class Transaction:
             case (
                 Open(server, incarnation)
                 | Adopt(server, incarnation)
+                | ClaimWork(server, incarnation)
+                | Tend(server, incarnation)
                 | Created(server, incarnation)
                 | Closed(server, incarnation)
                 | Cool(server, incarnation)
@@ -105,6 +114,12 @@ class Transaction:
             case Adopt(server, incarnation, named):
                 grants = [self._assigner.adopt(server, incarnation, store) for store in named]
                 return {"term": self._state.term, "grants": grants}
+            case ClaimWork():
+                return {"term": self._state.term, **self._work.claim(request)}
+            case Tend(server, incarnation, tended):
+                holder = Holder(server, incarnation)
+                found = [self._work.tend(holder, each) for each in tended]
+                return {"term": self._state.term, "stores": found}
             case Created(server, incarnation, created):
                 for store, revision, size_bytes in created:
                     if self._owned(server, incarnation, store) is not None:
@@ -226,7 +241,14 @@ class Transaction:
 
     def _cool(self, server: str, incarnation: str, cooled: ColdStore) -> bool:
         row = self._owned(server, incarnation, cooled.store)
-        if row is None or row.epoch != cooled.epoch:
+        if row is None:
+            # The next owner has another epoch, so none has had it since.
+            row = self._state.stores.get(cooled.store)
+            if row is None or row.promised or not row.owner_ended:
+                return False
+            if not self._work.holds(Holder(server, incarnation), cooled.claim):
+                return False
+        if row.epoch != cooled.epoch:
             return False
         self._state.stores.set_cold(cooled.store, cooled.revision)
         return True
@@ -256,7 +278,7 @@ class Transaction:
                 break
         else:
             return NotFoundError(what="live server", name=server)
-        if draining and server not in drains:
+        if draining and server not in drains and Role.PERSIST in member.roles:
             others = {each.server for each in self._members if each.takes_new_stores} - drains
             if not others - {server}:
                 return LastServerError(server=server)
@@ -290,6 +312,7 @@ class Transaction:
 
     def _servers(self) -> list[ServerInfo]:
         infos = []
+        claims = Counter(claim.holder for claim in self._state.claims.all().values())
         for member in self._members:
             known = self._state.servers.get(member.server, member.incarnation)
             infos.append(
@@ -305,6 +328,8 @@ class Transaction:
                     snapshot_backlog=member.snapshot_backlog,
                     bucket_requests=member.bucket_requests,
                     asks_for_tokens=member.asks_for_tokens,
+                    roles=member.roles,
+                    claims=claims[Holder(member.server, member.incarnation)],
                 )
             )
         return infos

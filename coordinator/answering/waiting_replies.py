@@ -12,6 +12,7 @@ from holdfast.coordinator.answering.transaction import Reply
 from holdfast.coordinator.decisions.member import ServerStanding
 from holdfast.coordinator.decisions.membership import Membership
 from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError
+from holdfast.protocol.work.roles import Role
 
 _Key = tuple[str, str]
 
@@ -46,7 +47,7 @@ class WaitingReplies:
         for key in tuple(self._registering):
             standing = membership.standing(*key)
             if standing is ServerStanding.PRESENT and key not in unrecorded:
-                answer = {"term": self._term, "time": self._clock_ms()}
+                answer = {"term": self._term, "time": self._clock_ms(), "roles": list(Role)}
                 self._answer(self._registering, key, answer)
             elif standing is ServerStanding.ENDED:
                 error = FencedError(server=key[0], incarnation=key[1])

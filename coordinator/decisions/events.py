@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.protocol.control import Heartbeat
+from holdfast.protocol.work.roles import ALL_ROLES, Roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Registered:
 
     server: str
     incarnation: str
+    roles: Roles = ALL_ROLES
 
 
 @dataclass(frozen=True, slots=True)

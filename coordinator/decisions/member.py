@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
+from holdfast.protocol.work.roles import ALL_ROLES, Role, Roles
 
 
 class ServerStanding(StrEnum):
@@ -23,8 +24,8 @@ class ServerStanding(StrEnum):
 
 
 class MemberView(NamedTuple):
-    """A server at one moment. It takes new stores if it is live, and was heard on this
-    connection."""
+    """A server at one moment. It takes new stores if it has that role, is live, and was heard on
+    this connection."""
 
     server: str
     incarnation: str
@@ -37,6 +38,7 @@ class MemberView(NamedTuple):
     snapshot_backlog: int = 0
     bucket_requests: int = 0
     asks_for_tokens: bool = False
+    roles: Roles = ALL_ROLES
 
 
 class Doubt(StrEnum):
@@ -98,8 +100,9 @@ class Member:
     #: When to write the fence again; None while an attempt runs.
     fence_retry_at: float | None = None
     fence_failures: int = 0
-    #: The incarnation that takes this one's place once it is dead.
+    #: The incarnation that takes this one's place once it is dead, and its roles.
     successor: str | None = None
+    successor_roles: Roles = ALL_ROLES
 
     @property
     def dead(self) -> bool:
@@ -121,13 +124,16 @@ class Member:
             incarnation=self.incarnation,
             state=self.state,
             heartbeat_age_seconds=max(0.0, now - self.heartbeat_at),
-            takes_new_stores=self.state is ServerState.LIVE and self.heard,
+            takes_new_stores=self.state is ServerState.LIVE
+            and self.heard
+            and Role.PERSIST in self.load.roles,
             open_stores=self.load.open_stores,
             log_bytes=self.load.log_bytes,
             operations_per_second=self.load.operations_per_second,
             snapshot_backlog=self.load.snapshot_backlog,
             bucket_requests=self.load.bucket_requests,
             asks_for_tokens=self.load.asks_for_tokens,
+            roles=self.load.roles,
         )
 
     def validate(self) -> None:
@@ -144,6 +150,8 @@ class Member:
         assert self.successor != self.incarnation
 
 
-def new_member(server: str, incarnation: str, now: float, *, heard: bool) -> Member:
+def new_member(
+    server: str, incarnation: str, now: float, *, heard: bool, roles: Roles = ALL_ROLES
+) -> Member:
     """Return an incarnation that exists, and of which nothing else is known yet."""
-    return Member(server, incarnation, now, heard, Heartbeat(server, incarnation))
+    return Member(server, incarnation, now, heard, Heartbeat(server, incarnation, roles=roles))

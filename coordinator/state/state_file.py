@@ -1,7 +1,7 @@
 """What the coordinator must not forget: one SQLite file, `coordinator/state.db`.
 
-It holds the incarnations of the servers, the owner and epoch of each store, which servers are
-drained, and the term. Invariants:
+It holds the incarnations of the servers, the owner and epoch of each store, the claims on cold
+work, which servers are drained, and the term. Invariants:
 
 - What `transaction` committed survives a power cut (WAL with synchronous=FULL).
 - A coordinator that has a successor writes nothing and answers nothing (`term.py`). A successor
@@ -14,9 +14,10 @@ drained, and the term. Invariants:
 - After an error whose effect is unknown (an I/O error at a commit), only what is read after opening
   the file again counts (`state_connection.py`).
 
-`cluster_record.py`, `server_records.py` and `store_records.py` read and write the content, within a
-transaction. This module decides nothing. One thread at a time may use it. Do not open the file by
-other means while it is open here: closing any descriptor of it would drop SQLite's lock.
+`cluster_record.py`, `server_records.py`, `claim_records.py` and `store_records.py` read and write
+the content, within a transaction. This module decides nothing. One thread at a time may use it. Do
+not open the file by other means while it is open here: closing any descriptor of it would drop
+SQLite's lock.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.coordinator.state.claim_records import ClaimRecords
 from holdfast.coordinator.state.cluster_record import ClusterRecord
 from holdfast.coordinator.state.promised_stores import PromisedStores
 from holdfast.coordinator.state.server_records import ServerRecords
@@ -49,6 +51,7 @@ class StateFile:
         promised = PromisedStores()
         self.cluster = ClusterRecord(execute)
         self.servers = ServerRecords(execute, promised)
+        self.claims = ClaimRecords(execute)
         self.stores = StoreRecords(execute, self.cluster, self.servers, promised)
 
     @property

@@ -111,6 +111,15 @@ _USE: Final = (
 #: older version lists them again.
 _FORGOTTEN: Final = "CREATE TABLE IF NOT EXISTS forgotten(server TEXT PRIMARY KEY) STRICT"
 
+#: Who does which cold work. It comes as `_FORGOTTEN` does: an older version grants no claims, and
+#: the epochs of the next terms are higher anyway.
+_CLAIMS: Final = """CREATE TABLE IF NOT EXISTS claims(
+        work TEXT PRIMARY KEY,
+        server TEXT NOT NULL,
+        incarnation TEXT NOT NULL,
+        epoch INTEGER NOT NULL
+    ) STRICT"""
+
 #: The statements that bring each format to the next one.
 _UPGRADES: Final = {
     1: (
@@ -169,7 +178,7 @@ def create(path: Path, disk: Disk, surveying: bool) -> None:
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", FORMAT_VERSION)
             with connection:
-                for statement in (*_SCHEMA, *_USE, _FORGOTTEN):
+                for statement in (*_SCHEMA, *_USE, _FORGOTTEN, _CLAIMS):
                     connection.execute(statement)
                 connection.execute(SET_SURVEYING, (int(surveying),))
         finally:
@@ -203,7 +212,7 @@ def connect(path: Path, vfs: str | None) -> apsw.Connection:
             raise StorageFailedError(reason=f"{path}: SQLite gives journal mode {mode}")
         _upgrade(connection, version)
         _sum_use(connection)
-        _add_forgotten(connection)
+        _add_missing(connection)
     except BaseException:
         connection.close(True)
         raise
@@ -240,9 +249,11 @@ def _sum_use(connection: apsw.Connection) -> None:
             connection.execute(statement)
 
 
-def _add_forgotten(connection: apsw.Connection) -> None:
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'forgotten'").get:
-        connection.execute(_FORGOTTEN)
+def _add_missing(connection: apsw.Connection) -> None:
+    """Add the tables that an older version did not make."""
+    for name, statement in (("forgotten", _FORGOTTEN), ("claims", _CLAIMS)):
+        if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).get:
+            connection.execute(statement)
 
 
 def _upgrade(connection: apsw.Connection, version: int) -> None:

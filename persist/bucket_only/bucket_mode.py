@@ -36,6 +36,7 @@ from holdfast.persist.peers.owners import Owners
 from holdfast.persist.storage_mode import Opener, Publish
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
+from holdfast.persist.tier.claims import Claims
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.pipeline import SyncedLog
 from holdfast.persist.write_path.releasing import Releaser
@@ -161,7 +162,7 @@ class BucketMode:
         assert publish is not None
         return VersionPlacement(self._coordination, publish)
 
-    def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
+    def work(self, tier: Tier | None, claims: Claims) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""
         assert tier is not None
         tier.snapshotter.on_published(self._note_published)
@@ -171,8 +172,7 @@ class BucketMode:
             self._bucket,
             self._life,
             self._owners,
-            self._open_stores,
-            tier.request,
+            claims,
             self._was_never_registered,
             self.dead_logs,
         )

@@ -1,26 +1,29 @@
 """The reaper of logs in the bucket: removes the slots of dead incarnations that no store needs.
 
 A slot is needed until each store in it has a snapshot beyond it. For stores that have none, the
-reaper asks their owners, which bring them up to date and snapshot them. Any server may reap for any
-other: what another server has removed is simply no longer there. Fences stay (`bucket_log.py`).
+reaper asks their owners, which bring them up to date and snapshot them. The server that has claimed
+this work reaps for all. Two at once would do no harm: what another server has removed is simply no
+longer there. Fences stay (`bucket_log.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs, fence_the_dead, needed_by
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.owners import Owners
-from holdfast.persist.store.open_stores import OpenStores
-from holdfast.protocol.errors import HoldfastError
+from holdfast.persist.recovery.takeover import DeadLog
+from holdfast.persist.tier.claims import Claims
+from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
+from holdfast.protocol.work.cold_work import REAP
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket_log.bucket_log import fence_log
 from holdfast.shared_fs.snapshots.manifest import open_manifests
@@ -39,8 +42,7 @@ class BucketReaper:
         bucket: Bucket,
         life: Incarnation,
         owners: Owners,
-        open_stores: OpenStores,
-        request_snapshots: Callable[[Sequence[StoreId]], object],
+        claims: Claims,
         is_dead: Callable[[str, str], bool],
         dead_logs: BucketDeadLogs | None = None,
     ) -> None:
@@ -51,8 +53,7 @@ class BucketReaper:
         self._incarnation = life.id
         self._run_in_thread = life.run_in_thread
         self._owners = owners
-        self._open_stores = open_stores
-        self._request_snapshots = request_snapshots
+        self._claims = claims
         self._is_dead = is_dead
         self._dead_logs = dead_logs
         self._mishaps = Mishaps(logger)
@@ -63,7 +64,11 @@ class BucketReaper:
         while True:
             await asyncio.sleep(_PASS_SECONDS)
             try:
-                await self.run_pass()
+                with self._claims.doing(REAP) as mine:
+                    for claim in mine.values():
+                        await self.run_pass(claim.check)
+            except FencedError:
+                raise
             except HoldfastError as error:
                 # The logs stay until a later pass.
                 self._failing.note("server=%s reason=%s", self._server, error)
@@ -72,16 +77,23 @@ class BucketReaper:
             else:
                 self._failing.over()
 
-    async def run_pass(self) -> None:
-        """Remove the slots that no store needs, and request snapshots of the other stores.
-        Raises HoldfastError."""
-        needing: list[StoreId] = await self._run_in_thread(self._remove)
+    async def run_pass(self, check: Callable[[], None] = lambda: None) -> None:
+        """Remove the slots that no store needs, and request snapshots of the other stores. `check`
+        is called before each step, and raises if it may not be made. Raises HoldfastError."""
+        needing: list[StoreId] = await self._run_in_thread(partial(self._remove, check))
         if needing:
-            await self._owners.take_over(needing)
-            opened = [store for store in needing if self._open_stores.find(store) is not None]
-            self._request_snapshots(opened)
+            owners = await self._owners.take_over(needing)
+            await self._owners.request_snapshots(owners)
 
-    def _remove(self) -> list[StoreId]:
+    def _remove(self, check: Callable[[], None]) -> list[StoreId]:
+        manifests = open_manifests(self._bucket)
+
+        def needed(log: DeadLog) -> list[StoreId]:
+            stores = needed_by(manifests, log)
+            check()
+            return stores
+
+        check()
         fence_the_dead(self._bucket, self._incarnation, self._is_dead)
         dead_logs = self._dead_logs or BucketDeadLogs(self._bucket, self._incarnation)
         dead_logs.refresh()
@@ -90,4 +102,4 @@ class BucketReaper:
             # are finished now.
             if self._is_dead(server, incarnation):
                 fence_log(self._bucket, server, incarnation)
-        return dead_logs.remove_needless(partial(needed_by, open_manifests(self._bucket)))
+        return dead_logs.remove_needless(needed)

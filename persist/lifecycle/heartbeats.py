@@ -69,6 +69,7 @@ class Load:
             tier.requests_in_last_hour() if tier is not None else 0,
             self._coordination.cluster,
             asks_for_tokens=self._asks_for_tokens,
+            roles=self._life.roles,
         )
 
 

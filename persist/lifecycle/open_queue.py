@@ -85,6 +85,11 @@ class OpenQueue:
                         await self._open_batch(wanted, tasks)
 
     async def _open_batch(self, wanted: list[WantedStore], tasks: asyncio.TaskGroup) -> None:
+        if not self._phase.owns_stores:
+            # Whoever asks has an old answer, or none of the coordinator's.
+            for each in wanted:
+                self._openings.refuse(each.store, NotOwnerError(server=self._server))
+            return
         try:
             await self._make_room(len(wanted))
             wanted = self._free(wanted)

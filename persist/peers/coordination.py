@@ -34,6 +34,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
+from holdfast.protocol.work.roles import ALL_ROLES, roles_text
 from holdfast.shared_fs.disk.proof import NO_NUMBER, ProofNumber
 
 logger = logging.getLogger("holdfast.persist")
@@ -67,6 +68,7 @@ class Coordination:
         self._subjects = life.subjects
         self._server = life.server
         self._incarnation = life.id
+        self._roles = life.roles
         self._read_cluster = read_cluster
         self._told_time = told_time
         #: The id of this server's cluster, once it is known.
@@ -120,9 +122,18 @@ class Coordination:
     async def register(self, give_up: Callable[[], bool]) -> None:
         """Return once this incarnation is registered, or `give_up` returns True. Raises
         FencedError, OtherClusterError."""
-        answer = await self.patiently(lambda: self._ask("register"), give_up)
+        roles = self._roles
+        answer = await self.patiently(lambda: self._ask("register", roles=roles), give_up)
         if answer is None:
             return
+        if self._roles != ALL_ROLES and "roles" not in answer:
+            # It will name this server to clients, which ask in vain.
+            logger.error(
+                "server.roles_ignored server=%s roles=%s reason=the coordinator is of an earlier "
+                "version: upgrade it",
+                self._server,
+                roles_text(roles),
+            )
         time_ms = answer.get("time")
         if type(time_ms) is int:
             self._told_time(time_ms)
@@ -224,6 +235,31 @@ class Coordination:
         grants: list[list[Any]] = answer["grants"]
         return grants
 
+    async def claim(
+        self, offers: Sequence[str], gives_back: Sequence[tuple[str, int]]
+    ) -> tuple[dict[str, int], list[str]]:
+        """Offer to do cold work, and give back `(work, epoch)` pairs. Return what this incarnation
+        has from now on, with epochs, and what of it others want.
+
+        Raises NoCoordinatorError, FencedError, and UnknownOperationError with an older coordinator.
+        """
+        given = [list(each) for each in gives_back]
+        answer = await self._ask("claim", offers=list(offers), gives_back=given)
+        return dict(answer["claims"]), answer["wanted"]
+
+    async def tend(
+        self, stores: Sequence[tuple[StoreId, tuple[str, int] | None]]
+    ) -> list[list[Any] | None]:
+        """Ask which stores are this server's, and which have no owner and belong to a work that it
+        has in an epoch. Return for each `[epoch, owned]`, or None.
+
+        Raises NoCoordinatorError, FencedError.
+        """
+        named = [[*store, *(claim or ())] for store, claim in stores]
+        answer = await self._ask("tend", stores=named)
+        found: list[list[Any] | None] = answer["stores"]
+        return found
+
     async def created(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
         """Report that the files of these stores are durable: `(store, revision, bytes)`, None for
         an unknown size.
@@ -260,10 +296,14 @@ class Coordination:
         )
         return answer.get("tenants"), answer.get("elsewhere", {})
 
-    async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> list[bool]:
-        """Report that the bucket has all of `(store, epoch, revision)`. Return for each if that is
-        recorded, so that its file may be removed. Raises NoCoordinatorError, FencedError."""
-        answer = await self._ask("cold", stores=[[*store, *at] for store, *at in stores])
+    async def cold(
+        self, stores: Sequence[tuple[StoreId, int, int, tuple[str, int] | None]]
+    ) -> list[bool]:
+        """Report that the bucket has all of `(store, epoch, revision, claim)`: the claim by which
+        this server works on it, if it is not its own. Return for each if that is recorded, so that
+        its file may be removed. Raises NoCoordinatorError, FencedError."""
+        named = [[*store, *at, *(claim or ())] for store, *at, claim in stores]
+        answer = await self._ask("cold", stores=named)
         recorded: list[bool] = answer["cold"]
         return recorded
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from holdfast.protocol import frames
@@ -21,6 +21,8 @@ from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
 #: How many stores are taken over between two pauses.
 _BATCH: Final = 32
 _BREATH_SECONDS: Final = 0.05
+#: How many stores one command names.
+_SNAPSHOT_BATCH: Final = 512
 _READER: Final = b"log-reaper"
 
 
@@ -34,18 +36,32 @@ class Owners:
         self._subjects = subjects
         self._asks_for_tokens = asks_for_tokens
 
-    async def take_over(self, stores: Sequence[StoreId]) -> None:
-        """Return once each store is open at its owner, or was a moment ago. Raises the
-        HoldfastError of the first store that is not."""
+    async def take_over(self, stores: Sequence[StoreId]) -> dict[str, list[StoreId]]:
+        """Return once each store is open at its owner, or was a moment ago: the stores of each
+        owner. Raises the HoldfastError of the first store that is not."""
+        owned: dict[str, list[StoreId]] = defaultdict(list)
         for start in range(0, len(stores), _BATCH):
             by_tenant: dict[str, list[StoreId]] = defaultdict(list)
             for store in stores[start : start + _BATCH]:
                 by_tenant[store.tenant].append(store)
             for tenant, some in by_tenant.items():
-                await self._take_over(tenant, some)
+                for owner, found in (await self._take_over(tenant, some)).items():
+                    owned[owner] += found
             await asyncio.sleep(_BREATH_SECONDS)
+        return owned
 
-    async def _take_over(self, tenant: str, stores: list[StoreId]) -> None:
+    async def request_snapshots(self, owned: Mapping[str, Sequence[StoreId]]) -> None:
+        """Have owners snapshot these stores soon. Raises UnavailableError, or the error that an
+        owner answers with."""
+        for owner, stores in owned.items():
+            for start in range(0, len(stores), _SNAPSHOT_BATCH):
+                named = [list(store) for store in stores[start : start + _SNAPSHOT_BATCH]]
+                command = frames.encode_control(command="snapshot", stores=named)
+                subject = self._subjects.control(owner)
+                answer = await self._bus.request(subject, command, CONTROL_TIMEOUT_SECONDS)
+                frames.decode_control(answer)
+
+    async def _take_over(self, tenant: str, stores: list[StoreId]) -> dict[str, list[StoreId]]:
         subjects = self._subjects
         if self._asks_for_tokens:
             subject, asker = subjects.cluster("owners"), CLUSTER_TENANT
@@ -65,6 +81,7 @@ class Owners:
         for owner_name, some in by_owner.items():
             for store in some:
                 await self._ask_head(owner_name, store)
+        return by_owner
 
     async def _ask_head(self, owner: str, store: StoreId) -> None:
         group = [store.kind, store.name, 0, 0, 0, [[frames.HEAD]]]

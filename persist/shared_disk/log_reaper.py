@@ -9,7 +9,9 @@ batches, so that unused stores add nothing to the failover itself.
 Each dead log costs every later takeover and start a look at it. So those of few stores go within a
 second or two: a server that is killed again and again leaves no pile of them.
 
-Any server may reap for any dead server. A lock beside the incarnations allows one reaper at a time.
+The server that has claimed this work reaps for all dead servers. A lock beside the incarnations
+keeps reapers of earlier versions out. One that is stopped for long, and then removes what it was
+about to remove, does no harm: by then every store in it was taken over.
 A damaged store keeps its log, which may be all that is left of it. A damaged log is kept, and so is
 the folder of a missing one, as the evidence. Once an operator has accepted the loss, it is reaped
 like any other, and its remains go to quarantine.
@@ -28,6 +30,7 @@ from typing import Final
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLog, DeadLogs
+from holdfast.persist.tier.claims import Claimed
 from holdfast.protocol.errors import AlreadyRunningError, HoldfastError
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.commit_log import segments
@@ -79,7 +82,7 @@ class LogReaper:
             ):
                 let_go(disk, layout, server, earlier)
 
-    async def run_small_pass(self) -> None:
+    async def run_small_pass(self, claim: Claimed) -> None:
         """Try to reap the known dead logs of few stores that were not tried before, and that no
         other server has reaped since they were read."""
         few = [
@@ -89,15 +92,15 @@ class LogReaper:
             and log.incarnation not in self._tried
             and self._disk.exists(self._layout.incarnation(log.server, log.incarnation))
         ]
-        await self._try(few)
+        await self._try(few, claim)
 
-    async def run_pass(self) -> None:
+    async def run_pass(self, claim: Claimed) -> None:
         """Try to reap every known dead log. After an error, a later pass tries again."""
         logs = self._dead_logs.logs()
         self._tried &= {log.incarnation for log in logs}
-        await self._try(logs)
+        await self._try(logs, claim)
 
-    async def _try(self, logs: Sequence[DeadLog]) -> None:
+    async def _try(self, logs: Sequence[DeadLog], claim: Claimed) -> None:
         for log in logs:
             self._tried.add(log.incarnation)
             if log.is_short:
@@ -108,7 +111,7 @@ class LogReaper:
             except AlreadyRunningError:
                 continue
             try:
-                await self._reap(log)
+                await self._reap(log, claim)
             except HoldfastError as error:
                 self._waiting.note(
                     "server=%s incarnation=%s reason=%s", server, incarnation, error, of=incarnation
@@ -118,10 +121,11 @@ class LogReaper:
             finally:
                 lock.release()
 
-    async def _reap(self, log: DeadLog) -> None:
+    async def _reap(self, log: DeadLog, claim: Claimed) -> None:
         server, incarnation = log.server, log.incarnation
         stores = list(log.records)
         await self._owners.take_over(stores)
+        claim.check()
         if log.problem:
             quarantine_log(
                 self._disk,

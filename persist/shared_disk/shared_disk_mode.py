@@ -35,6 +35,7 @@ from holdfast.persist.storage_mode import Opener, Publish
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.tier.claims import Claims
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.pipeline import SyncedLog
 from holdfast.persist.write_path.releasing import Releaser
@@ -50,6 +51,7 @@ from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
+from holdfast.protocol.work.cold_work import REAP
 from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.dead_incarnation import let_go
@@ -163,11 +165,11 @@ class SharedDiskMode:
         """Return what renames restored files to their places."""
         return FilePlacement(self._life, self._coordination, publish)
 
-    def work(self, tier: Tier | None) -> Iterator[Coroutine[Any, Any, None]]:
+    def work(self, tier: Tier | None, claims: Claims) -> Iterator[Coroutine[Any, Any, None]]:
         """Yield the tasks that run beside everything else, until cancelled."""
         yield self._watch_fence()
         yield self._freshness.watch()
-        yield self._reap_loop()
+        yield self._reap_loop(claims)
         if tier is None or self._stored is None:
             return
         yield self._stored.run()
@@ -175,8 +177,7 @@ class SharedDiskMode:
             tier.bucket,
             self._life,
             self._owners,
-            self._open_stores,
-            tier.request,
+            claims,
             self._is_dead,
         )
         yield self._bucket_reaper.run()
@@ -221,18 +222,24 @@ class SharedDiskMode:
                 await changed.wait()
                 changed.clear()
 
-    async def _reap_loop(self) -> None:
+    async def _reap_loop(self, claims: Claims) -> None:
         life = self._life
         reaper = LogReaper(life, self.dead_logs, self._owners)
         for look in itertools.count(1):
             await asyncio.sleep(_REAP_SECONDS)
             try:
-                if look % _LOOKS:
-                    await reaper.run_small_pass()
-                    continue
-                reaper.end_unknown_lives()
-                await self.read_dead_logs()
-                await reaper.run_pass()
+                is_small = look % _LOOKS
+                if not is_small:
+                    reaper.end_unknown_lives()
+                    await self.read_dead_logs()
+                with claims.doing(REAP) as mine:
+                    for claim in mine.values():
+                        if not is_small:
+                            await reaper.run_pass(claim)
+                            continue
+                        # The takeover that read it may have been another server's.
+                        await self.read_dead_logs()
+                        await reaper.run_small_pass(claim)
             except (StorageError, UnavailableError) as error:
                 self._reap_failing.note("server=%s reason=%s", life.server, error)
             except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)

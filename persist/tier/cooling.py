@@ -1,13 +1,15 @@
 """Cooling: files that have not changed for long leave the file system. A sweep finds them.
 
 Now and then the sweep walks all folders, so an idle store takes no server's memory. For files that
-nobody has open it consults the manifests. A store without a snapshot of its last change gets one:
-the server that should have made it may have died. A store that has not changed for long goes cold:
+nobody has open, of stores that it may work on (`tending.py`), it consults the manifests. A store
+without a snapshot of its last change gets one: the server that should have made it may have died. A
+store that has not changed for long goes cold:
 
 1. Its newest snapshot is read back from the bucket, whole.
 2. The file is opened, which takes its lock. It must have exactly the snapshot's epoch and revision.
-3. The coordinator records that the store is cold, durably, if this incarnation still owns it.
-4. The fence is read; the file is unlinked, under its lock, and its folder synced.
+3. The coordinator records that the store is cold, durably, if this incarnation still owns it, or
+   nobody does and nobody has since it was asked.
+4. The fence is read, after the claim; the file is unlinked, under its lock, and its folder synced.
 
 A crash before step 3 changes nothing. After it the file may exist or not: the next owner uses the
 file if it exists and is at or beyond the recorded revision, and the bucket otherwise. A server that
@@ -22,27 +24,31 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.persist.tier.claims import Claimed, ClaimLostError, Claims
 from holdfast.persist.tier.snapshotter import Snapshotter
+from holdfast.persist.tier.tending import Tending
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
     StorageError,
     StorageFailedError,
     UnavailableError,
+    UnknownOperationError,
 )
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
+from holdfast.protocol.work.roles import Role
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketError,
     ObjectDamagedError,
@@ -81,11 +87,19 @@ class Resting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ColdCandidate:
-    """A store that this incarnation owns in `epoch`, and the snapshot with which it may go cold."""
+    """A store that this incarnation may work on, in `epoch`, and the snapshot with which it may go
+    cold."""
 
     store: StoreId
     epoch: int
     newest: SnapshotVersion
+    #: Why it may, if it does not own the store.
+    claim: Claimed | None = None
+
+    def check(self) -> None:
+        """Raise ClaimLostError, FencedError or StorageError if it may no longer."""
+        if self.claim is not None:
+            self.claim.check()
 
 
 class Cooler:
@@ -97,8 +111,13 @@ class Cooler:
         life: Incarnation,
         coordination: Coordination,
         run_in_thread: RunInThread,
+        claims: Claims,
+        tending: Tending,
     ) -> None:
         self._snapshotter = snapshotter
+        self._claims = claims
+        self._tending = tending
+        self._owns_stores = Role.PERSIST in life.roles
         self._server = life.server
         self._disk = life.disk
         self._layout = life.layout
@@ -117,13 +136,21 @@ class Cooler:
                 await self.sweep()
             except FencedError:
                 raise
-            except (StorageError, UnavailableError) as error:
+            except ClaimLostError as error:
+                logger.info("tier.sweep_ended server=%s reason=%s", self._server, error)
+            except (StorageError, UnavailableError, UnknownOperationError) as error:
                 logger.warning("tier.sweep_failed server=%s reason=%s", self._server, error)
             except Exception as error:  # noqa: BLE001 (a bug in one pass ends no server)
                 self._mishaps.note("tier.sweep_failed", self._server, error)
 
     async def sweep(self) -> None:
-        """Look at all files once. Raises StorageError, UnavailableError."""
+        """Look once at all files that this server may work on. Raises StorageError,
+        UnavailableError, ClaimLostError."""
+        with self._claims.doing(*self._tending.sweeps) as held:
+            if held or self._owns_stores:
+                await self._sweep(held)
+
+    async def _sweep(self, held: Mapping[str, Claimed]) -> None:
         free_ratio: float = await self._run_in_thread(self._free_ratio)
         cold_ms = int(self._snapshotter.policy.cold_seconds(free_ratio) * 1000)
         forgotten_ms = int(
@@ -131,8 +158,11 @@ class Cooler:
         )
         youngest_ms = min(cold_ms, forgotten_ms)
         lives: set[str] = await self._run_in_thread(self._lives)
+        # One server is enough for what nobody will miss.
+        cleans = not self._tending.sweeps or self._tending.sweeps[0] in held
         files = resting_files(
-            self._layout, partial(self._remove_draft, lives), self._remove_temporary
+            self._layout,
+            *((partial(self._remove_draft, lives), self._remove_temporary) if cleans else ()),
         )
         while True:
             now_ms = self._clock_ms()
@@ -141,7 +171,7 @@ class Cooler:
             )
             if not found:
                 return
-            await self._look(found, now_ms - cold_ms)
+            await self._look(found, now_ms - cold_ms, held)
 
     def _lives(self) -> set[str]:
         """Return the incarnations whose fences are open. Blocking."""
@@ -166,7 +196,9 @@ class Cooler:
             self._disk.remove(path)
             logger.info("store.draft_removed path=%s", path.name)
 
-    async def _look(self, found: list[Resting], cold_before: int) -> None:
+    async def _look(
+        self, found: list[Resting], cold_before: int, held: Mapping[str, Claimed]
+    ) -> None:
         newest = await self._snapshotter.publisher.newest([each.store for each in found])
         wanted = []
         for resting in found:
@@ -177,12 +209,12 @@ class Cooler:
             group = wanted[start : start + _GROUP_STORES]
             changed = {resting.store: resting.changed for resting in group}
             candidates = []
-            for store, epoch in await adopted(self._coordination, list(changed)):
+            for store, epoch, claim in await self._tending.tended(list(changed), held):
                 version = newest.get(store)
                 if version is None or changed[store] > cold_before:
                     self._snapshotter.add(store)
                 else:
-                    candidates.append(ColdCandidate(store, epoch, version))
+                    candidates.append(ColdCandidate(store, epoch, version, claim))
             await self.cool(candidates)
 
     # Going cold
@@ -217,10 +249,18 @@ class Cooler:
             if not opened:
                 return 0
             recorded = await self._coordination.cold(
-                [(one.store, one.epoch, one.newest.revision) for one, _ in opened]
+                [
+                    (
+                        one.store,
+                        one.epoch,
+                        one.newest.revision,
+                        None if one.claim is None else (one.claim.work, one.claim.epoch),
+                    )
+                    for one, _ in opened
+                ]
             )
             gone = [each for each, is_cold in zip(opened, recorded, strict=True) if is_cold]
-            await self._run_in_thread(lambda: self._unlink([file for _, file in gone]))
+            await self._run_in_thread(lambda: self._unlink(gone))
         self._snapshotter.counts.cooled += len(gone)
         if gone:
             logger.info("tier.cooled server=%s stores=%d", self._server, len(gone))
@@ -264,10 +304,11 @@ class Cooler:
         self._snapshotter.add(candidate.store)
         return None
 
-    def _unlink(self, files: Sequence[StoreFile]) -> None:
+    def _unlink(self, stores: Sequence[tuple[ColdCandidate, StoreFile]]) -> None:
         """Durably remove files that are locked here, with all earlier generations. Blocking."""
         folders: dict[Path, None] = {}
-        for file in files:
+        for candidate, file in stores:
+            candidate.check()
             self._gate.check()
             mine = int(file.path.name.split(".")[-2])
             for generation in self._layout.generations(self._disk, file.store):
@@ -290,6 +331,7 @@ class Cooler:
                 return entry
             return replace(entry, versions=entry.versions[1:])
 
+        candidate.check()
         self._snapshotter.manifests().update_entry(candidate.store, change)
 
     def _free_ratio(self) -> float:
@@ -340,19 +382,6 @@ def resting_files(
             except OSError as error:
                 raise StorageFailedError(reason=f"{found.path}: {error.strerror}") from error
             yield Resting(found.store, changed, is_closed)
-
-
-async def adopted(
-    coordination: Coordination, stores: Sequence[StoreId]
-) -> list[tuple[StoreId, int]]:
-    """Return the stores that this server owns, or that had no owner until now, with their
-    epochs. Raises UnavailableError."""
-    grants: list[list[Any]] = await coordination.adopt(stores)
-    return [
-        (store, grant[0])
-        for store, grant in zip(stores, grants, strict=True)
-        if grant[0] is not None
-    ]
 
 
 def is_behind(newest: SnapshotVersion | None, changed: int) -> bool:

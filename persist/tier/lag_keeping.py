@@ -7,9 +7,10 @@ Nothing is counted while stores are written to. Invariants:
 - A store that was opened is compared with its manifest before this server vouches for it: its last
   owner may have died before it made a snapshot, or handed it over.
 - A mark is only put after a look at all open stores, with what that look found.
-- When an incarnation has ended, whose mark is still there, the first of the living looks for the
-  files that it left behind. The open ones get an owner, which compares them; the closed ones are
-  snapshotted as they are. The mark is removed once all are in the marks of the living.
+- When an incarnation has ended, whose mark is still there, the server that has claimed this work
+  looks for the files that it left behind. The open ones get an owner, which compares them; the
+  closed ones are snapshotted as they are. The mark is removed once all are in the marks of the
+  living.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.behind import BehindStores
+from holdfast.persist.tier.claims import Claimed, ClaimLostError, Claims
 from holdfast.persist.tier.left_behind import LeftBehind
 from holdfast.persist.tier.snapshotter import Snapshotter
-from holdfast.protocol.errors import FencedError, StorageError, UnavailableError
+from holdfast.protocol.errors import (
+    FencedError,
+    StorageError,
+    UnavailableError,
+    UnknownOperationError,
+)
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
-from holdfast.shared_fs.disk.fence import is_open
+from holdfast.protocol.work.cold_work import CATCH_UP
 from holdfast.shared_fs.snapshots.lag_marks import (
     LagMark,
     list_marks,
@@ -79,6 +86,7 @@ class LagKeeping:
         phase: LifePhase,
         snapshotter: Snapshotter,
         open_stores: OpenStores,
+        claims: Claims,
         left_behind: LeftBehind,
         stored: StoredWriter,
         budget: BudgetKeeping | None,
@@ -89,6 +97,7 @@ class LagKeeping:
         self._phase = phase
         self._snapshotter = snapshotter
         self._open_stores = open_stores
+        self._claims = claims
         self._left_behind = left_behind
         self._is_in_log = stored.has_in_log
         self._budget = budget
@@ -291,13 +300,16 @@ class LagKeeping:
             )
 
     async def _take_care_of_ended(self, now: int) -> None:
-        """Look for what ended incarnations have left behind, if that falls to this one."""
-        if self._phase.opens_nothing:
-            return
+        """Look for what ended incarnations have left behind, if this one has claimed that."""
+        with self._claims.doing(CATCH_UP) as mine:
+            for claim in mine.values():
+                await self._catch_up(now, claim)
+
+    async def _catch_up(self, now: int, claim: Claimed) -> None:
         ended: list[tuple[str, str]] = await self._life.run_in_thread(self._ended)
         if not ended:
             return
-        closed = await self._left_behind.find()
+        closed = await self._left_behind.find(claim)
         # What it opened is behind from here on, as far as this server owns it.
         await self._note_all(now)
         bucket = self._snapshotter.bucket
@@ -307,6 +319,7 @@ class LagKeeping:
             for store in closed:
                 self._behind.note(store, since, 0, 0, urgent=True)
         await self._put_mark(now)
+        claim.check()
         for server, incarnation in ended:
             await self._life.run_in_thread(partial(remove_mark, bucket, server, incarnation))
         logger.info(
@@ -318,23 +331,20 @@ class LagKeeping:
 
     def _ended(self) -> list[tuple[str, str]]:
         """Return the incarnations that have ended, whose logs were reaped and whose marks are still
-        there. Return none if another server is the first of the living. Blocking."""
+        there. Blocking."""
         disk, layout = self._life.disk, self._life.layout
-        ended, living = [], []
-        for server, incarnation in list_marks(self._snapshotter.bucket):
-            if not disk.exists(layout.incarnation(server, incarnation)):
-                ended.append((server, incarnation))
-            elif is_open(disk, layout.fence(server, incarnation)):
-                living.append((server, incarnation))
-        me = (self._life.server, self._life.id)
-        return ended if min(living, default=me) >= me else []
+        return [
+            (server, incarnation)
+            for server, incarnation in list_marks(self._snapshotter.bucket)
+            if not disk.exists(layout.incarnation(server, incarnation))
+        ]
 
     async def _try(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except FencedError:
             raise
-        except (StorageError, UnavailableError) as error:
+        except (StorageError, UnavailableError, UnknownOperationError, ClaimLostError) as error:
             # The next look does what this one could not; until then the mark grows old.
             self._failing.note("server=%s reason=%s", self._life.server, error)
         except Exception as error:  # noqa: BLE001 (a bug in one look ends no server)

@@ -1,9 +1,10 @@
 """What ended incarnations have left behind: stores whose last change no snapshot has.
 
 A server that dies takes its list of what to snapshot with it, and one that ends or is drained may
-not snapshot what it has released. So one of the living looks at all files once, and takes those for
-which nobody else is responsible: the coordinator grants them. A file that its dead owner left open
-is opened by its new owner, and then compared with its manifest like any other (`lag_keeping.py`).
+not snapshot what it has released. So the server that has claimed this work looks at all files once,
+and takes those for which no owner is responsible (`tending.py`). A file that its dead owner left
+open is opened by its new owner, and then compared with its manifest like any other
+(`lag_keeping.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from functools import partial
 from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier import cooling
-from holdfast.persist.tier.cooling import Resting, adopted, is_behind, take_slice
+from holdfast.persist.tier.claims import Claimed
+from holdfast.persist.tier.cooling import Resting, is_behind, take_slice
 from holdfast.persist.tier.publishing import Publisher
+from holdfast.persist.tier.tending import SharedTending
 from holdfast.protocol.errors import HoldfastError, StorageError, UnavailableError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
@@ -37,21 +39,21 @@ class LeftBehind:
         self,
         life: Incarnation,
         publisher: Publisher,
-        coordination: Coordination,
+        tending: SharedTending,
         owners: Owners,
         run_in_thread: RunInThread,
     ) -> None:
         self._layout = life.layout
         self._clock_ms = life.clock_ms
         self._publisher = publisher
-        self._coordination = coordination
+        self._tending = tending
         self._owners = owners
         self._run_in_thread = run_in_thread
         self._refused = Trouble(logger, "store.left_behind")
 
-    async def find(self) -> list[StoreId]:
-        """Open the stores that were left open, and return those with closed files that this server
-        owns now. Raises StorageError, UnavailableError."""
+    async def find(self, claim: Claimed) -> list[StoreId]:
+        """Have the stores opened that were left open, and return those with closed files that have
+        no other owner. Raises StorageError, UnavailableError, ClaimLostError."""
         files = cooling.resting_files(self._layout, with_open=True)
         closed: list[StoreId] = []
         while True:
@@ -69,7 +71,8 @@ class LeftBehind:
             names = list(left)
             for start in range(0, len(names), _GROUP_STORES):
                 group = names[start : start + _GROUP_STORES]
-                mine = [store for store, _ in await adopted(self._coordination, group)]
+                mine = [each.store for each in await self._tending.tended_by(group, claim)]
+                claim.check()
                 closed += [store for store in mine if left[store]]
                 await self._open([store for store in mine if not left[store]])
 

@@ -1,7 +1,8 @@
 """A server's use of the bucket: snapshots, cooling, cold stores, and their cost.
 
 Only a server with a bucket has a tier. Its parts are `snapshotter.py` (snapshots), `cooling.py`
-(files that leave) and `cold_stores.py` (files that come back).
+(files that leave), `cold_stores.py` (files that come back) and `garbage.py` (objects that leave the
+bucket). What concerns no open store is cold work, which is claimed (`claims.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from holdfast.persist.tier.cold_stores import ColdStores
 from holdfast.persist.tier.cooling import Cooler
+from holdfast.persist.tier.garbage import GarbageCollection
 from holdfast.persist.tier.snapshotter import Snapshotter
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -37,18 +39,25 @@ class Tier:
         snapshotter: Snapshotter,
         cooler: Cooler,
         cold_stores: ColdStores,
+        garbage: GarbageCollection,
     ) -> None:
         self._server = server
         self.bucket = bucket
         self.snapshotter = snapshotter
         self.cooler = cooler
         self.cold_stores = cold_stores
+        self._garbage = garbage
         self._manifests = Manifests(bucket)
         self._samples: deque[Usage] = deque([bucket.usage.total()], maxlen=_SAMPLES)
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
         """Return the tasks that run beside everything else, until cancelled."""
-        return [self.snapshotter.run(), self.cooler.run(), self._measure()]
+        return [
+            self.snapshotter.run(),
+            self.cooler.run(),
+            self._garbage.run(),
+            self._measure(),
+        ]
 
     @property
     def backlog(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from holdfast.protocol.control import ServerState
+from holdfast.protocol.control import ServerState, missing_roles
 from holdfast.protocol.monitoring.cluster_rows import Overview, ServerRow
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.monitoring.happenings import Gravity
@@ -65,6 +65,11 @@ def findings(found: Overview) -> list[ClusterFinding]:
 def _no_server(found: Overview) -> Iterator[tuple[str, str]]:
     if not found.totals.servers_by_state.get(ServerState.LIVE):
         yield "cluster", "no persist server is live: nothing can be read or written"
+
+
+def _missing_roles(found: Overview) -> Iterator[tuple[str, str]]:
+    for role in missing_roles(row.info for row in found.servers):
+        yield "cluster", f"no live server has the role {role}: nobody does its work"
 
 
 def _in_state(state: ServerState, text: str) -> Callable[[Overview], Iterator[tuple[str, str]]]:
@@ -199,6 +204,11 @@ CHECKS: Final = (
         "HF-112", Gravity.NOTE, "all parts have one version",
         "finish the upgrade",
         _versions,
+    ),
+    _Check(
+        "HF-113", Gravity.CRITICAL, "each role has a live server",
+        "start a server with that role: holdfast persist --roles",
+        _missing_roles,
     ),
 )
 

@@ -151,6 +151,10 @@ COOLED = _counter(_PERSIST, "persist_cooled_stores_total", "Stores whose files l
 ARCHIVED = _counter(
     _PERSIST, "persist_archived_messages_total", "Messages moved from store files to the archive."
 )
+CLAIMS = _gauge(_PERSIST, "persist_claims", "Pieces of cold work that this server has claimed.")
+COLLECTED = _counter(
+    _PERSIST, "persist_collected_objects_total", "Objects that its collector removed."
+)
 FLUSH_INTERVAL = _gauge(
     _PERSIST, "persist_flush_interval_seconds",
     "Least time between two puts of the log into the bucket; a budget stretches it.",
@@ -163,6 +167,7 @@ BUDGET_LEFT = _gauge(
 
 # Coordinators
 SERVERS = _gauge(_COORDINATORS, "coordinator_servers", "Persist servers by state.", "state")
+ROLES = _gauge(_COORDINATORS, "coordinator_role_servers", "Live persist servers by role.", "role")
 TERM = _gauge(_COORDINATORS, "coordinator_term", "The term of the active one.")
 REQUESTS = _counter(_COORDINATORS, "coordinator_requests_total", "Requests answered.")
 BATCHES = _histogram(

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from holdfast.protocol.errors import NewerFormatError
@@ -117,14 +117,17 @@ class Collector:
         min_age_seconds: float = MIN_AGE_SECONDS,
         give_up: Callable[[], bool] = lambda: False,
         thorough: bool = False,
+        epoch: int = 0,
     ) -> None:
         """`give_up` is called between requests. A `thorough` collector reads the index of each
-        pack, and rewrites those in which a deleted store has anything left."""
+        pack, and rewrites those in which a deleted store has anything left. A collector with an
+        `epoch` does nothing once one of a higher epoch has begun; one without minds none."""
         self._bucket = bucket
         self._clock_ms = clock_ms
         self._min_age_ms = int(min_age_seconds * 1000)
         self._give_up = give_up
         self._thorough = thorough
+        self._epoch = epoch
         self._manifests = open_manifests(bucket)
         #: Found in this pass.
         self._places_away: set[str] = set()
@@ -138,6 +141,9 @@ class Collector:
         done = Collected()
         self._places_away.clear()
         marks, version = read_marks(self._bucket)
+        if 0 < self._epoch < marks.epoch:
+            done.cut_short = True
+            return done
         logs = self._fenced_logs()
         wanted = {each.store for slots in logs.values() for _, found in slots for each in found}
         named = _Named(self._manifests, wanted)
@@ -154,8 +160,8 @@ class Collector:
             for name, mark in log_marks.items()
         )
         done.keys = sorted(objects)
-        newer = Marks(marks.generation + 1, objects, log_marks)
-        if not dry_run and (newer.objects, newer.logs) != (marks.objects, marks.logs):
+        newer = Marks(marks.generation + 1, objects, log_marks, max(self._epoch, marks.epoch))
+        if not dry_run and replace(newer, generation=marks.generation) != marks:
             try:
                 write_marks(self._bucket, newer, version)
             except (ObjectConflictError, ObjectExistsError):

@@ -9,7 +9,7 @@ name it meanwhile. Losing a mark only costs time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgpack
@@ -44,11 +44,13 @@ class Marks:
     generation: int = 0
     objects: Mapping[str, int] = field(default_factory=dict)
     logs: Mapping[Incarnation, LogMark] = field(default_factory=dict)
+    #: The highest epoch in which a server has claimed to collect; 0 if none ever did.
+    epoch: int = 0
 
     def encode(self) -> bytes:
         """Return the marks as they are stored in the bucket."""
         logs = [[*name, mark.below, mark.marked] for name, mark in sorted(self.logs.items())]
-        content = [_FORMAT, self.generation, sorted(self.objects.items()), logs]
+        content = [_FORMAT, self.generation, sorted(self.objects.items()), logs, self.epoch]
         return zstandard.ZstdCompressor().compress(msgpack.packb(content))
 
     @classmethod
@@ -60,10 +62,15 @@ class Marks:
             if content[0] > _FORMAT:
                 raise NewerFormatError(what=MARKS_KEY, found=content[0], known=_FORMAT)
             _, generation, objects, logs = content[:4]
+            # Earlier versions put no epoch, and drop it.
+            epoch = content[4] if len(content) > 4 else 0
+            if type(epoch) is not int:
+                raise TypeError("the epoch must be a number")
             return cls(
                 generation,
                 dict(objects),
                 {(row[0], row[1]): LogMark(row[2], row[3]) for row in logs},
+                epoch,
             )
         except (zstandard.ZstdError, ValueError, TypeError, IndexError) as error:
             raise ObjectDamagedError(key=MARKS_KEY, reason=f"not marks: {error}") from error
@@ -79,6 +86,16 @@ def read_marks(bucket: Bucket) -> tuple[Marks, str | None]:
     except ObjectMissingError:
         return Marks(), None
     return Marks.decode(found.body), found.version
+
+
+def forget_epoch(bucket: Bucket) -> None:
+    """Let collectors of any epoch begin again: the cluster is made anew, and counts from the start.
+
+    Raises ObjectDamagedError, NewerFormatError, BucketError.
+    """
+    marks, version = read_marks(bucket)
+    if version is not None and marks.epoch:
+        write_marks(bucket, replace(marks, epoch=0), version)
 
 
 def write_marks(bucket: Bucket, marks: Marks, version: str | None) -> None:

@@ -23,15 +23,18 @@ import pytest
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.requests import (
-    Adopt,
+    ClaimWork,
     ColdStore,
     Cool,
     Created,
     CreatedStore,
+    HeldClaim,
     Open,
     OpenStore,
     Request,
     ResolveRequest,
+    StoreToTend,
+    Tend,
 )
 from holdfast.coordinator.answering.transaction import Reply
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
@@ -46,12 +49,14 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cold_stores import ColdStores, StoreIsColdError
 from holdfast.persist.tier.cooling import ColdCandidate, Cooler
 from holdfast.persist.tier.snapshotter import Snapshotter
+from holdfast.persist.tier.tending import SharedTending
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.persist.tier.tier_pools import TierPools
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.control import Grant, ServerState
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.work.cold_work import SWEEPS, sweep
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_backend import ByteRange, Condition, ObjectHead, Page, Reading
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
@@ -59,8 +64,10 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.snapshots import snapshot as snapshots
+from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from tests.support.effort import tries
+from tests.support.held_claims import held_claims
 from tests.support.write_path_parts import a_life as an_incarnation
 
 A = StoreId("acme", StoreKind.STREAM, "a")
@@ -224,16 +231,33 @@ class Server:
             LifePhase("s1"),
         )
         coordinator: Any = self
-        self.cooler = Cooler(self.snapshotter, life, coordinator, at_once)
+        offers = ClaimWork("s1", incarnation, frozenset(SWEEPS), ())
+        claimed = dict(cluster.ask(self, offers)["claims"])
+        assert claimed.keys() == set(SWEEPS)
+        self.claims = held_claims(life)
+        self.claims._held = claimed
+        self.tending = tending = SharedTending(coordinator)
+        self.cooler = Cooler(
+            self.snapshotter, life, coordinator, at_once, self.claims, tending
+        )
 
     # The coordinator
-    async def adopt(self, stores: Sequence[StoreId]) -> Any:
-        with self.steps.around("adopt"):
-            return self.cluster.ask(self, Adopt("s1", self.incarnation, tuple(stores)))["grants"]
+    async def tend(self, stores: Sequence[tuple[StoreId, tuple[str, int] | None]]) -> Any:
+        with self.steps.around("tend"):
+            named = tuple(
+                StoreToTend(store, None if claim is None else HeldClaim(*claim))
+                for store, claim in stores
+            )
+            return self.cluster.ask(self, Tend("s1", self.incarnation, named))["stores"]
 
-    async def cold(self, stores: Sequence[tuple[StoreId, int, int]]) -> Any:
+    async def cold(
+        self, stores: Sequence[tuple[StoreId, int, int, tuple[str, int] | None]]
+    ) -> Any:
         with self.steps.around("cold"):
-            named = tuple(ColdStore(*each) for each in stores)
+            named = tuple(
+                ColdStore(*each, None if claim is None else HeldClaim(*claim))
+                for *each, claim in stores
+            )
             return self.cluster.ask(self, Cool("s1", self.incarnation, named))["cold"]
 
     async def created(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
@@ -377,24 +401,36 @@ def in_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_crash_at_any_step_loses_nothing_of_a_large_store() -> None:
     steps = run(None)
     assert steps is not None
-    expected = ("put manifests", "put snapshots", "cold", "adopt", "created", "sync a folder")
+    expected = ("put manifests", "put snapshots", "cold", "tend", "created", "sync a folder")
     assert {f"before {name}" for name in expected} <= set(steps)
     # After a step is before the next, but for what goes on beside it.
     for crash_at in range(0, len(steps), tries(4, 2, 1)):
         run(crash_at)
 
 
+@pytest.mark.parametrize("is_owner", [True, False])
 async def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_owner: bool
 ) -> None:
     with cluster() as world:
         zombie = world.start(None)
         await zombie.append(A, b"one")
         await zombie.snapshotter.run_pass()
+        if not is_owner:
+            # What the next one does is cold work, for a store without an owner.
+            world.bury(zombie)
+            zombie = world.start(None)
         # It has read its fence, and stops right before it unlinks.
         file = zombie.snapshotter.imager.open_closed(A)
         assert file is not None
-        await zombie.cold([(A, file.meta.epoch, file.meta.revision)])
+        entry = zombie.snapshotter.manifests().find(A)
+        assert entry is not None and entry.newest is not None
+        with zombie.claims.doing(*SWEEPS) as held:
+            (tended,) = await zombie.tending.tended([A], held)
+        claim = None if is_owner else (sweep(shard_of(A)), zombie.claims._held[sweep(shard_of(A))])
+        assert await zombie.cold([(A, tended.epoch, file.meta.revision, claim)]) == [True]
+        candidate = ColdCandidate(A, tended.epoch, entry.newest, tended.claim)
+        assert (tended.claim is None) == is_owner
         monkeypatch.setattr(zombie.snapshotter.imager._gate, "check", lambda: None)
         fence(Disk(), world.layout.fence("s1", zombie.incarnation))
         dead = RecordDead("s1", zombie.incarnation, "stopped", released=False)
@@ -405,7 +441,7 @@ async def test_a_zombie_that_unlinks_late_does_not_touch_what_the_next_owner_has
             await owner.open(A, to_read=False)
         monkeypatch.setattr(locked_files, "LOCK_WAIT_SECONDS", 0.0)
         await owner.append(A, b"two")
-        zombie.cooler._unlink([file])
+        zombie.cooler._unlink([(candidate, file)])
         file.abandon()
         assert world.files() == ["a.stream.2.db"]
         assert await owner.read(A) == [b"one", b"two"]

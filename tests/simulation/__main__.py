@@ -27,7 +27,7 @@ from tests.simulation.planted import PLANTED
 from tests.simulation.run import RUN_SECONDS, run_seed
 
 #: What a run may have, by the name of the option.
-_MODES: Final = ("tiers", "wide", "grants", "jetstream")
+_MODES: Final = ("tiers", "wide", "grants", "jetstream", "roles")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--grants", action="store_true", help="the cluster asks for tokens")
     parser.add_argument("--jetstream", action="store_true", help="gateways and their applications")
+    parser.add_argument(
+        "--roles", action="store_true", help="servers own stores, or do cold work; needs --tiers"
+    )
     parser.add_argument("--seconds", type=float, default=RUN_SECONDS, help="of faults; default: 20")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     options = parser.parse_args(arguments)
@@ -66,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wide=options.wide,
         grants=options.grants,
         jetstream=options.jetstream,
+        roles=options.roles,
         seconds=options.seconds,
     )
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:

@@ -27,8 +27,8 @@ _PAUSE_SECONDS: Final = 0.4
 #: What the bucket's requests may take of a pass, in a cluster in which all is well again.
 _PASS_SECONDS: Final = 2.0
 #: What it takes until a dead server's logs are reaped and its stores are looked for: the silence, a
-#: pass of the reaper, two looks.
-_TAKEOVER_SECONDS: Final = 14.0
+#: pass of the reaper, two looks, and a question for the work of a server that did it.
+_TAKEOVER_SECONDS: Final = 18.0
 
 
 async def stay_fresh(simulation: Simulation, bucket: Bucket) -> None:

@@ -22,6 +22,8 @@ from holdfast.client.following.pattern_feed import PatternFeed, StoreFeed
 from holdfast.client.wire.coalescer import Coalescer
 from holdfast.client.wire.frame import Frame
 from holdfast.client.wire.store_queue import QueuedGroup, StoreQueue
+from holdfast.coordinator.answering import assigning
+from holdfast.coordinator.decisions.claims import Division, Holder, WorkClaim
 from holdfast.coordinator.decisions.events import Probe, ProbeFailed
 from holdfast.coordinator.decisions.standby_heartbeats import Proof
 from holdfast.coordinator.decisions.storage_proof import StorageProof
@@ -521,6 +523,24 @@ def move_before_all_is_in_the_file() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def give_work_to_whoever_asks() -> Iterator[None]:
+    """Cold work is given to the next one that asks, whoever has it."""
+    divide = assigning.divide
+
+    def divided(
+        asker: Holder,
+        offers: frozenset[str],
+        claims: dict[str, WorkClaim],
+        rivals: dict[Holder, frozenset[str]],
+    ) -> Division:
+        free = {work: claim._replace(holder=None) for work, claim in claims.items()}
+        return divide(asker, offers, free, rivals)
+
+    with patch.object(assigning, "divide", divided):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -562,5 +582,6 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         write_without_the_right,
         move_what_is_being_opened,
         move_before_all_is_in_the_file,
+        give_work_to_whoever_asks,
     )
 }

@@ -13,3 +13,5 @@ class Result(NamedTuple):
     trace: list[str]
     checksum: int
     acknowledged: int
+    #: How often cold work passed from one server to another, and was done there.
+    work_changes: int = 0

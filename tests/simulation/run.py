@@ -59,6 +59,7 @@ def run_seed(
     wide: bool = False,
     grants: bool = False,
     jetstream: bool = False,
+    roles: bool = False,
     seconds: float = RUN_SECONDS,
 ) -> Result:
     """Run one seed and judge it; with `fault`, only that one happens, again and again; with
@@ -66,7 +67,8 @@ def run_seed(
     of what is written has a ttl; with `tiers` there is a bucket, and after all the shared files are
     lost; with `wide` applications use transactions, queues, large values and patterns too; with
     `grants` the cluster asks for tokens; with `jetstream` applications use it by gateways, and
-    nothing else. Work and faults go on for so many virtual `seconds`."""
+    nothing else; with `roles`, which needs `tiers`, some servers own stores, and others do cold
+    work. Work and faults go on for so many virtual `seconds`."""
     if jetstream:
         return run_jetstream(seed, fault, planted, seconds)
     with (
@@ -75,7 +77,7 @@ def run_seed(
         errors_may_go_unheard(),
         asyncio.Runner(loop_factory=VirtualLoop) as runner,
     ):
-        simulation = runner.run(_run(seed, fault, limited, tiers, wide, grants, seconds))
+        simulation = runner.run(_run(seed, fault, limited, tiers, wide, grants, roles, seconds))
     history = simulation.history
     return Result(
         seed,
@@ -83,6 +85,7 @@ def run_seed(
         simulation.trace.lines,
         simulation.trace.checksum,
         sum(operation.returned is not None for operation in history.operations),
+        simulation.witness.change_count,
     )
 
 
@@ -93,9 +96,10 @@ async def _run(
     tiers: bool,
     wide: bool,
     grants: bool,
+    roles: bool,
     seconds: float,
 ) -> Simulation:
-    simulation = Simulation(seed, tiers=tiers, grants=grants)
+    simulation = Simulation(seed, tiers=tiers, grants=grants, roles=roles)
     office = simulation.office
     others = Wide(simulation) if wide else None
     simulation.history.stores = (*STORES, *WIDE_STORES) if wide else STORES
@@ -105,6 +109,7 @@ async def _run(
     with (
         small_limits(simulation.chance("limits")),
         tiers_of(simulation),
+        simulation.witness.watching(),
         contextlib.nullcontext() if others is None else others.limits(),
         contextlib.nullcontext() if office is None else office.witnessed(),
     ):
@@ -137,6 +142,8 @@ async def _run(
                 await office.settle()
             simulation.trace.add("everything has healed")
             await _finish(simulation, work, others)
+            if simulation.bucket is not None and not simulation.history.failures:
+                await simulation.witness.settle()
             if simulation.bucket is not None and not simulation.history.failures:
                 # Whoever still follows is not to be told of what happens now.
                 simulation.ends_history()
@@ -207,6 +214,7 @@ async def _lose_all_files(simulation: Simulation, bucket: SimulatedBucket) -> No
     simulation.trace.add("the shared files are lost")
     simulation.files.lose(ROOT)
     disk = HostDisk(simulation.files, "rebuild", "rebuild")
+    simulation.witness.forget()
     for problem in rebuild(bucket.in_good_weather(), ROOT, disk, simulation.files.now_ms):
         simulation.fail(problem)
     disk.kill()

@@ -34,6 +34,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.serving import trouble
 from holdfast.protocol.subjects import Inboxes, Subjects
+from holdfast.protocol.work.roles import ALL_ROLES
 from holdfast.shared_fs.bucket import cluster_id
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.layout import Layout
@@ -52,6 +53,7 @@ from tests.simulation.simulated_threads import current_thread
 from tests.simulation.simulated_tiers import short_policy
 from tests.simulation.token_office import TokenOffice
 from tests.simulation.virtual_loop import current_process
+from tests.simulation.work_witness import ROLES, WorkWitness
 from tests.support.checking.history import Broadcast, History, change_of_wire
 
 SERVERS: Final = ("s1", "s2", "s3")
@@ -115,9 +117,11 @@ class Weather:
 class Simulation:
     """One run's cluster. Use it as `async with`, in a VirtualLoop."""
 
-    def __init__(self, seed: int, *, tiers: bool = False, grants: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, tiers: bool = False, grants: bool = False, roles: bool = False
+    ) -> None:
         """With `tiers` there is a bucket, and stores go cold within seconds; with `grants` the
-        cluster is not open: it asks for tokens."""
+        cluster is not open: it asks for tokens; with `roles` servers own stores or do cold work."""
         self.seed = seed
         self.loop = asyncio.get_running_loop()
         self.trace = Trace()
@@ -175,7 +179,9 @@ class Simulation:
         self.storage_stops_until = 0.0
         #: The same for a host whose own mount hangs.
         self.mounts_hang_until: dict[str, float] = {}
-        self.servers = [ServerNode(self, name) for name in SERVERS]
+        self.roles = ROLES if roles else dict.fromkeys(SERVERS, ALL_ROLES)
+        self.servers = [ServerNode(self, name) for name in self.roles]
+        self.witness = WorkWitness(self)
         self.coordinators = [CoordinatorNode(self, name) for name in COORDINATORS]
         #: How often the coordinators' clocks have been set.
         self.coordinators_leapt = 0

@@ -252,6 +252,7 @@ class ServerNode(Node):
                 max_awake_files=simulation.max_awake_files,
                 tier_policy=simulation.tier_policy,
                 tokens=tokens,
+                roles=simulation.roles[self.name],
             ),
             incarnation=incarnation,
             bucket=self.own_bucket(),

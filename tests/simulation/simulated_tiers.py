@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 from unittest.mock import patch
 
-from holdfast.coordinator import collecting
 from holdfast.coordinator.state.lost_state import write_state
 from holdfast.persist.bucket_log import log_uploader as slot_putter
 from holdfast.persist.bucket_log import stored_writer
@@ -27,7 +26,7 @@ from holdfast.persist.bucket_only import bucket_reaper
 from holdfast.persist.recovery.rebuilding import epochs_of, fold_logs
 from holdfast.persist.shared_disk import cold_images
 from holdfast.persist.threads.run_in_thread import RunInThread
-from holdfast.persist.tier import cooling
+from holdfast.persist.tier import claims, cooling, garbage
 from holdfast.persist.tier.cooling import Cooler, Resting
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol.limits import MAX_COLD_READ_BYTES, MIB
@@ -39,6 +38,7 @@ from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.inspection.inspection import _sort_out
 from holdfast.shared_fs.snapshots import snapshot
 from holdfast.shared_fs.snapshots.collecting import Collector
+from holdfast.shared_fs.snapshots.garbage import forget_epoch
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from tests.simulation.simulated_bucket import LATE_SECONDS
@@ -82,13 +82,16 @@ def in_the_simulation(
         def stop(self) -> None:
             """It ends with its process."""
 
-    def collector(bucket: Bucket, *, give_up: Callable[[], bool], **_: Any) -> Collector:
+    def collector(
+        bucket: Bucket, *, give_up: Callable[[], bool], epoch: int, **_: Any
+    ) -> Collector:
         return Collector(
             bucket,
             # What reads without a pin rests on the minimum age, here of seconds and not of a day.
             clock_ms=lambda: int(clock() * 1000),
             min_age_seconds=_MIN_AGE_SECONDS,
             give_up=give_up,
+            epoch=epoch,
         )
 
     def token_hex(count: int) -> str:
@@ -103,12 +106,13 @@ def in_the_simulation(
         (bucket_log, "ThreadPoolExecutor", OneByOne),
         (cooling, "resting_files", functools.partial(resting_files, files)),
         (Cooler, "_free_ratio", lambda cooler: 1.0),
-        (collecting, "Collector", collector),
+        (garbage, "Collector", collector),
         # Limits, so small that a short run reaches them.
         (cooling, "_FORGOTTEN_SECONDS", chance.choice((2.0, 5.0))),
         (cooling, "_ABANDONED_SECONDS", 5.0),
         (cooling, "_GROUP_STORES", chance.choice((1, 64))),
-        (collecting, "COLLECT_SECONDS", chance.choice((1.0, 4.0))),
+        (garbage, "COLLECT_SECONDS", chance.choice((1.0, 4.0))),
+        (claims, "CLAIM_SECONDS", chance.choice((0.5, 3.0))),
         (bucket_reaper, "_PASS_SECONDS", chance.choice((2.0, 60.0))),
         (stored_writer, "_RETIRE_SECONDS", chance.choice((0.3, 3.0))),
         (stored_writer, "_LATE_PUT_SECONDS", LATE_SECONDS),
@@ -128,6 +132,7 @@ def rebuild(bucket: Bucket, root: Path, disk: Disk, clock_ms: Callable[[], int])
     layout = open_layout(root, disk)
     manifests = open_manifests(bucket)
     fence_every_log(bucket)
+    forget_epoch(bucket)
     drafts = root.with_name("drafts")
     disk.make_directory(drafts)
     folded = fold_logs(

@@ -93,6 +93,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "write_without_the_right": (3, "revoke_token"),
     "move_what_is_being_opened": (17, "move_stores"),
     "move_before_all_is_in_the_file": (4, "move_stores"),
+    "give_work_to_whoever_asks": (2, "pause_server"),
 }
 #: The first seed that finds it, where that is not seed 1. It is tried before the others.
 _FOUND_BY = {
@@ -135,6 +136,7 @@ _PLANTED_IN_TIERS = {
     "evict_what_was_not_published",
     "publish_the_older_over_the_newer",
     "restore_without_telling",
+    "give_work_to_whoever_asks",
 }
 #: These need applications that use all there is.
 _PLANTED_IN_WIDE = {
@@ -145,6 +147,9 @@ _PLANTED_IN_WIDE = {
     "forget_rows_of_cursors_in_a_takeover",
     "let_replaced_gateways_write",
 }
+#: These need servers that do cold work alone, and no more than so many virtual seconds.
+_PLANTED_IN_ROLES = {"give_work_to_whoever_asks"}
+_PLANTED_WORK_SECONDS = 3.0
 #: These need a cluster that asks for tokens, and no more than so many virtual seconds.
 _PLANTED_IN_GRANTS = {
     "believe_revoked_tokens": 5.0,
@@ -227,6 +232,12 @@ def test_stores_that_go_cold_and_come_back_keep_their_promises(seed: int) -> Non
     assert any("tier.cooled" in line for line in result.trace), f"nothing went cold with {again}"
 
 
+def test_cold_work_is_done_by_one_server_at_a_time_and_none_is_left_undone() -> None:
+    result = run_seed(2, tiers=True, roles=True, seconds=tries(4.0, 4.0, RUN_SECONDS))
+    assert not result.violations, "\n".join(result.violations[:20])
+    assert result.work_changes > 0, "no work ever passed from one server to another"
+
+
 @pytest.mark.parametrize("seed", _seeds(_GRANTS_SEEDS, _GRANTS_REGRESSIONS))
 def test_tokens_that_expire_and_are_revoked_lose_and_double_nothing(seed: int) -> None:
     result = run_seed(seed, grants=True, seconds=tries(5.0, 5.0, RUN_SECONDS))
@@ -242,7 +253,7 @@ def test_transactions_queues_large_values_and_patterns_keep_their_promises(seed:
 
 def _planted_seconds(bug: str) -> float:
     usual = RUN_SECONDS if bug in _PLANTED_IN_WHOLE_RUNS else _PLANTED_SECONDS
-    return _PLANTED_IN_GRANTS.get(bug, usual)
+    return _PLANTED_IN_GRANTS.get(bug, _PLANTED_WORK_SECONDS if bug in _PLANTED_IN_ROLES else usual)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +269,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
             tiers=bug in _PLANTED_IN_TIERS,
             wide=bug in _PLANTED_IN_WIDE,
             grants=bug in _PLANTED_IN_GRANTS,
+            roles=bug in _PLANTED_IN_ROLES,
             seconds=_planted_seconds(bug),
         ).violations
         for seed in sorted(range(1, seeds + 1), key=lambda seed: seed != _FOUND_BY.get(bug))

@@ -106,7 +106,9 @@ def test_who_registers_is_answered_once_recorded_and_the_next_life_once_this_one
     waiting.settle(membership, {A1})
     assert answering.answers() == {}, "it is not recorded yet"
     waiting.settle(membership, set())
-    assert answering.answers() == {"first": {"cluster": "c1", "term": 7, "time": 1000}}
+    roles = ["persist", "tier"]
+    accepted = {"cluster": "c1", "term": 7, "time": 1000, "roles": roles}
+    assert answering.answers() == {"first": accepted}
     waiting.register(*A2, "second")
     membership.handle(Registered(*A2), 0.0)
     waiting.register("a", "a3", "third")
@@ -115,7 +117,6 @@ def test_who_registers_is_answered_once_recorded_and_the_next_life_once_this_one
     membership.handle(FenceWritten(*A1), 0.0)
     waiting.register(*A1, "late")
     waiting.settle(membership, set())
-    accepted = {"cluster": "c1", "term": 7, "time": 1000}
     assert answering.answers() == {"second": accepted, "late": FencedError}
     assert len(waiting) == 0
 

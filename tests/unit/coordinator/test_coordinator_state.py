@@ -515,7 +515,9 @@ def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: 
 
 def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> None:
     own(state, ONE)
-    check(state, (ListServers(), [["a", "a1", "live", 0.1, 1, 3, 5.0, 4, 0, 0, False]]))
+    numbers = (0.1, 1, 3, 5.0, 4, 0, 0)
+    roles = ["persist", "tier"]
+    check(state, (ListServers(), [["a", "a1", "live", *numbers, False, roles, 0]]))
 
 
 def test_tenants_are_listed_by_name_page_by_page(state: StateFile) -> None:

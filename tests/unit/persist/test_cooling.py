@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.persist.tier.cooling import Cooler
 from holdfast.shared_fs.disk.layout import Layout
+from tests.support.held_claims import held_claims
 from tests.support.write_path_parts import a_life
 
 
@@ -24,11 +25,14 @@ async def test_an_unexpected_exception_in_one_sweep_ends_no_server(
         raise ZeroDivisionError("float division by zero")
 
     policy = SimpleNamespace(sweep_seconds=lambda: 0.0)
+    life = a_life(Layout(tmp_path), server="s1")
     sweep = Cooler(
         cast(Any, SimpleNamespace(policy=policy)),
-        a_life(Layout(tmp_path), server="s1"),
+        life,
         cast(Any, None),
         run_in_thread,
+        held_claims(life),
+        cast(Any, SimpleNamespace(sweeps=())),
     )
     running = asyncio.create_task(sweep.run())
     for _ in range(3):

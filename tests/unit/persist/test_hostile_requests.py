@@ -55,6 +55,8 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "cluster"): {"cluster": "c1"},
     ("_", "open"): {**PEER, "stores": [["acme", 1, "one", True, 4]]},
     ("_", "adopt"): {**PEER, "stores": [["acme", 1, "one"]]},
+    ("_", "claim"): {**PEER, "offers": ["reap"], "gives_back": [["collect", 5]]},
+    ("_", "tend"): {**PEER, "stores": [["acme", 1, "one", "sweep-0", 5]]},
     ("_", "created"): {**PEER, "stores": [["acme", 1, "one", 5, 5]]},
     ("_", "closed"): {**PEER, "stores": [["acme", 1, "one", 5, 5, 5]]},
     ("_", "usage"): {
@@ -62,7 +64,7 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
         "stores": [["acme", 1, "one", 5, 5]],
         "tenants": [["acme", 1.5, 2]],
     },
-    ("_", "cold"): {**PEER, "stores": [["acme", 1, "one", 5, 5]]},
+    ("_", "cold"): {**PEER, "stores": [["acme", 1, "one", 5, 5, "sweep-0", 5]]},
     ("_", "deleted"): {**PEER, "stores": [["acme", 1, "two", 5]]},
     ("_", "release"): {**PEER, "stores": [["acme", 1, "one", 5, False, 5, 5]]},
     ("_", "vacate"): {**PEER, "number": 1},

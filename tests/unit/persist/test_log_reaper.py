@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.persist.recovery.takeover import DeadLogs
 from holdfast.persist.shared_disk.log_reaper import LogReaper
+from holdfast.persist.tier.claims import Claimed, ClaimLostError
 from holdfast.protocol.errors import UnavailableError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.work.cold_work import REAP
 from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence, fence
@@ -29,9 +32,16 @@ class World:
         self.asked: list[int] = []
         self.answers = True
         owners: Any = self
-        self.reaper = LogReaper(
-            a_life(layout, server="s9", disk=self.disk), self.dead_logs, owners
-        )
+        life = a_life(layout, server="s9", disk=self.disk)
+        self.reaper = LogReaper(life, self.dead_logs, owners)
+        self.may_step = True
+        claims: Any = SimpleNamespace(check=self.check)
+        self.claim = Claimed(claims, REAP, 1)
+
+    def check(self, work: str, epoch: int) -> None:
+        """As `Claims.check`."""
+        if not self.may_step:
+            raise ClaimLostError(work=work, epoch=epoch)
 
     async def take_over(self, stores: Sequence[StoreId]) -> None:
         """As `Owners.take_over`."""
@@ -66,9 +76,9 @@ def world(tmp_path: Path) -> World:
 async def test_the_log_of_few_stores_goes_at_the_first_look(world: World) -> None:
     world.dies("1a", 2)
     world.dies("1b", 33)
-    await world.reaper.run_small_pass()
+    await world.reaper.run_small_pass(world.claim)
     assert world.left() == ["1b"] and world.asked == [2]
-    await world.reaper.run_pass()
+    await world.reaper.run_pass(world.claim)
     assert world.left() == []
 
 
@@ -78,8 +88,17 @@ async def test_a_log_whose_stores_do_not_open_is_tried_again_with_all_others_onl
     world.dies("1a", 2)
     world.answers = False
     for _ in range(3):
-        await world.reaper.run_small_pass()
+        await world.reaper.run_small_pass(world.claim)
     assert world.left() == ["1a"] and world.asked == [2]
     world.answers = True
-    await world.reaper.run_pass()
+    await world.reaper.run_pass(world.claim)
     assert world.left() == []
+
+
+async def test_a_log_stays_if_the_claim_is_lost_while_its_stores_are_taken_over(
+    world: World,
+) -> None:
+    world.dies("1a", 2)
+    world.may_step = False
+    await world.reaper.run_pass(world.claim)
+    assert world.left() == ["1a"] and world.asked == [2]

@@ -31,6 +31,7 @@ from holdfast.shared_fs.snapshots.placing import give_bucket
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.faulty_bucket import FaultyBackend
+from tests.support.held_claims import held_claims
 from tests.support.write_path_parts import a_life
 
 
@@ -69,7 +70,8 @@ class World:
             checkpointer,
             LifePhase("s1"),
         )
-        self.cooler = Cooler(self.snapshotter, life, SimpleNamespace(), at_once)  # type: ignore[arg-type]
+        nobody: Any = SimpleNamespace(sweeps=())
+        self.cooler = Cooler(self.snapshotter, life, nobody, at_once, held_claims(life), nobody)
 
     def close(self, tenant: str, name: str) -> StoreId:
         """Make a store whose file is closed, and waits for its snapshot."""

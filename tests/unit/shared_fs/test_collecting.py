@@ -85,10 +85,17 @@ class World:
         return True
 
     def collect(
-        self, *, after_ms: int = 0, dry_run: bool = False, thorough: bool = False
+        self,
+        *,
+        after_ms: int = 0,
+        dry_run: bool = False,
+        thorough: bool = False,
+        epoch: int = 0,
     ) -> Collected:
         self.now_ms += after_ms
-        collector = Collector(self.bucket, clock_ms=lambda: self.now_ms, thorough=thorough)
+        collector = Collector(
+            self.bucket, clock_ms=lambda: self.now_ms, thorough=thorough, epoch=epoch
+        )
         return collector.run_pass(dry_run=dry_run)
 
     def collect_for_a_day(self) -> Collected:
@@ -556,3 +563,20 @@ def test_a_publisher_and_a_reader_may_come_between_any_two_requests_of_a_pass(
             assert scene.world.has(version.key), position
         position += 1
     assert {Published.NEWEST, Published.COLLECTED} <= set(outcomes)
+
+
+def test_a_collector_of_an_earlier_epoch_does_nothing_until_the_cluster_is_made_anew(
+    world: World,
+) -> None:
+    old, new = world.put("a", 1), world.put("a", 2)
+    world.publish("a", old)
+    world.publish("a", new)
+    assert world.collect(epoch=7).marked == 1
+    assert world.collect(epoch=8).marked == 1, "it has only put its epoch there"
+    stale = world.collect(epoch=7, after_ms=2 * DAY_MS)
+    assert stale.cut_short and not stale.removed and world.has(old.key)
+    # An operator's has none, and keeps that of the servers.
+    assert not world.collect().cut_short
+    assert world.collect(epoch=7).cut_short
+    forget_epoch(world.bucket)
+    assert not world.collect(epoch=3).cut_short

@@ -107,6 +107,8 @@ function serverTable() {
   return new Table("Persist servers", [
     { label: "Server", text: (row) => row.server, sort: (row) => row.server },
     { label: "State", fill: state, sort: (row) => row.state },
+    { label: "Roles", text: (row) => row.roles.join(", "), sort: (row) => row.roles.join(", ") },
+    { label: "Work", text: (row) => count(row.claims), number: true, sort: (row) => row.claims },
     { label: "Heartbeat", text: (row) => duration(row.heartbeat_age_seconds), number: true, sort: (row) => row.heartbeat_age_seconds },
     { label: "Operations/s", fill: load, number: true, sort: (row) => row.operations_per_second },
     { label: "Append", text: (row) => duration(row.append_seconds), number: true, sort: (row) => row.append_seconds ?? -1 },
