@@ -19,7 +19,7 @@ from holdfast.shared_fs.bucket_log.bucket_log import BucketLog, fence_log, read_
 from holdfast.shared_fs.bucket_log.log_object import encode_fence
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.collecting import Collected, Collector
-from holdfast.shared_fs.snapshots.garbage import MARKS_KEY, LogMark, Marks
+from holdfast.shared_fs.snapshots.garbage import MARKS_KEY, LogMark, Marks, forget_epoch
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.pack import encode_pack, put_pack
 from holdfast.shared_fs.snapshots.pins import Pin, Pinning, live_pins, pinned
