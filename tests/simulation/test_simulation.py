@@ -97,11 +97,12 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
 }
 #: The first seed that finds it, where that is not seed 1. It is tried before the others.
 _FOUND_BY = {
-    "skip_the_fence_check": 5,
+    "skip_the_fence_check": 8,
     "believe_the_mount": 3,
     "believe_old_logs": 3,
     "believe_old_files": 2,
-    "replay_old_epochs": 11,
+    "replay_old_epochs": 18,
+    "forget_outcomes_in_a_takeover": 11,
     "forget_rows_of_cursors_in_a_takeover": 5,
     "retire_the_log_without_a_sync": 2,
     "follow_over_gaps": 8,

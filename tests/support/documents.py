@@ -50,10 +50,10 @@ def documented_json(document: str) -> Any:
 
 
 def shape(value: Any, *, leave_out: tuple[str, ...] = ()) -> Any:
-    """Return the keys of objects, all the way down; of a list, those of its first element."""
+    """Return the keys of objects, all the way down; of a list or tuple, those of its first one."""
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if key not in leave_out}
         return {key: shape(one, leave_out=leave_out) for key, one in kept.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [shape(one, leave_out=leave_out) for one in value[:1]]
     return None
