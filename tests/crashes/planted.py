@@ -37,7 +37,7 @@ def unlink_before_it_is_recorded() -> Iterator[None]:
     def open_and_unlink(cooler: Cooler, candidate: Any) -> StoreFile | None:
         file = open_exact(cooler, candidate)
         if file is not None:
-            unlink(cooler, [file])
+            unlink(cooler, [(candidate, file)])
         return file
 
     with (

@@ -107,7 +107,7 @@ _FOUND_BY = {
     "retire_the_log_without_a_sync": 2,
     "follow_over_gaps": 8,
     "evict_what_was_not_published": 2,
-    "publish_the_older_over_the_newer": 207,
+    "publish_the_older_over_the_newer": 13,
     "forget_how_old_changes_are": 4,
     "keep_uploads_that_were_given_up": 15,
     "believe_an_older_state": 8,
@@ -119,7 +119,7 @@ _FOUND_BY = {
     "key_writers_by_token": 4,
     "drop_admitted_of_revoked": 4,
     "believe_any_signature": 4,
-    "move_what_is_being_opened": 15,
+    "move_what_is_being_opened": 17,
     "move_before_all_is_in_the_file": 4,
     "give_work_to_whoever_asks": 7,
 }

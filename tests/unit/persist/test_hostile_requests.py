@@ -72,7 +72,10 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "seal"): PEER,
     ("_", "owners"): {**PEER, "stores": [["acme", 1, "one"]]},
 }
-HEARTBEAT = Heartbeat("a", "a1", ServerPhase.RUNNING, 1, 2, 3.0, 4, 5)._asdict()
+HEARTBEAT = {
+    **Heartbeat("a", "a1", ServerPhase.RUNNING, 1, 2, 3.0, 4, 5)._asdict(),
+    "roles": ["persist", "tier"],
+}
 COMMANDS: list[dict[str, Any]] = [
     {"command": "probe", "term": 3},
     {"command": "register", "term": 3},
