@@ -29,7 +29,7 @@ class Role(StrEnum):
 #: Each role at most once, in the order above.
 Roles = tuple[Role, ...]
 ALL_ROLES: Final[Roles] = tuple(Role)
-#: The most roles that are read of one server.
+#: The most roles that are read of one server, and the longest name of one.
 _MAX_ROLES: Final = 64
 
 
@@ -57,6 +57,10 @@ def roles_of_wire(value: Any) -> Roles:
     later versions are left out. Raises InvalidArgumentError."""
     if value is None:
         return ALL_ROLES
-    if type(value) is not list or len(value) > _MAX_ROLES or any(type(x) is not str for x in value):
+    if (
+        type(value) is not list
+        or len(value) > _MAX_ROLES
+        or any(type(role) is not str or len(role) > _MAX_ROLES for role in value)
+    ):
         raise InvalidArgumentError(argument="roles", reason="it must be a list of roles")
     return tuple(role for role in Role if role in value)
