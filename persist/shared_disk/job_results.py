@@ -63,7 +63,7 @@ class FilePlacement:
 
     async def announce_cold(self, store: StoreId, version: SnapshotVersion) -> None:
         """Tell the coordinator that the store is cold, and how large it is."""
-        at = (store, version.epoch, version.revision)
+        at = (store, version.epoch, version.revision, None)
         [is_recorded] = await self._coordination.cold([at])
         if not is_recorded:
             raise NotOwnerError(server=self._life.server)
