@@ -280,7 +280,7 @@ def _results(answer: bytes | None) -> list[list[int]] | None:
         return None
     results = frames.decode_outcome(answer).results
     if isinstance(results, frames.Run):
-        seq, revision, length = results
+        seq, revision, length, _ = results
         return [[seq + index if seq else 0, revision + index] for index in range(length)]
     return [list(each) for each in results]
 
