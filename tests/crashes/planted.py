@@ -23,7 +23,7 @@ from holdfast.shared_fs.erasure.packs import ErasedObjects
 from holdfast.shared_fs.snapshots import collecting, repacking
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import PACK_PREFIX, encode_pack
-from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, Tombstone
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.simulation.simulated_disk import HostDisk
@@ -76,14 +76,15 @@ def place_it_bit_by_bit() -> Iterator[None]:
 @contextlib.contextmanager
 def remove_before_the_tombstone() -> Iterator[None]:
     """A deletion removes the snapshots, and then takes them out of the manifest."""
-    bury, remove_snapshots = deleting.bury, deleting.remove_snapshots
+    bury = deleting.bury
 
     def remove_and_bury(
         manifests: Manifests, store: StoreId, tombstone: Tombstone
     ) -> list[SnapshotVersion]:
         entry = manifests.find(store)
         dropped = list(entry.versions) if entry is not None else []
-        remove_snapshots(manifests, store, dropped, tombstone.epoch, tombstone.time)
+        for version in dropped:
+            manifests.bucket.delete(version.key)
         return bury(manifests, store, tombstone)
 
     with patch.object(deleting, "bury", remove_and_bury):
@@ -127,7 +128,7 @@ def collect_whatever_is_marked() -> Iterator[None]:
     """The collector forgets to ask whether a manifest names what it removes."""
     with (
         patch.object(collecting._Named, "__contains__", lambda named, key: False),
-        patch.object(collecting, "_names", lambda *_: False),
+        patch.object(StoreEntry, "names", lambda *_: False),
     ):
         yield
 
