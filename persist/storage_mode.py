@@ -41,7 +41,8 @@ class Tombstones(Protocol):
         """Return the epoch of a store's tombstone, 0 without one. Raises StorageError."""
 
     def put(self, store: StoreId, grave: Grave) -> None:
-        """Put a tombstone, in addition to the one in the manifest. Raises StorageFailedError."""
+        """Put a tombstone, in addition to the one in the manifest. Its revision is not lower than
+        that of an earlier one. Raises StorageError."""
 
 
 #: Makes a closed file the newest version of its store in the bucket. Blocks, raises BucketError.

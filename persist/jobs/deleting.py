@@ -73,7 +73,9 @@ class DeletionJobs:
                 if epoch > closed.epoch:
                     epoch = await self._coordination.raise_epoch(store, epoch)
                 dropped: Report = await life.run_in_thread(
-                    lambda: self._entomb(store, epoch, closed.revision)
+                    lambda: self._entomb(
+                        store, epoch, max(closed.revision, closed.known_revision)
+                    )
                 )
                 if not await self._coordination.deleted(store, epoch):
                     raise NotOwnerError(server=life.server)

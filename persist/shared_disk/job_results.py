@@ -6,13 +6,14 @@ a deleted store is in the folder that held the store's file.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.storage_mode import Publish
-from holdfast.protocol.errors import NotOwnerError
+from holdfast.protocol.errors import NotOwnerError, StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket_errors import BucketError
 from holdfast.shared_fs.disk.tombstone import Grave, read_tombstone, write_tombstone
@@ -32,7 +33,14 @@ class FileTombstones:
         return grave.epoch if grave is not None else 0
 
     def put(self, store: StoreId, grave: Grave) -> None:
-        write_tombstone(self._disk, self._layout.tombstone(store), grave)
+        path = self._layout.tombstone(store)
+        # One that is damaged is replaced.
+        with contextlib.suppress(StoreDamagedError):
+            before = read_tombstone(self._disk, path)
+            if before is not None:
+                # A deletion that is done again cannot read the file any more.
+                grave = grave._replace(revision=max(before.revision, grave.revision))
+        write_tombstone(self._disk, path, grave)
 
 
 class FilePlacement:

@@ -163,8 +163,15 @@ def pruned(entry: StoreEntry, keep: KeepPolicy, now_ms: int) -> StoreEntry:
 
 
 def deleted(entry: StoreEntry | None, tombstone: Tombstone) -> StoreEntry:
-    """Return the entry of a deleted store: no versions, and a tombstone. Its forks stay."""
+    """Return the entry of a deleted store: no versions, and a tombstone. Its forks stay.
+
+    A deletion that is done again may know less of the store than the one before: the revision of a
+    tombstone never becomes lower.
+    """
     before = entry.deleted if entry is not None else None
     forks = entry.forks if entry is not None else ()
-    last = max(before, tombstone) if before is not None else tombstone
+    last = tombstone
+    if before is not None:
+        revision = max(before.revision, tombstone.revision)
+        last = max(before, tombstone)._replace(revision=revision)
     return StoreEntry(deleted=last, forks=forks)
