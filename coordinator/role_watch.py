@@ -39,8 +39,16 @@ class RoleWatch:
         """Look until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for role, count in self.counts().items():
-                if count:
-                    self._missing.over(role)
-                else:
-                    self._missing.note("role=%s reason=no live server has it", role, of=role)
+            self.look()
+
+    def look(self) -> None:
+        """Say which roles no live server has. Where no server lives, as before the first one
+        starts and after the last one stops, there is more to say than that, and others do."""
+        counts = self.counts()
+        if not any(counts.values()):
+            return
+        for role, count in counts.items():
+            if count:
+                self._missing.over(role)
+            else:
+                self._missing.note("role=%s reason=no live server has it", role, of=role)
