@@ -113,6 +113,27 @@ def test_a_stream_whose_serving_epoch_was_raised_for_nothing_takes_appends_and_f
     assert gateway.ask("GET", "/v1/stream/raised/fork").body == b"one !"
 
 
+def test_events_have_all_of_a_stream_that_is_closed_while_they_begin(
+    gateway: RunningGateway,
+) -> None:
+    def read(path: str) -> str:
+        events = gateway.ask("GET", f"{path}?offset=-1&live=sse").body.decode()
+        assert '"streamClosed":true' in events.split("event: ")[-1]
+        data = [each for each in events.split("event: ") if each.startswith("data\n")]
+        return "".join(line[5:] for each in data for line in each.split("\n")[1:] if line)
+
+    def close_while_it_is_read(number: int) -> str:
+        path = f"/v1/stream/closing{number}"
+        gateway.ask("PUT", path, Content_Type="text/plain")
+        gateway.ask("POST", path, b"a", Content_Type="text/plain")
+        reading = readers.submit(read, path)
+        gateway.ask("POST", path, b"b", Content_Type="text/plain", Stream_Closed="true")
+        return reading.result()
+
+    with ThreadPoolExecutor(4) as readers, ThreadPoolExecutor(4) as closers:
+        assert set(closers.map(close_while_it_is_read, range(40))) == {"ab"}
+
+
 def test_two_gateways_and_producers_that_change_between_them_lose_and_double_nothing(
     cluster: RunningUp, gateway: RunningGateway
 ) -> None:
