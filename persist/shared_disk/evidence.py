@@ -116,6 +116,23 @@ class Evidence:
             reason += f"; see quarantine/{store.tenant}/{folders[-1].name}"
         raise StoreDamagedError(store=str(store), reason=reason) from cause
 
+    def was_deleted(self, store: StoreId, grant: Grant) -> bool:
+        """Tell whether a store without a file was deleted, although the coordinator has not heard
+        of it: its owner died right behind the tombstone.
+
+        A later life has higher revisions than the tombstone, and the coordinator hears of the first
+        of them once that life's file is durable.
+        """
+        grave = self.grave(store)
+        return (
+            grave is not None
+            and grant.state == StoreState.DURABLE
+            and grant.cold is None
+            and 0 < grant.revision <= grave.revision
+            and not self._records(store, None)
+            and not quarantined(self._disk, self._layout, store)
+        )
+
     def _beginning(self, store: StoreId) -> int:
         """Return the revision at which a store without a file begins."""
         grave = self.grave(store)

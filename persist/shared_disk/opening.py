@@ -192,7 +192,8 @@ class StoreOpener:
         if image is not None:
             return await self._cold_images.open(image, grant, to_read=to_read), True
         if not generations:
-            self._evidence.require_beginning(store, grant.state)
+            if not self._evidence.was_deleted(store, grant):
+                self._evidence.require_beginning(store, grant.state)
             return None, True
         generation = await self._locked.generation(store, generations)
         path = self._life.layout.store(store, generation)

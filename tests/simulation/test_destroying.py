@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.client.connection import Client
 from holdfast.protocol.control import Owner
-from holdfast.protocol.errors import StoreDamagedError, UnavailableError
+from holdfast.protocol.errors import UnavailableError
 from holdfast.protocol.frames import decode_control, encode_control
 from tests.simulation.run import tiers_of
 from tests.simulation.simulated_cluster import Simulation
@@ -32,10 +32,7 @@ async def write_again(client: Client, name: str) -> int:
     stream = client.stream(name)
     is_gone = False
     while not is_gone:
-        # If its owner has died behind the tombstone, it is damaged until whoever destroys it has
-        # asked again.
-        with contextlib.suppress(StoreDamagedError):
-            is_gone = not (await stream.head()).count
+        is_gone = not (await stream.head()).count
         await asyncio.sleep(0.001)
     ack = await stream.append(b"new")
     assert ack.seq == 1
