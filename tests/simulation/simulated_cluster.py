@@ -166,6 +166,8 @@ class Simulation:
         self._fences: dict[str, Path] = {}
         #: Coordinators that have written to the state, and not read their claim since.
         self._unproven: set[str] = set()
+        #: The coordinators that have begun a term.
+        self._claimants: set[str] = set()
         #: When a heartbeat of a server last reached a coordinator, by the names of their processes.
         self._heard_at: dict[tuple[str, str], float] = {}
         #: When the last silence ended that was long enough for a fence to be begun in it.
@@ -376,14 +378,20 @@ class Simulation:
         name = Path(operation.path).name
         if name.startswith("state.") and operation.kind == "write":
             self._unproven.add(operation.process)
+        elif name.startswith("term.") and operation.kind == "rename":
+            self._claimants.add(operation.process)
         elif name.startswith("term.") and operation.kind == "read":
             claim = self.files.find(Path(operation.path))
             if isinstance(claim, Inode) and _is_claim_of(operation.process, claim):
                 self._unproven.discard(operation.process)
 
     def _is_deposed(self, process: str) -> bool:
-        """Tell if the term of this life of a coordinator does not count any more."""
+        """Tell if the term of this life of a coordinator does not count any more. Before it begins
+        one it may fence whoever is left of a state that is lost, if it has the lock."""
         folder = self.layout.coordinator
+        lock = self.files.find(folder / "lock")
+        if process not in self._claimants and isinstance(lock, Inode):
+            return getattr(lock.locked_by, "process", None) != process
         claims = [self.files.find(folder / name) for name in self.files.names(folder, ("term.",))]
         return not any(isinstance(each, Inode) and _is_claim_of(process, each) for each in claims)
 
