@@ -175,8 +175,9 @@ class StoreRestorer:
         restored = None
         if truth.snapshot is not None:
             restored = self._restore(store, truth.snapshot)
-        elif grant.state == StoreState.DURABLE:
-            # Logs alone do not tell how far it went.
+        elif grant.state == StoreState.DURABLE and not truth.deleted_epoch:
+            # Logs alone do not tell how far it went. With a tombstone it was deleted: a snapshot of
+            # a later life would stand beside it, in the same object.
             raise StoreDamagedError(
                 store=str(store), reason="it was snapshotted, but the bucket has no snapshot of it"
             )

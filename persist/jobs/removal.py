@@ -2,12 +2,12 @@
 
     manifest's tombstone ──▶ the file system's ──▶ the coordinator forgets it ──▶ files, snapshots
 
-These are the blocking parts of `deleting.py`. A crash before the second tombstone leaves the store
+These are the blocking parts of `deleting.py`. A crash before the last tombstone leaves the store
 as it is, without its snapshots. After a crash behind it, the next owner begins a new store
-(`Evidence.was_deleted`); one without a shared file system, or of a store that was damaged before,
-calls the store damaged until it is deleted again. Anything that turns up later with the tombstones'
-epoch or an earlier one is void: a snapshot of a zombie, a log, a file, an old state of the
-coordinator (`tombstone.py`, `manifest.py`).
+(`Evidence.was_deleted`), unless the store was damaged before: then it is damaged until it is
+deleted again. Anything that turns up later with the tombstones' epoch or an earlier one is void: a
+snapshot of a zombie, a log, a file, an old state of the coordinator (`tombstone.py`,
+`manifest.py`).
 """
 
 from __future__ import annotations
