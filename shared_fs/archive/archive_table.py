@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +33,7 @@ from holdfast.protocol.errors import (
     UnavailableError,
 )
 from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive.table_layout import GROUP_COLUMN, TableLayout, layout_of
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import (
@@ -50,7 +51,8 @@ _KEPT_BYTES: Final = 96 * MIB
 _COLUMNS: Final = ["store", "kind", "operation", "seq", "revision", "time", "headers", "value"]
 #: For deltalake with S3. Without limits it retries for three minutes, longer than readers wait.
 _PATIENCE: Final = {"max_retries": "3", "retry_timeout": "10s", "timeout": "15s"}
-_PRUNED_BY: Final = ("store", "revision")
+#: Delta may truncate the greatest text.
+_LAST_TEXT: Final = "\U0010ffff"
 
 
 class _File(NamedTuple):
@@ -58,7 +60,10 @@ class _File(NamedTuple):
     the columns used to find rows."""
 
     path: str
-    date: str
+    first_tenant: str
+    last_tenant: str
+    first_date: str
+    last_date: str
     first_store: str
     last_store: str
     first_revision: int
@@ -115,9 +120,11 @@ class _Table:
     def __init__(self, location: TableLocation) -> None:
         self._location = location
         self._lock = threading.Lock()
+        #: By the folder that `TableLayout.folder` names.
         self._files: dict[str, list[_File]] | None = None
+        self._layout = TableLayout()
         self._open: OrderedDict[str, Any] = OrderedDict()
-        self._rows: OrderedDict[tuple[str, int, str], Any] = OrderedDict()
+        self._rows: OrderedDict[tuple[str, int, str, str], Any] = OrderedDict()
         self._rows_bytes = 0
 
     def look_again(self) -> None:
@@ -170,7 +177,7 @@ class _Table:
         found: Bodies = {}
         # Newest files first: if a store was exported again as a whole, its rows are there.
         for file in reversed(self._candidates(place, wanted)):
-            for seq, revision, time, headers, value in self._rows_of(file, place.name, wanted):
+            for seq, revision, time, headers, value in self._rows_of(file, place, wanted):
                 message = sought.get((seq, revision))
                 if message is None or value is None or (seq, revision) in found:
                     continue
@@ -191,18 +198,19 @@ class _Table:
         with self._lock:
             if self._files is None:
                 self._files = self._listed()
-            files = self._files.get(place.tenant, [])
+            files = self._files.get(self._layout.folder(place.tenant), [])
         return [
             file
             for file in files
-            if file.date in dates
+            if any(file.first_date <= date <= file.last_date for date in dates)
+            and file.first_tenant <= place.tenant <= file.last_tenant
             and file.first_store <= place.name <= file.last_store
             and file.first_revision <= last
             and file.last_revision >= first
         ]
 
     def _listed(self) -> dict[str, list[_File]]:
-        """Return the files of the table's newest version by tenant.
+        """Return the files of the table's newest version by folder, and note its layout.
         Raises _Gone if there is no table."""
         import pyarrow as pa
         from deltalake import DeltaTable
@@ -213,6 +221,8 @@ class _Table:
         try:
             table = DeltaTable(location.uri, storage_options=options and options | _PATIENCE)
             actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+            metadata = table.metadata()
+            layout = layout_of(metadata.partition_columns, metadata.configuration)
         except TableNotFoundError as error:
             raise _Gone("there is no table") from error
         except (DeltaError, OSError, ValueError) as error:
@@ -220,19 +230,19 @@ class _Table:
             raise UnavailableError(reason=f"the archive {location.uri}: {error}") from error
         files: dict[str, list[_File]] = {}
         for row in sorted(actions, key=lambda action: str(action["path"])):
-            lowest = [row.get(f"min.{name}") for name in _PRUNED_BY]
-            highest = [row.get(f"max.{name}") for name in _PRUNED_BY]
-            files.setdefault(row["partition.tenant"], []).append(
-                _File(
-                    row["path"],
-                    str(row["partition.date"]),
-                    lowest[0] or "",
-                    # Delta may truncate the largest text.
-                    highest[0] or "\U0010ffff",
-                    lowest[1] or 0,
-                    highest[1] if highest[1] is not None else (1 << 63) - 1,
-                )
-            )
+            if layout.is_grouped:
+                folder = f"{GROUP_COLUMN}={row[f'partition.{GROUP_COLUMN}']}"
+                tenants = _bounds(row, "tenant", "", _LAST_TEXT)
+                dates = _bounds(row, "date", "", _LAST_TEXT)
+            else:
+                folder = layout.folder(row["partition.tenant"])
+                tenants = row["partition.tenant"], row["partition.tenant"]
+                dates = row["partition.date"], row["partition.date"]
+            stores = _bounds(row, "store", "", _LAST_TEXT)
+            revisions = _bounds(row, "revision", 0, (1 << 63) - 1)
+            found = _File(row["path"], *tenants, str(dates[0]), str(dates[1]), *stores, *revisions)
+            files.setdefault(folder, []).append(found)
+        self._layout = layout
         return files
 
     def _forget(self) -> None:
@@ -269,7 +279,7 @@ class _Table:
 
     # Rows
     def _rows_of(
-        self, file: _File, store: str, wanted: Sequence[ArchivedMessage]
+        self, file: _File, place: ArchivePlace, wanted: Sequence[ArchivedMessage]
     ) -> Iterable[tuple[int, int, int, Any, bytes | None]]:
         """Yield `(seq, revision, time, headers, value)` of the rows with a wanted revision."""
         import pyarrow as pa
@@ -279,8 +289,8 @@ class _Table:
         sought = pa.array(revisions, pa.int64())
         with self._opened(file.path) as opened:
             groups = [
-                self._group(opened, file.path, index, store)
-                for index in _groups_with(opened, store, revisions[0], revisions[-1])
+                self._group(opened, file.path, index, place)
+                for index in _groups_with(opened, place.name, revisions[0], revisions[-1])
             ]
         for rows in groups:
             chosen = rows.filter(pc.is_in(rows.column("revision"), value_set=sought))
@@ -293,22 +303,24 @@ class _Table:
                 strict=True,
             )
 
-    def _group(self, opened: Any, path: str, index: int, store: str) -> Any:
+    def _group(self, opened: Any, path: str, index: int, place: ArchivePlace) -> Any:
         """Return the sets of one stream in a row group."""
         import pyarrow.compute as pc
 
-        key = (path, index, store)
+        key = (path, index, place.tenant, place.name)
         with self._lock:
             kept = self._rows.get(key)
             if kept is not None:
                 self._rows.move_to_end(key)
                 return kept
-        rows = opened.read_row_group(index, columns=_COLUMNS)
-        mask = pc.and_(
-            pc.and_(pc.equal(rows.column("store"), store), pc.equal(rows.column("kind"), "stream")),
-            pc.equal(rows.column("operation"), "set"),
-        )
-        rows = rows.filter(mask).drop_columns(["store", "kind", "operation"])
+        # Where tenants share a file, it has their names.
+        of_tenant = ["tenant"] if "tenant" in opened.schema_arrow.names else []
+        rows = opened.read_row_group(index, columns=[*of_tenant, *_COLUMNS])
+        mask = pc.equal(rows.column("operation"), "set")
+        identity = {"store": place.name, "kind": "stream", "tenant": place.tenant}
+        for name in ["store", "kind", *of_tenant]:
+            mask = pc.and_(mask, pc.equal(rows.column(name), identity[name]))
+        rows = rows.filter(mask).drop_columns(["store", "kind", "operation", *of_tenant])
         with self._lock:
             if rows.nbytes <= _KEPT_BYTES and key not in self._rows:
                 self._rows[key] = rows
@@ -316,6 +328,12 @@ class _Table:
             while self._rows_bytes > _KEPT_BYTES:
                 self._rows_bytes -= self._rows.popitem(last=False)[1].nbytes
         return rows
+
+
+def _bounds(action: Mapping[str, Any], name: str, least: Any, most: Any) -> tuple[Any, Any]:
+    """Return the bounds of a column in a file; `least` and `most` if nobody knows them."""
+    low, high = action.get(f"min.{name}"), action.get(f"max.{name}")
+    return least if low is None else low, most if high is None else high
 
 
 def _groups_with(opened: Any, store: str, first: int, last: int) -> list[int]:

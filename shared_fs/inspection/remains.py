@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from holdfast.shared_fs.access.quotas import PREFIX as QUOTAS_PREFIX
 from holdfast.shared_fs.access.quotas import LateQuotaRegistry, registry_in_bucket
+from holdfast.shared_fs.archive.table_layout import BY_TENANT, GROUP_COLUMN
 from holdfast.shared_fs.archive.table_location import (
     DEFAULT_TABLE,
     TableLocation,
@@ -204,14 +205,18 @@ def remains_in_bucket(
 
 
 def _has_partition(bucket: Bucket, sought: Sought) -> bool:
-    """Tell whether the bucket's own table has files of the tenant."""
-    partition = f"tenant={sought.tenant}"
+    """Tell whether the bucket's own table may have files of the tenant: those of its folder, or of
+    groups of tenants, which may have others alone."""
+    folder = f"{BY_TENANT.folder(sought.tenant)}/"
     if bucket.url.startswith("file:"):
         # A directory lists its own objects alone, and a table's files are plain files.
-        found: Iterator[object] = TableLocation(default_table(bucket.url)).list(partition)
-    else:
-        found = bucket.list(f"{DEFAULT_TABLE}/{partition}/", page_count=1)
-    return any(True for _ in found)
+        listed = (each.path for each in TableLocation(default_table(bucket.url)).list())
+        return any(path.startswith((folder, f"{GROUP_COLUMN}=")) for path in listed)
+    return any(
+        True
+        for prefix in (folder, f"{GROUP_COLUMN}=")
+        for _ in bucket.list(f"{DEFAULT_TABLE}/{prefix}", page_count=1)
+    )
 
 
 def _tombstones(bucket: Bucket, sought: Sought) -> Iterator[Remain]:

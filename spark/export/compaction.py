@@ -1,7 +1,7 @@
 """Compaction: merges many small files of the table into few large ones with the same rows, sorted.
 
-Each incremental run leaves at least one file for each tenant and date, most of them small. Within a
-partition, files below `SMALL_BYTES` are merged into files of up to `FILE_BYTES`; each merge is a
+Each incremental run leaves at least one file in each partition that it touches (a group of tenants,
+or a tenant and date), most of them small. Within a partition, files below `SMALL_BYTES` are merged into files of up to `FILE_BYTES`; each merge is a
 task. One transaction replaces the old files by the new ones, so a reader sees only the old or only
 the new ones. Exports may run at the same time. The replaced files stay for time travel.
 
@@ -28,10 +28,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.errors import NoTableError, TableConflictError
 from holdfast.spark.jobs import Progress, run_job
-from holdfast.spark.tables.order import ORDER, in_order, is_sorted, sorted_runs
+from holdfast.spark.tables.order import in_order, is_sorted, order_columns, sorted_runs
 from holdfast.spark.tables.table import (
     KEEP_HOURS,
     AddedFile,
@@ -48,7 +49,7 @@ _MAX_FILES: Final = 256
 _BUFFER_BYTES: Final = 64 * MIB
 _MAX_BATCH_ROWS: Final = 8192
 
-_Key = tuple[str, str, int]
+_Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class MergeJob:
     """The parameters that all merges of a compaction share."""
 
     table: TableLocation
+    layout: TableLayout
     file_bytes: int
 
 
@@ -124,7 +126,7 @@ def compact(
     report = CompactionReport(table, files_before=len(before))
     report.bytes_before = sum(file.size_bytes for file in before)
     if groups:
-        job = MergeJob(target.location, file_bytes)
+        job = MergeJob(target.location, target.layout, file_bytes)
         made = run_job(spark, "holdfast compaction", task or merge, job, groups, progress)
         for one in _commit(target, [one for one in made if one.replaced]):
             report.rows += sum(file.row_count for file in one.added)
@@ -167,11 +169,11 @@ def merges(
     files: Sequence[DeltaFile], small_bytes: int, file_bytes: int
 ) -> list[tuple[DeltaFile, ...]]:
     """Return groups of files, each of which is to be merged."""
-    partitions: dict[tuple[str, str], list[DeltaFile]] = {}
+    partitions: dict[tuple[str, ...], list[DeltaFile]] = {}
     for file in files:
         # Only other writers leave a partition without a name.
-        if file.size_bytes < small_bytes and file.tenant and file.date:
-            partitions.setdefault((file.tenant, file.date), []).append(file)
+        if file.size_bytes < small_bytes and all(file.partition.values()):
+            partitions.setdefault(tuple(file.known_partition.values()), []).append(file)
     groups: list[tuple[DeltaFile, ...]] = []
     for _, small in sorted(partitions.items()):
         group: list[DeltaFile] = []
@@ -191,7 +193,7 @@ def merge(job: MergeJob, files: Sequence[DeltaFile]) -> MergeOutcome:
     name = f"merged-{secrets.token_hex(8)}"
     with (
         ExitStack() as stack,
-        TableWriter(job.table, name, file_bytes=job.file_bytes) as writer,
+        TableWriter(job.table, name, job.layout, file_bytes=job.file_bytes) as writer,
     ):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-")))
         taken: list[DeltaFile] = []
@@ -200,21 +202,22 @@ def merge(job: MergeJob, files: Sequence[DeltaFile]) -> MergeOutcome:
         for number, file in enumerate(files):
             path = job.table.get_file(file.path, folder / f"{number}.parquet")
             found = stack.enter_context(pq.ParquetFile(path))
-            if not known_columns(found.schema_arrow):
+            if not known_columns(found.schema_arrow, job.layout):
                 continue
             taken.append(file)
             row_count += found.metadata.num_rows
-            if is_sorted(found):
+            if is_sorted(found, job.layout):
                 opened.append(found)
             else:
-                runs = sorted_runs(found, folder / f"{number}")
+                runs = sorted_runs(found, folder / f"{number}", job.layout)
                 opened += [stack.enter_context(pq.ParquetFile(run)) for run in runs]
         if len(taken) < 2:
             return MergeOutcome()
         budget = _BUFFER_BYTES // max(1, len(opened))
-        for rows in _merged([_Source(one, budget) for one in opened]):
+        sources = [_Source(one, job.layout, budget) for one in opened]
+        for rows in _merged(sources, job.layout):
             for batch in rows.combine_chunks().to_batches():
-                writer.write(files[0].tenant, batch)
+                writer.write_file_rows(files[0].known_partition, batch)
         added = writer.finish()
         assert writer.row_count == row_count, "a merge has the rows of what it merges"
         return MergeOutcome(tuple(taken), tuple(added))
@@ -223,7 +226,9 @@ def merge(job: MergeJob, files: Sequence[DeltaFile]) -> MergeOutcome:
 class _Source:
     """One sorted file, with a slice of it in memory."""
 
-    def __init__(self, file: pq.ParquetFile, budget_bytes: int) -> None:
+    def __init__(self, file: pq.ParquetFile, layout: TableLayout, budget_bytes: int) -> None:
+        self._layout = layout
+        self._order = order_columns(layout)
         metadata = file.metadata
         groups = range(metadata.num_row_groups)
         size_bytes = sum(metadata.row_group(group).total_byte_size for group in groups)
@@ -236,12 +241,11 @@ class _Source:
     def advance(self) -> None:
         """Load the next slice, or None at the end."""
         batch = next((batch for batch in self._batches if batch.num_rows), None)
-        self.rows = None if batch is None else conformed(pa.Table.from_batches([batch]))
+        self.rows = None if batch is None else conformed(pa.Table.from_batches([batch]), self._layout)
 
     def key(self, index: int) -> _Key:
         assert self.rows is not None
-        kind, store, revision = (self.rows.column(name)[index].as_py() for name in ORDER)
-        return kind, store, revision
+        return tuple(self.rows.column(name)[index].as_py() for name in self._order)
 
     def take_up_to(self, cut: _Key) -> pa.Table:
         """Remove and return the rows up to a key."""
@@ -255,7 +259,7 @@ class _Source:
         return taken
 
 
-def _merged(sources: Sequence[_Source]) -> Iterator[pa.Table]:
+def _merged(sources: Sequence[_Source], layout: TableLayout) -> Iterator[pa.Table]:
     """Yield the rows of all sources in order, in pieces that no later slice can add to."""
     while open_sources := [source for source in sources if source.rows is not None]:
         cut = min(source.key(-1) for source in open_sources)
@@ -263,4 +267,4 @@ def _merged(sources: Sequence[_Source]) -> Iterator[pa.Table]:
         if len(parts) == 1:
             yield parts[0]
         else:
-            yield in_order(pa.concat_tables(parts))
+            yield in_order(pa.concat_tables(parts), layout)

@@ -29,6 +29,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
@@ -130,6 +131,7 @@ def export(
     keep_hours: float = KEEP_HOURS,
     file_bytes: int = FILE_BYTES,
     task: RunTask = run_task,
+    layout: TableLayout | None = None,
 ) -> ExportReport:
     """Add everything that is new in the bucket to the table.
 
@@ -141,6 +143,8 @@ def export(
       failed runs after as long, but not within a day: a run may be about to commit them.
     - `file_bytes` is the size at which a file is closed.
     - `task` replaces `run_task` on the executors.
+    - `layout` is how a new table is divided: by 16 groups of tenants if it is not given. A table
+      that exists keeps its own.
 
     The rows and the position that the run has reached are one commit. A run that is killed leaves
     nothing visible; call `export` again.
@@ -156,7 +160,7 @@ def export(
     try:
         manifests = open_manifests(opened)
         url = table or default_table(bucket)
-        target = ChangesTable(TableLocation(url))
+        target = ChangesTable(TableLocation(url), layout)
         target.evolve()
         report = ExportReport(table=url)
         report.damaged = [f"the table: {reason}" for reason in target.missing()]
@@ -242,12 +246,13 @@ class _Round:
         report.damaged += [text for text in damaged if text not in report.damaged]
         report.pinned = self._pin.is_held is True
         version = watermarks.next_version(self._table.export_version)
-        job = Job(self._bucket, self._table.location, watermarks.run_of(version), self._file_bytes)
+        table, run = self._table, watermarks.run_of(version)
+        job = Job(self._bucket, table.location, table.layout, run, self._file_bytes)
         # Read after the logs: if a slot is gone by now, a snapshot in the manifests covers it.
         groups = self._groups(before, coverage)
         taken = _Taken(folder / "marks")
         done = 0
-        for planned in plans(groups, parallelism(self._spark), PLAN_STORES):
+        for planned in plans(groups, parallelism(self._spark), PLAN_STORES, table.layout):
             if planned.is_last:
                 self._pin.hold_only(planned)
             if planned.tasks:
@@ -316,7 +321,7 @@ class _Round:
         report.image_bytes += taken.image_bytes
         if not taken.is_anything:
             return
-        report.stores += watermarks.write(draft, before, taken.changed)
+        report.stores += watermarks.write(draft, before, taken.changed, self._table.layout)
         report.runs += 1
         report.rows += taken.row_count
         report.resets += taken.reset_count

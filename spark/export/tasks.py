@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from holdfast.protocol.errors import ArchiveMissingError, NewerFormatError, StoreDamagedError
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
@@ -47,6 +48,7 @@ class Job:
 
     bucket: str
     table: TableLocation
+    layout: TableLayout
     run: int
     file_bytes: int = FILE_BYTES
 
@@ -93,7 +95,7 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
     with (
         _without_cycles(),
         Images(bucket, snapshots) as images,
-        TableWriter(job.table, name, file_bytes=job.file_bytes) as writer,
+        TableWriter(job.table, name, job.layout, file_bytes=job.file_bytes) as writer,
     ):
         output = _Output(writer)
         for work in task.stores:
@@ -176,7 +178,7 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
 
 def _read_logs(job: Job, bucket: Bucket, task: Task, output: _Output, outcome: TaskOutcome) -> None:
     try:
-        found = LogRows(bucket, task.logs)
+        found = LogRows(bucket, task.logs, job.layout)
     except (ObjectMissingError, ObjectDamagedError) as error:
         outcome.log_marks = None
         if isinstance(error, ObjectDamagedError):

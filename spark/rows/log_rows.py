@@ -8,6 +8,7 @@ from typing import Final
 
 from holdfast.protocol import changes, frames
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, slot_key
@@ -77,11 +78,12 @@ def _covered(bucket: Bucket, key: str) -> list[tuple[StoreId, Coverage]] | None:
 class LogRows:
     """The changes of some stores in some log objects, sorted like the table."""
 
-    def __init__(self, bucket: Bucket, works: Sequence[LogWork]) -> None:
+    def __init__(self, bucket: Bucket, works: Sequence[LogWork], layout: TableLayout) -> None:
         """Read all the objects. Raises ObjectMissingError if one was retired,
         ObjectDamagedError, BucketError."""
         self._rows: dict[StoreId, list[tuple[int, str, ExportedRow]]] = {}
         self._marks: dict[StoreId, Watermark] = {}
+        self._layout = layout
         for work in works:
             self._read(bucket, work)
 
@@ -91,7 +93,7 @@ class LogRows:
 
     def pieces(self, run: int) -> Iterator[Piece]:
         """Yield the changes by store, in the order of revisions."""
-        for store in sorted(self._rows, key=order_of):
+        for store in sorted(self._rows, key=lambda each: order_of(each, self._layout)):
             # This also sorts by epoch: ranges of an earlier epoch end where the next epoch begins.
             rows = sorted(self._rows[store], key=lambda each: each[2].revision)
             start = 0

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.limits import KIB, MIB
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.table_layout import BY_TENANT, TableLayout
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.tables.watermarks import Watermark
 
@@ -128,17 +129,21 @@ class _Gathered:
     logs: dict[str, tuple[int, dict[StoreId, list[LogRange]]]] = field(default_factory=dict)
     stacked: set[StoreId] = field(default_factory=set)
 
-    def store_tasks(self, cores: int) -> list[Task]:
+    def store_tasks(self, cores: int, layout: TableLayout) -> list[Task]:
         works, self.works = self.works, []
-        works.sort(key=lambda work: order_of(work.store))
+        works.sort(key=lambda work: order_of(work.store, layout))
         return list(_store_tasks(works, cores))
 
 
 def plans(
-    groups: Iterable[StoreGroup], cores: int, most_stores: int | None
+    groups: Iterable[StoreGroup],
+    cores: int,
+    most_stores: int | None,
+    layout: TableLayout = BY_TENANT,
 ) -> Iterator[ExportPlan]:
     """Yield everything that is new, spread over tasks, with at most so many stores in a plan; None
-    for one plan. Each store is in one group."""
+    for one plan. Each store is in one group. A task has neighbours of the table's layout, so few
+    tasks write to the same partition."""
     gathered = _Gathered()
     for group in groups:
         # Nothing is kept of a store that has nothing new: there may be millions.
@@ -148,10 +153,10 @@ def plans(
             since = group.watermarks.get(store)
             _plan_store(store, entry, group.coverage.get(store, ()), since, gathered)
             if len(gathered.works) == most_stores:
-                yield ExportPlan(tuple(gathered.store_tasks(cores)), is_last=False)
+                yield ExportPlan(tuple(gathered.store_tasks(cores, layout)), is_last=False)
         for store, covered in only_in_log.items():
             _plan_store(store, StoreEntry(), covered, group.watermarks.get(store), gathered)
-    tasks = [*gathered.store_tasks(cores), *_log_tasks(gathered)]
+    tasks = [*gathered.store_tasks(cores, layout), *_log_tasks(gathered)]
     yield ExportPlan(tuple(tasks), stacked=frozenset(gathered.stacked))
 
 
@@ -166,9 +171,9 @@ def plan(
     return found
 
 
-def order_of(store: StoreId) -> tuple[str, str, str]:
+def order_of(store: StoreId, layout: TableLayout) -> tuple[int, str, str, str]:
     """Return the sort key of a store's rows, before their revision."""
-    return store.tenant, StoreKind(store.kind).word, store.name
+    return *layout.order(store.tenant), StoreKind(store.kind).word, store.name
 
 
 def _plan_store(

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.archive.table_layout import BY_TENANT, GROUP_COLUMN
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.erasure.sought import Sought
 from holdfast.spark.errors import TableConflictError
@@ -79,14 +80,13 @@ class RowFilter:
         self._place = place
 
     def matches(self, rows: pa.Table | pa.RecordBatch) -> Any:
-        """Return for each row of the tenant whether it is sought."""
+        """Return for each row whether it is sought. Rows without a tenant are of this one."""
+        mask = self.of_tenant(rows)
         store = self._sought.store
         if store is None:
-            return pa.array([True] * rows.num_rows)
-        mask = pc.and_(
-            pc.equal(rows.column("store"), store.name),
-            pc.equal(rows.column("kind"), StoreKind(store.kind).word),
-        )
+            return mask
+        mask = pc.and_(mask, pc.equal(rows.column("store"), store.name))
+        mask = pc.and_(mask, pc.equal(rows.column("kind"), StoreKind(store.kind).word))
         mask = pc.and_(mask, pc.less_equal(rows.column("epoch"), self._sought.epoch))
         if isinstance(self._place, str):
             mask = pc.and_(mask, pc.equal(rows.column("key"), self._place))
@@ -94,6 +94,12 @@ class RowFilter:
             of_one = pc.is_in(rows.column("operation"), value_set=pa.array(_OF_ONE_MESSAGE))
             mask = pc.and_(mask, pc.and_(of_one, pc.equal(rows.column("seq"), self._place)))
         return pc.fill_null(mask, False)
+
+    def of_tenant(self, rows: pa.Table | pa.RecordBatch) -> Any:
+        """Return for each row whether it is of the tenant."""
+        if "tenant" not in rows.schema.names:
+            return pa.array([True] * rows.num_rows)
+        return pc.fill_null(pc.equal(rows.column("tenant"), self.tenant), False)
 
 
 def erase_rows(
@@ -119,8 +125,11 @@ def erase_rows(
             done.removed_log_files = _begin_history_anew(table)
         done.version = table.version
         again = TableErasure(location.url)
-        done.left = sorted(path for path, _ in _files_with(location, rows, Path(folder), again))
-    done.old_versions = location.old_version_count(f"tenant={sought.tenant}")
+        done.left = sorted(path for path, _ in _files_with(table, rows, Path(folder), again))
+    done.old_versions = sum(
+        location.old_version_count(folder)
+        for folder in {BY_TENANT.folder(sought.tenant), table.layout.folder(sought.tenant)}
+    )
     return done
 
 
@@ -131,11 +140,11 @@ def _erase_files(
     have some, which no version names any more, with their number."""
     for _ in range(_TRIES):
         table.refresh()
-        found = dict(_files_with(table.location, rows, folder, done))
+        found = dict(_files_with(table, rows, folder, done))
         if not found:
             return {}
         named = [one for one in table.files() if one.path in found]
-        added = _rewritten(table.location, named, rows, folder)
+        added = _rewritten(table, named, rows, folder)
         try:
             table.erase(named, added, {_MARK: sum(found.values())})
         except TableConflictError as error:
@@ -150,40 +159,57 @@ def _erase_files(
 
 
 def _files_with(
-    location: TableLocation, rows: RowFilter, folder: Path, done: TableErasure
+    table: ChangesTable, rows: RowFilter, folder: Path, done: TableErasure
 ) -> Iterator[tuple[str, int]]:
-    """Yield every file of the tenant, of the table or not, that has sought rows, and how many."""
-    for listed in list(location.list(f"tenant={rows.tenant}")):
-        if not listed.path.endswith(".parquet"):
-            continue
-        local = location.get_file(listed.path, folder / "looked-at.parquet")
+    """Yield every file that has sought rows, of the table or not, and how many."""
+    location = table.location
+    for path in _files_of(table, rows.tenant):
+        local = location.get_file(path, folder / "looked-at.parquet")
         try:
             with pq.ParquetFile(local) as opened:
-                columns = opened.read(list(_SOUGHT_COLUMNS))
+                of_file = ["tenant"] if "tenant" in opened.schema_arrow.names else []
+                columns = opened.read([*of_file, *_SOUGHT_COLUMNS])
         except FileNotFoundError:
             continue  # It was collected meanwhile.
         done.files += 1
-        done.rows += columns.num_rows
+        done.rows += pc.sum(rows.of_tenant(columns)).as_py() or 0
         count = pc.sum(rows.matches(columns)).as_py() or 0
         if count:
-            yield listed.path, count
+            yield path, count
+
+
+def _files_of(table: ChangesTable, tenant: str) -> list[str]:
+    """Return the files that may have rows of a tenant, also of a layout that the table had before.
+    Those of other groups that the table names have none."""
+    folders = {f"{layout.folder(tenant)}/" for layout in (BY_TENANT, table.layout)}
+    named = {one.path for one in table.files()}
+    return [
+        listed.path
+        for listed in list(table.location.list())
+        if listed.path.endswith(".parquet")
+        and (
+            listed.path.startswith(tuple(folders))
+            or (listed.path.startswith(f"{GROUP_COLUMN}=") and listed.path not in named)
+        )
+    ]
 
 
 def _rewritten(
-    location: TableLocation, files: list[DeltaFile], rows: RowFilter, folder: Path
+    table: ChangesTable, files: list[DeltaFile], rows: RowFilter, folder: Path
 ) -> list[AddedFile]:
     """Write files again without the sought rows, and return those that have any row left."""
     added: list[AddedFile] = []
+    location, layout = table.location, table.layout
     for file in files:
         local = location.get_file(file.path, folder / "rewritten.parquet")
         name = f"erasure-{secrets.token_hex(8)}"
-        with TableWriter(location, name) as writer, pq.ParquetFile(local) as opened:
+        with TableWriter(location, name, layout) as writer, pq.ParquetFile(local) as opened:
             for group in range(opened.num_row_groups):
-                read = conformed(opened.read_row_group(group))
+                read = conformed(opened.read_row_group(group), layout)
                 kept = read.filter(pc.invert(rows.matches(read)))
                 for batch in kept.to_batches():
                     if batch.num_rows:
-                        writer.write(file.tenant, batch)
+                        writer.write_file_rows(file.known_partition, batch)
             added += writer.finish()
     return added
 

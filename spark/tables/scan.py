@@ -21,7 +21,13 @@ from deltalake.exceptions import TableNotFoundError
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.errors import NoTableError
-from holdfast.spark.tables.table import FILE_SCHEMA, PARTITION_COLUMNS, STATISTICS, TABLE_SCHEMA
+from holdfast.shared_fs.archive.table_layout import GROUP_COLUMN, TableLayout
+from holdfast.spark.tables.table import (
+    FILE_SCHEMA,
+    STATISTICS,
+    TABLE_SCHEMA,
+    layout_of_table,
+)
 
 _BATCH_ROWS: Final = 8192
 #: Bytes of small files that a task reads, and what it costs to open one: so many could be read.
@@ -51,8 +57,6 @@ class ScannedFile(NamedTuple):
 
     path: str
     size_bytes: int
-    tenant: str
-    date: str
 
 
 def scan(
@@ -64,17 +68,28 @@ def scan(
         delta = DeltaTable(location.uri, version=version, storage_options=location.delta_options)
     except TableNotFoundError as error:
         raise NoTableError(table=location.uri) from error
+    layout = layout_of_table(delta)
+    conditions = [*conditions, *_conditions_on_groups(conditions, layout)]
     actions = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
     return [
-        ScannedFile(
-            each["path"],
-            each["size_bytes"],
-            each["partition.tenant"],
-            str(each["partition.date"]),
-        )
+        ScannedFile(each["path"], each["size_bytes"])
         for each in actions
-        if may_match(_bounds_of_action(each), conditions)
+        if may_match(_bounds_of_action(each, layout), conditions)
     ]
+
+
+def _conditions_on_groups(
+    conditions: Sequence[RowCondition], layout: TableLayout
+) -> list[RowCondition]:
+    """Return what conditions on the tenant say of its group."""
+    found = []
+    for column, operator, value in conditions:
+        if column == "tenant" and layout.is_grouped and operator in ("=", "in"):
+            tenants = [value] if operator == "=" else list(value)
+            if all(isinstance(each, str) for each in tenants):
+                groups = [layout.group_of(each) for each in tenants]
+                found.append(RowCondition(GROUP_COLUMN, "in", groups))
+    return found
 
 
 def in_tasks(files: Iterable[ScannedFile]) -> list[list[str]]:
@@ -125,9 +140,9 @@ def _may_meet(bounds: ValueRange, operator: str, value: Any) -> bool:
     return True
 
 
-def _bounds_of_action(action: Mapping[str, Any]) -> dict[str, ValueRange]:
+def _bounds_of_action(action: Mapping[str, Any], layout: TableLayout) -> dict[str, ValueRange]:
     found = {}
-    for name in PARTITION_COLUMNS:
+    for name in layout.partition_columns:
         value = action[f"partition.{name}"]
         if name == "date" and isinstance(value, str):
             value = datetime.date.fromisoformat(value)
@@ -147,13 +162,16 @@ def read_file(
     conditions: Sequence[RowCondition] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows of one file, at least those that meet all conditions, with the columns of
-    `schema`, which are some of the table's. The path has two of them. A file of an earlier version
-    has nulls in columns that it lacks.
+    `schema`, which are some of the table's. The path may have two of them. A file of an earlier
+    version has nulls in columns that it lacks.
 
     Raises OSError, and errors of pyarrow and boto3.
     """
-    tenant, date = (part.partition("=")[2] for part in path.split("/")[:2])
-    constants = {"tenant": tenant, "date": datetime.date.fromisoformat(date)}
+    parts = dict(part.split("=", 1) for part in path.split("/")[:-1] if "=" in part)
+    constants: dict[str, Any] = {}
+    if {"tenant", "date"} <= parts.keys():
+        date = datetime.date.fromisoformat(parts["date"])
+        constants = {"tenant": parts["tenant"], "date": date}
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         if set(schema.names) >= set(FILE_SCHEMA.names) and not conditions:
             # All of it is wanted: one request gets it.

@@ -1,7 +1,7 @@
 """The table of changes: a Delta table, written in transactions by the package deltalake.
 
 One row is one change of one store (`COLUMNS`); docs/analytics.md explains how to read them. Files
-are Parquet, partitioned by tenant and date of the change, sorted by store and revision. Invariants:
+are Parquet, divided as `table_layout.py` says, sorted by tenant, store and revision. Invariants:
 
 - Files that executors wrote become visible with the commit. A file name is used only once.
 - A run commits the rows after the watermarks that it read, and new watermarks, in one transaction.
@@ -30,12 +30,18 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from holdfast.shared_fs.archive.table_files import missing_files, unreadable
+from holdfast.shared_fs.archive.table_layout import (
+    GROUP_COLUMN,
+    TableLayout,
+    UnknownLayoutError,
+    layout_of,
+)
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.errors import ForeignTableError, TableConflictError, TableDamagedError
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.watermarks import WatermarkFile
 
-#: The columns in a file. `tenant` and `date` are in its path.
+#: The columns that are in every file. `tenant` and `date` are in its path, or before them.
 FILE_SCHEMA: Final = pa.schema(
     [
         pa.field("store", pa.string(), nullable=False),
@@ -56,14 +62,14 @@ FILE_SCHEMA: Final = pa.schema(
         pa.field("large_sha256", pa.string()),
     ]
 )
-#: The columns whose least and greatest values the table knows for each file: all that can be
-#: compared.
+#: The columns whose least and greatest values the table knows for each file that has them: all
+#: that can be compared.
 STATISTICS: Final = (
+    *("tenant", "date"),
     *("store", "kind", "operation", "epoch", "revision"),
     *("seq", "key", "time", "run", "source", "subject"),
     *("large_bytes", "large_sha256"),
 )
-PARTITION_COLUMNS: Final = ("tenant", "date")
 TABLE_SCHEMA: Final = pa.schema(
     [
         pa.field("tenant", pa.string(), nullable=False),
@@ -72,6 +78,7 @@ TABLE_SCHEMA: Final = pa.schema(
     ]
 )
 COLUMNS: Final = tuple(TABLE_SCHEMA.names)
+_GROUP_FIELD: Final = pa.field(GROUP_COLUMN, pa.int32(), nullable=False)
 #: How long replaced files stay, for running readers and for time travel.
 KEEP_HOURS: Final = 7 * 24.0
 #: How long files stay at least that no version names: they are leftovers of a run that failed, or
@@ -87,36 +94,48 @@ _APPLICATION: Final = "holdfast.export"
 _TRIES: Final = 16
 
 
-def known_columns(schema: pa.Schema) -> bool:
-    """Return whether a file has no other columns than those of FILE_SCHEMA."""
-    return set(schema.names).issubset(FILE_SCHEMA.names)
+def file_schema(layout: TableLayout) -> pa.Schema:
+    """Return the columns in the files of a layout."""
+    return TABLE_SCHEMA if layout.is_grouped else FILE_SCHEMA
 
 
-def conformed(rows: pa.Table) -> pa.Table:
+def delta_schema(layout: TableLayout) -> Schema:
+    """Return the columns that the metadata of a table name."""
+    own = [_GROUP_FIELD] if layout.is_grouped else []
+    return Schema.from_arrow(pa.schema([*own, *TABLE_SCHEMA]))
+
+
+def known_columns(schema: pa.Schema, layout: TableLayout) -> bool:
+    """Return whether a file has no other columns than those that its layout has."""
+    return set(schema.names).issubset(file_schema(layout).names)
+
+
+def conformed(rows: pa.Table, layout: TableLayout) -> pa.Table:
     """Return the rows of a file, which may be of an earlier version or of another writer, with the
-    columns of FILE_SCHEMA. Raises ValueError for a file that has others."""
-    for each in FILE_SCHEMA:
+    columns that its layout has. Raises ValueError for a file that has others."""
+    wanted = file_schema(layout)
+    for each in wanted:
         if each.name not in rows.column_names:
             rows = rows.append_column(each, pa.nulls(rows.num_rows, each.type))
-    if rows.column_names != FILE_SCHEMA.names and known_columns(rows.schema):
-        rows = rows.select(FILE_SCHEMA.names)
-    return rows.cast(FILE_SCHEMA)
+    if rows.column_names != wanted.names and known_columns(rows.schema, layout):
+        rows = rows.select(wanted.names)
+    return rows.cast(wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class AddedFile:
     """A Parquet file that was written and is not visible yet.
 
-    `lowest` and `highest` have the least and greatest values of the columns in STATISTICS that are
-    not all null. `null_counts` has all columns: if only some had statistics, deltalake's datasets
-    would assume that the others are null, and skip their files.
+    `partition` has the values of the partition columns. `lowest` and `highest` have the least and
+    greatest values of the columns in STATISTICS that are not all null. `null_counts` has all
+    columns: if only some had statistics, deltalake's datasets would assume that the others are
+    null, and skip their files.
     """
 
     path: str
     size_bytes: int
     row_count: int
-    tenant: str
-    date: str
+    partition: Mapping[str, str]
     lowest: Mapping[str, Any] = field(default_factory=dict)
     highest: Mapping[str, Any] = field(default_factory=dict)
     null_counts: Mapping[str, int] = field(default_factory=dict)
@@ -128,30 +147,57 @@ class AddedFile:
             "maxValues": self.highest,
             "nullCount": self.null_counts,
         }
-        partition = {"tenant": self.tenant, "date": self.date}
         now_ms = int(time.time() * 1000)
         return AddAction(
-            self.path, self.size_bytes, partition, now_ms, data_change, json.dumps(stats)
+            self.path,
+            self.size_bytes,
+            dict(self.partition),
+            now_ms,
+            data_change,
+            json.dumps(stats),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaFile:
-    """A file that is part of the table."""
+    """A file that is part of the table. `partition` has the values of the partition columns, as
+    Delta writes them; None for one that another writer has left out."""
 
     path: str
     size_bytes: int
     row_count: int
-    tenant: str
-    date: str
+    partition: Mapping[str, str | None]
+
+    @property
+    def known_partition(self) -> dict[str, str]:
+        """The partition without what another writer has left out."""
+        return {name: value for name, value in self.partition.items() if value is not None}
+
+    def removal(self, *, data_change: bool) -> RemoveAction:
+        now_ms = int(time.time() * 1000)
+        return RemoveAction(
+            self.path, data_change, now_ms, self.size_bytes, dict(self.partition)
+        )
+
+
+def layout_of_table(delta: DeltaTable) -> TableLayout:
+    """Return how the files of a version are divided. Raises ForeignTableError."""
+    metadata = delta.metadata()
+    try:
+        return layout_of(metadata.partition_columns, metadata.configuration)
+    except UnknownLayoutError as error:
+        raise ForeignTableError(table=delta.table_uri, feature=f"another layout ({error})") from error
 
 
 class ChangesTable:
     """One table as it was when this was created or refreshed. Blocking."""
 
-    def __init__(self, location: TableLocation) -> None:
-        """Open the table, if it exists. Raises OSError, and errors of deltalake and boto3."""
+    def __init__(self, location: TableLocation, layout: TableLayout | None = None) -> None:
+        """Open the table, if it exists; otherwise `create` gives it this layout. Raises
+        ForeignTableError, OSError, and errors of deltalake and boto3."""
         self.location = location
+        #: How its files are divided.
+        self.layout = layout or TableLayout()
         self._delta: DeltaTable | None = None
         self.refresh()
 
@@ -178,27 +224,38 @@ class ChangesTable:
         return self._delta.transaction_version(_APPLICATION)
 
     def refresh(self) -> None:
-        """Load the present version of the table."""
+        """Load the present version of the table. Raises ForeignTableError."""
         try:
             self._delta = DeltaTable(self.location.uri, storage_options=self.location.delta_options)
         except TableNotFoundError:
             self._delta = None
+            return
+        self.layout = layout_of_table(self._delta)
 
     def create(self) -> None:
-        """Make an empty table, unless there is one."""
+        """Make an empty table, unless there is one. Raises TableConflictError if somebody else
+        has just made one with another layout."""
         if self._delta is None:
             if not self.location.is_s3:
                 self.location.folder.mkdir(parents=True, exist_ok=True)
             DeltaTable.create(
                 self.location.uri,
-                Schema.from_arrow(TABLE_SCHEMA),
+                delta_schema(self.layout),
                 mode="ignore",
-                partition_by=list(PARTITION_COLUMNS),
+                partition_by=list(self.layout.partition_columns),
                 name="changes",
                 description="holdfast: every change of every store",
+                configuration=self.layout.properties,
+                # A property of ours is none that Delta knows.
+                raise_if_key_not_exists=False,
                 storage_options=self.location.delta_options,
             )
+            wanted = self.layout
             self.refresh()
+            if self.layout != wanted:
+                # The files of this run are divided in another way.
+                reason = "another run has made it with another layout"
+                raise TableConflictError(table=self.location.uri, reason=reason)
 
     def evolve(self) -> None:
         """Add the columns that a table of an earlier version does not have.
@@ -210,9 +267,7 @@ class ChangesTable:
         if self._delta is None:
             return
         known = {each.name for each in self._delta.schema().fields}
-        missing = [
-            each for each in Schema.from_arrow(TABLE_SCHEMA).fields if each.name not in known
-        ]
+        missing = [each for each in delta_schema(self.layout).fields if each.name not in known]
         if not missing:
             return
         try:
@@ -254,8 +309,10 @@ class ChangesTable:
                 row["path"],
                 row["size_bytes"],
                 row["num_records"] or 0,
-                row["partition.tenant"],
-                str(row["partition.date"]),
+                {
+                    name: None if (value := row[f"partition.{name}"]) is None else str(value)
+                    for name in self.layout.partition_columns
+                },
             )
             for row in actions
         ]
@@ -292,16 +349,8 @@ class ChangesTable:
             self.check_features()
             if gone := {one.path for one in before} - {one.path for one in self.files()}:
                 raise TableConflictError(table=self.location.uri, reason=f"{min(gone)} is gone")
-            now_ms = int(time.time() * 1000)
             actions: list[AddAction | RemoveAction] = [
-                RemoveAction(
-                    one.path,
-                    False,
-                    now_ms,
-                    one.size_bytes,
-                    {"tenant": one.tenant, "date": one.date},
-                )
-                for one in before
+                one.removal(data_change=False) for one in before
             ]
             actions += [file.action(data_change=False) for file in after]
             self._look_at(after)
@@ -332,16 +381,12 @@ class ChangesTable:
         with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
             marks, draft = self._watermarks(Path(folder)), Path(folder) / "copy"
             if marks is None:
-                watermarks.write_marks(draft, {})
+                watermarks.write_marks(draft, {}, self.layout)
             else:
                 shutil.copyfile(marks, draft)
             self.location.put_file(draft, watermarks.path_of(version))
-        now_ms = int(time.time() * 1000)
         actions: list[AddAction | RemoveAction] = [
-            RemoveAction(
-                one.path, True, now_ms, one.size_bytes, {"tenant": one.tenant, "date": one.date}
-            )
-            for one in before
+            one.removal(data_change=True) for one in before
         ]
         actions += [file.action(data_change=True) for file in after]
         properties = CommitProperties(
@@ -416,8 +461,8 @@ class ChangesTable:
             self.delta.create_write_transaction(
                 list(actions),
                 "append",
-                Schema.from_arrow(TABLE_SCHEMA),
-                partition_by=list(PARTITION_COLUMNS),
+                delta_schema(self.layout),
+                partition_by=list(self.layout.partition_columns),
                 commit_properties=properties,
             )
         except CommitFailedError as error:

@@ -6,14 +6,15 @@ file. So the rows and the watermarks of the table change in one step, and the fi
 never committed is never read. The high bits of the number count the runs. The low ones are random,
 so that two runs from the same base have different numbers.
 
-    a zstd frame of `[2]`, then for each shard with stores, in ascending order:
+    a zstd frame of `[3]`, then for each shard with stores, in ascending order:
     its number and the length of what follows (`>HI`), a zstd frame of its rows
     at the end: 65535 and how many shards there were (`>HI`)
 
 The shards are those of the manifests (`shard.py`), so an export reads both side by side, and has
 one shard at a time in memory. A shard in which nothing has changed is copied as it is. A file of
 the first format is one zstd frame with all rows, sorted by name; it is brought into the second one
-on the local disk.
+on the local disk. The second and the third format differ in their number alone: the third one is of
+tables that are divided by groups of tenants, and earlier versions say that it is newer.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ import zstandard
 from holdfast.protocol.errors import NewerFormatError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_layout import BY_TENANT, TableLayout
 from holdfast.shared_fs.snapshots.shard import SHARD_COUNT, shard_of
 from holdfast.spark.errors import TableDamagedError
 
 FOLDER: Final = "_holdfast"
-_FORMAT: Final = 2
+_FORMAT: Final = 3
+_FORMAT_OF_FOLDERS: Final = 2
 _FORMAT_OF_ONE_FRAME: Final = 1
 _RANDOM_BITS: Final = 32
 _SHARD: Final = struct.Struct(">HI")
@@ -131,7 +134,7 @@ class WatermarkFile:
                 found = _format_of(file)
                 if found > _FORMAT:
                     raise NewerFormatError(what=table, found=found, known=_FORMAT)
-                if found < _FORMAT:
+                if found == _FORMAT_OF_ONE_FRAME:
                     file.seek(0)
                     self._path = _converted(file, folder)
 
@@ -190,16 +193,18 @@ def write(
     path: Path,
     before: WatermarkFile,
     changed: Callable[[int, Callable[[], Watermarks]], Watermarks],
+    layout: TableLayout = BY_TENANT,
 ) -> int:
-    """Write a file of watermarks: those of `before` with the changed ones, and return how many
-    those are.
+    """Write a file of watermarks of a table with a layout: those of `before` with the changed ones,
+    and return how many those are.
 
     `changed(number, marks)` returns the changed ones of a shard; `marks()` are those of `before`.
     Raises as `WatermarkFile`.
     """
     count = shard_count = 0
     with path.open("wb") as file:
-        file.write(_compressed(msgpack.packb([_FORMAT])))
+        written = _FORMAT if layout.is_grouped else _FORMAT_OF_FOLDERS
+        file.write(_compressed(msgpack.packb([written])))
         for number, frame in before.shards():
 
             def marks(frame: bytes = frame) -> Watermarks:
@@ -216,12 +221,13 @@ def write(
     return count
 
 
-def write_marks(path: Path, marks: Watermarks) -> Path:
+def write_marks(path: Path, marks: Watermarks, layout: TableLayout = BY_TENANT) -> Path:
     """Write a file of these watermarks, and return its path. Raises OSError."""
     by_shard: dict[int, dict[StoreId, Watermark]] = {}
     for store, mark in marks.items():
         by_shard.setdefault(shard_of(store), {})[store] = mark
-    write(path, WatermarkFile("", None, path.parent), lambda number, _: by_shard.get(number, {}))
+    before = WatermarkFile("", None, path.parent)
+    write(path, before, lambda number, _: by_shard.get(number, {}), layout)
     return path
 
 

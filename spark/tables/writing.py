@@ -1,16 +1,17 @@
-"""Writes batches of changes to Parquet files of the table, one or more for each tenant and date.
+"""Writes batches of changes to Parquet files of the table, one or more for each of its partitions.
 
-Batches come by tenant, and within a tenant in the order of store and revision, so each file is
-sorted. The files become visible once the driver has committed them.
+Batches come by tenant, in the order of the table's layout, and within a tenant in the order of
+store and revision, so each file is sorted. The files become visible once the driver has committed
+them.
 
-Memory is bounded: rows that wait for their row group take at most `BUFFER_BYTES` for all dates
+Memory is bounded: rows that wait for their row group take at most `BUFFER_BYTES` for all partitions
 together, and a file is written to the local disk before it is put in its place as a whole."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,8 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
-from holdfast.spark.tables.table import FILE_SCHEMA, STATISTICS, AddedFile
+from holdfast.spark.tables.table import FILE_SCHEMA, STATISTICS, TABLE_SCHEMA, AddedFile
 
 #: A file of this size is finished.
 FILE_BYTES: Final = 256 * MIB
@@ -35,8 +37,14 @@ _PARQUET: Final[dict[str, Any]] = {
     "compression": "zstd",
     # Higher levels take half as long again and gain nothing on edits, JSON and random text.
     "compression_level": 1,
-    "write_statistics": ["store", "kind", "operation", "revision", "seq", "key", "time", "subject"],
-    "use_dictionary": ["store", "kind", "operation", "epoch", "key", "run", "source", "subject"],
+    "write_statistics": [
+        *("tenant", "date", "store", "kind", "operation", "revision", "seq", "key", "time"),
+        "subject",
+    ],
+    "use_dictionary": [
+        *("tenant", "date", "store", "kind", "operation", "epoch", "key", "run", "source"),
+        "subject",
+    ],
     # Ascending numbers take almost no space with this encoding.
     "column_encoding": {
         "revision": "DELTA_BINARY_PACKED",
@@ -52,9 +60,9 @@ _PARQUET: Final[dict[str, Any]] = {
 class _Part:
     """A file that is being written."""
 
-    tenant: str
-    date: str
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    partition: dict[str, str]
+    #: Rows with the name of their tenant, or with the columns of the file.
+    waiting: list[tuple[str | None, pa.RecordBatch]] = field(default_factory=list)
     waiting_bytes: int = 0
     writer: pq.ParquetWriter | None = None
     draft: Path | None = None
@@ -67,16 +75,25 @@ class _Part:
 class TableWriter:
     """Writes the files of one task. A context manager; `finish` returns the files."""
 
-    def __init__(self, location: TableLocation, name: str, *, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self,
+        location: TableLocation,
+        name: str,
+        layout: TableLayout,
+        *,
+        file_bytes: int = FILE_BYTES,
+    ) -> None:
         """`name` is unique to this attempt of this task."""
         self._location = location
         self._name = name
+        self._layout = layout
         self._file_bytes = file_bytes
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
-        self._parts: dict[tuple[str, str], _Part] = {}
+        #: By the values of the partition columns.
+        self._parts: dict[tuple[str, ...], _Part] = {}
         self._waiting_bytes = 0
         self._count = 0
-        self._tenant = ""
+        self._at: tuple[int, str] = (0, "")
         self._added: list[AddedFile] = []
         self.row_count = 0
 
@@ -90,13 +107,24 @@ class TableWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def write(self, tenant: str, batch: pa.RecordBatch) -> None:
-        """Add rows of a tenant. Earlier tenants are complete."""
-        assert tenant >= self._tenant, "tenants come in order"
-        self._tenant = tenant
-        for key in [key for key in self._parts if key[0] != tenant]:
-            self._put(self._parts.pop(key))
+        """Add rows of a tenant, with the columns of FILE_SCHEMA. Earlier tenants are complete."""
+        place = self._layout.order(tenant)
+        assert place >= self._at, "tenants come in order"
+        self._at = place
+        if self._layout.is_grouped:
+            group = str(place[0])
+            self._finish_others(group)
+            self._add((group,), tenant, batch)
+            return
+        self._finish_others(tenant)
         for date, rows in _by_date(batch):
-            self._add(tenant, date, rows)
+            self._add((tenant, date), tenant, rows)
+
+    def write_file_rows(self, partition: Mapping[str, str], batch: pa.RecordBatch) -> None:
+        """Add rows of a partition that come from files, with the columns of them."""
+        key = tuple(partition[name] for name in self._layout.partition_columns)
+        self._finish_others(key[0])
+        self._add(key, None, batch)
 
     def finish(self) -> list[AddedFile]:
         """Put the rest in place, and return all files."""
@@ -104,9 +132,16 @@ class TableWriter:
             self._put(self._parts.pop(key))
         return self._added
 
-    def _add(self, tenant: str, date: str, batch: pa.RecordBatch) -> None:
-        part = self._parts.setdefault((tenant, date), _Part(tenant, date))
-        part.waiting.append(batch)
+    def _finish_others(self, first: str) -> None:
+        for key in [key for key in self._parts if key[0] != first]:
+            self._put(self._parts.pop(key))
+
+    def _add(self, key: tuple[str, ...], tenant: str | None, batch: pa.RecordBatch) -> None:
+        part = self._parts.get(key)
+        if part is None:
+            columns = self._layout.partition_columns
+            part = self._parts[key] = _Part(dict(zip(columns, key, strict=True)))
+        part.waiting.append((tenant, batch))
         part.waiting_bytes += batch.nbytes
         self._waiting_bytes += batch.nbytes
         self.row_count += batch.num_rows
@@ -115,7 +150,7 @@ class TableWriter:
         while self._waiting_bytes >= BUFFER_BYTES:
             self._flush(max(self._parts.values(), key=lambda one: one.waiting_bytes))
         if part.draft is not None and part.draft.stat().st_size >= self._file_bytes:
-            self._put(self._parts.pop((tenant, date)))
+            self._put(self._parts.pop(key))
 
     def _flush(self, part: _Part) -> None:
         if not part.waiting:
@@ -123,13 +158,29 @@ class TableWriter:
         if part.writer is None:
             part.draft = self._folder / f"{self._count}.parquet"
             self._count += 1
-            part.writer = pq.ParquetWriter(part.draft, FILE_SCHEMA, **_PARQUET)
-        table = pa.Table.from_batches(part.waiting, FILE_SCHEMA)
+            part.writer = pq.ParquetWriter(part.draft, self._schema, **_PARQUET)
+        table = self._table(part)
         _note_statistics(part, table)
         part.writer.write_table(table, row_group_size=table.num_rows)
         part.row_count += table.num_rows
         self._waiting_bytes -= part.waiting_bytes
         part.waiting, part.waiting_bytes = [], 0
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return TABLE_SCHEMA if self._layout.is_grouped else FILE_SCHEMA
+
+    def _table(self, part: _Part) -> pa.Table:
+        """Return the rows of a part that wait."""
+        batches = [batch for _, batch in part.waiting]
+        if not self._layout.is_grouped or part.waiting[0][0] is None:
+            return pa.Table.from_batches(batches, self._schema)
+        rows = pa.Table.from_batches(batches, FILE_SCHEMA)
+        counts = [batch.num_rows for batch in batches]
+        names = pa.array([tenant for tenant, _ in part.waiting], pa.string())
+        tenants = names.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+        dates = rows.column("time").cast(pa.date32())
+        return pa.table([tenants, dates, *rows.columns], schema=self._schema)
 
     def _put(self, part: _Part) -> None:
         self._flush(part)
@@ -139,15 +190,15 @@ class TableWriter:
         part.writer = None
         size_bytes = part.draft.stat().st_size
         name = f"{self._name}-{part.draft.stem}.parquet"
-        path = f"tenant={part.tenant}/date={part.date}/{name}"
+        folder = "/".join(f"{column}={value}" for column, value in part.partition.items())
+        path = f"{folder}/{name}"
         self._location.put_file(part.draft, path)
         self._added.append(
             AddedFile(
                 path,
                 size_bytes,
                 part.row_count,
-                part.tenant,
-                part.date,
+                part.partition,
                 part.lowest,
                 part.highest,
                 part.null_counts,
@@ -170,6 +221,8 @@ def _date(day: int) -> str:
 
 def _note_statistics(part: _Part, table: pa.Table) -> None:
     for name in STATISTICS:
+        if name not in table.column_names:
+            continue
         column = table.column(name)
         part.null_counts[name] = part.null_counts.get(name, 0) + column.null_count
         found = pc.min_max(column).as_py()
@@ -178,6 +231,8 @@ def _note_statistics(part: _Part, table: pa.Table) -> None:
             continue
         if name == "time":
             low, high = _moment(low), _moment(high, 1)
+        elif name == "date":
+            low, high = low.isoformat(), high.isoformat()
         part.lowest[name] = min(part.lowest.get(name, low), low)
         part.highest[name] = max(part.highest.get(name, high), high)
 

@@ -18,6 +18,7 @@ from holdfast.protocol.compression import compressed_always
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import Message
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.archive.table_layout import BY_TENANT
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.spark.columns import SCHEMA, BatchMaker, rows_of_messages
 from holdfast.spark.errors import TableConflictError
@@ -100,9 +101,9 @@ def batch(seqs: range, subject: str | None = None) -> pa.RecordBatch:
 
 
 def appended(location: TableLocation, version: int, rows: pa.RecordBatch) -> None:
-    target = ChangesTable(location)
+    target = ChangesTable(location, BY_TENANT)
     target.create()
-    with TableWriter(location, f"run-{version}") as writer:
+    with TableWriter(location, f"run-{version}", target.layout) as writer:
         writer.write("acme", rows)
         files = writer.finish()
     draft = location.folder.with_name(f"marks-{version}")
@@ -147,7 +148,7 @@ def test_a_table_of_an_earlier_version_gets_the_column_and_keeps_its_rows(
     ]
     assert sorted(subjects, key=str) == [None, None, None, "orders.eu", "orders.eu"]
     state = state_of(old.url)
-    merged = merge(MergeJob(old, FILE_BYTES), target.files())
+    merged = merge(MergeJob(old, target.layout, FILE_BYTES), target.files())
     target.replace(merged.replaced, merged.added)
     assert len(target.files()) == 1
     assert state_of(old.url) == state

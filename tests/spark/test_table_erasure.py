@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from holdfast.protocol.names import StoreId, StoreKind, TenantName
+from holdfast.shared_fs.archive.table_layout import BY_TENANT, TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.erasure.sought import Sought
 from holdfast.spark.errors import TableConflictError
@@ -31,6 +33,18 @@ SETTINGS = StoreId("acme", StoreKind.KV, "settings")
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
 #: Found nowhere by chance.
 KEY = "email-of-4711"
+
+
+@pytest.fixture(autouse=True, params=[TableLayout(3), BY_TENANT], ids=["groups", "folders"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TableLayout:
+    """How the tables of these tests are divided."""
+    monkeypatch.setattr(sys.modules[__name__], "new_layout", lambda: request.param)
+    found: TableLayout = request.param
+    return found
+
+
+def new_layout() -> TableLayout:
+    raise NotImplementedError
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -68,14 +82,15 @@ def write(
 ) -> list[AddedFile]:
     """Write a file that no version has yet."""
     batch = pa.RecordBatch.from_pylist(rows, FILE_SCHEMA)
-    with TableWriter(location, f"test-{watermarks.next_version(None)}") as writer:
+    layout = ChangesTable(location, new_layout()).layout
+    with TableWriter(location, f"test-{watermarks.next_version(None)}", layout) as writer:
         writer.write(tenant, batch)
         return writer.finish()
 
 
 def export(location: TableLocation, rows: list[dict[str, Any]], tenant: str = "acme") -> None:
     """Commit rows as an export does."""
-    table = ChangesTable(location)
+    table = ChangesTable(location, new_layout())
     table.create()
     files = write(location, rows, tenant)
     with TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.table_layout import BY_TENANT, TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.errors import ForeignTableError, TableConflictError
 from holdfast.spark.export import compaction
@@ -36,6 +37,18 @@ ORDERS = StoreId("acme", StoreKind.STREAM, "orders")
 NOON_US = 1_795_230_000_000_000
 
 
+@pytest.fixture(autouse=True, params=[TableLayout(3), BY_TENANT], ids=["groups", "folders"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TableLayout:
+    """How the tables of these tests are divided."""
+    monkeypatch.setattr(sys.modules[__name__], "new_layout", lambda: request.param)
+    found: TableLayout = request.param
+    return found
+
+
+def new_layout() -> TableLayout:
+    raise NotImplementedError
+
+
 @pytest.fixture(params=["folder", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TableLocation]:
     is_s3 = request.param == "s3"
@@ -47,9 +60,9 @@ class Run:
     """An export, taken apart: it has read its watermarks, then written its files."""
 
     def __init__(self, location: TableLocation, revisions: range, tenant: str = "acme") -> None:
-        self.table = ChangesTable(location)
+        self.table = ChangesTable(location, new_layout())
         self.revisions = revisions
-        with TableWriter(location, f"run-{revisions.start}") as writer:
+        with TableWriter(location, f"run-{revisions.start}", self.table.layout) as writer:
             writer.write(tenant, rows(revisions))
             self.files: list[AddedFile] = writer.finish()
 
@@ -86,7 +99,12 @@ def others_rows(*values: tuple[str, int]) -> pa.Table:
     day = pa.array([date(2026, 11, 21)] * len(made), pa.date32())
     table = table.add_column(0, pa.field("date", pa.date32(), nullable=False), day)
     name = pa.field("tenant", pa.string(), nullable=False)
-    return table.add_column(0, name, pa.array(["acme"] * len(made)))
+    table = table.add_column(0, name, pa.array(["acme"] * len(made)))
+    if not new_layout().is_grouped:
+        return table
+    group = pa.field("tenant_group", pa.int32(), nullable=False)
+    number = new_layout().group_of("acme")
+    return table.add_column(0, group, pa.array([number] * len(made), pa.int32()))
 
 
 def compacted(
@@ -107,7 +125,9 @@ def compacted(
 def sorted_rows(location: TableLocation) -> bool:
     """Whether every file of the table is in order."""
     table = ChangesTable(location)
-    return all(is_sorted(pq.ParquetFile(location.folder / one.path)) for one in table.files())
+    return all(
+        is_sorted(pq.ParquetFile(location.folder / one.path), table.layout) for one in table.files()
+    )
 
 
 def revisions_of(location: TableLocation) -> list[int]:
@@ -149,7 +169,7 @@ def test_a_compaction_whose_files_were_removed_before_its_commit_changes_nothing
     Run(location, range(1, 4)).commit()
     Run(location, range(4, 7)).commit()
     table = ChangesTable(location)
-    with TableWriter(location, "merged") as writer:
+    with TableWriter(location, "merged", table.layout) as writer:
         writer.write("acme", rows(range(1, 7)))
         merged = writer.finish()
     location.delete(merged[0].path)
@@ -165,7 +185,7 @@ def test_replaced_files_go_when_the_caller_says_so_and_leftovers_after_a_day(
     Run(location, range(1, 4)).commit()
     Run(location, range(4, 7)).commit()
     table = ChangesTable(location)
-    with TableWriter(location, "merged") as writer:
+    with TableWriter(location, "merged", table.layout) as writer:
         writer.write("acme", rows(range(1, 7)))
         table.replace(table.files(), writer.finish())
     left = Run(location, range(7, 9))
@@ -188,9 +208,8 @@ def test_a_compaction_takes_files_that_another_engine_has_put_in_another_order(
     DeltaTable(location.uri).optimize.z_order(["seq", "source"])
     # Not sorted, without statistics of ours, and larger than what is sorted at once.
     order = [(f"store {number % 7}", 10_000 - number) for number in range(1000)]
-    write_deltalake(
-        location.uri, others_rows(*order), mode="append", partition_by=["tenant", "date"]
-    )
+    columns = list(new_layout().partition_columns)
+    write_deltalake(location.uri, others_rows(*order), mode="append", partition_by=columns)
     Run(location, range(500, 600)).commit()
     assert not sorted_rows(location)
     monkeypatch.setattr("holdfast.spark.tables.order._RUN_BYTES", 10_000)
@@ -228,7 +247,8 @@ def test_a_compaction_commits_what_nobody_else_has_replaced_in_the_meantime(
 
     def optimize_one() -> None:
         Run(location, range(9, 10)).commit()
-        DeltaTable(location.uri).optimize.compact(partition_filters=[("tenant", "=", "beta")])
+        name, _, value = new_layout().folder("beta").partition("=")
+        DeltaTable(location.uri).optimize.compact(partition_filters=[(name, "=", value)])
 
     report = compacted(monkeypatch, location, optimize_one)
     assert (report.merged_files, report.files_after) == (2, 3)
@@ -274,7 +294,7 @@ def test_files_that_another_replaces_just_before_the_commit_are_not_replaced_twi
 
     monkeypatch.setattr(ChangesTable, "_look_at", look_at)
     table = ChangesTable(location)
-    with TableWriter(location, "merged") as writer:
+    with TableWriter(location, "merged", table.layout) as writer:
         writer.write("acme", rows(range(1, 7)))
         with pytest.raises(TableConflictError, match="is gone"):
             table.replace(table.files(), writer.finish())

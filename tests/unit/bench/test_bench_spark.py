@@ -12,6 +12,7 @@ from holdfast.bench.spark.spark_export import QUICK
 from holdfast.bench.spark.stores import Stores, editing_traces, made_up, make_stores
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
@@ -20,7 +21,7 @@ from holdfast.spark.export.tasks import Job
 from holdfast.spark.rows.planning import plan
 from holdfast.spark.tables.watermarks import Watermark
 
-JOB = Job("file:///bucket", TableLocation("file:///table"), 1)
+JOB = Job("file:///bucket", TableLocation("file:///table"), TableLayout(), 1)
 
 
 def test_made_up_values_are_so_many_and_the_same_each_time() -> None:

@@ -71,8 +71,8 @@ def test_bounds_exclude_what_is_outside_of_them(operator: str, value: Any, expec
 
 
 def test_many_small_files_share_a_task_and_each_is_read_once() -> None:
-    small = [ScannedFile(f"{number:04d}", 3000, "acme", "2026-11-21") for number in range(2000)]
-    large = ScannedFile("large", 256 * MIB, "acme", "2026-11-21")
+    small = [ScannedFile(f"{number:04d}", 3000) for number in range(2000)]
+    large = ScannedFile("large", 256 * MIB)
     tasks = in_tasks([large, *small])
     assert 40 < len(tasks) < 80
     assert sorted(path for task in tasks for path in task) == sorted(

@@ -112,6 +112,6 @@ def test_a_file_that_is_damaged_cut_or_newer_is_an_error(tmp_path: Path) -> None
     path.write_bytes(whole[:-10] + bytes([whole[-10] ^ 1]) + whole[-9:])
     with pytest.raises(TableDamagedError):
         read(path)
-    path.write_bytes(zstandard.compress(msgpack.packb([3])))
+    path.write_bytes(zstandard.compress(msgpack.packb([4])))
     with pytest.raises(NewerFormatError):
         read(path)
