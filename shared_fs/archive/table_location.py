@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ DEFAULT_TABLE: Final = "tables/changes"
 #: Enough for a commit, a checkpoint, and concurrent commits of others.
 _SYNCED_COMMITS: Final = 8
 _MISSING: Final = frozenset(["404", "NoSuchKey", "NoSuchBucket"])
+_TAKEN: Final = frozenset(["PreconditionFailed", "ConditionalRequestConflict"])
 _OPTIONS: Final = frozenset(["endpoint", "region"])
 
 
@@ -107,6 +109,36 @@ class TableLocation:
         # The folders above may be new too.
         for folder in (target.parent, *target.parent.relative_to(self.folder).parents):
             Disk().sync_directory(self.folder / folder)
+
+    def put_new(self, path: str, body: bytes) -> bool:
+        """Put a small file at `path`, durably. Return False if another one is there. Raises
+        OSError, boto3's errors."""
+        if self.is_s3:
+            try:
+                self._client.put_object(
+                    Bucket=self._bucket, Key=self._key(path), Body=body, IfNoneMatch="*"
+                )
+            except self._client.exceptions.ClientError as error:
+                if error.response["Error"]["Code"] not in _TAKEN:
+                    raise
+                # The answer to an earlier try may have been lost.
+                return self.read(path) == body
+            return True
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            with draft.open("wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, target)
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+        Disk().sync_directory(target.parent)
+        return True
 
     def sync_log(self) -> None:
         """Make the newest commits of a table in a folder durable, which deltalake does not do.

@@ -1,9 +1,10 @@
 """Compaction: merges many small files of the table into few large ones with the same rows, sorted.
 
 Each incremental run leaves at least one file in each partition that it touches (a group of tenants,
-or a tenant and date), most of them small. Within a partition, files below `SMALL_BYTES` are merged into files of up to `FILE_BYTES`; each merge is a
-task. One transaction replaces the old files by the new ones, so a reader sees only the old or only
-the new ones. Exports may run at the same time. The replaced files stay for time travel.
+or a tenant and date), most of them small. Within a partition, files below `SMALL_BYTES` are merged
+into files of up to `FILE_BYTES`; each merge is a task. One transaction replaces the old files by
+the new ones, so a reader sees only the old or only the new ones. Exports may run at the same time.
+The replaced files stay for time travel.
 
 Files of an export are sorted, so a task merges them while it reads: it holds a slice of each, and
 64 MiB in all. Other writers may have been at work in the table: files that are not sorted (after a
@@ -16,14 +17,13 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
@@ -32,7 +32,8 @@ from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.errors import NoTableError, TableConflictError
 from holdfast.spark.jobs import Progress, run_job
-from holdfast.spark.tables.order import in_order, is_sorted, order_columns, sorted_runs
+from holdfast.spark.tables.merging import SortedSource, merged
+from holdfast.spark.tables.order import is_sorted, sorted_runs
 from holdfast.spark.tables.table import (
     KEEP_HOURS,
     AddedFile,
@@ -47,9 +48,6 @@ SMALL_BYTES: Final = 128 * MIB
 #: The most files in one merge.
 _MAX_FILES: Final = 256
 _BUFFER_BYTES: Final = 64 * MIB
-_MAX_BATCH_ROWS: Final = 8192
-
-_Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,57 +212,11 @@ def merge(job: MergeJob, files: Sequence[DeltaFile]) -> MergeOutcome:
         if len(taken) < 2:
             return MergeOutcome()
         budget = _BUFFER_BYTES // max(1, len(opened))
-        sources = [_Source(one, job.layout, budget) for one in opened]
-        for rows in _merged(sources, job.layout):
+        conform = partial(conformed, layout=job.layout)
+        sources = [SortedSource(one, job.layout, conform, budget) for one in opened]
+        for rows in merged(sources, job.layout):
             for batch in rows.combine_chunks().to_batches():
                 writer.write_file_rows(files[0].known_partition, batch)
         added = writer.finish()
         assert writer.row_count == row_count, "a merge has the rows of what it merges"
         return MergeOutcome(tuple(taken), tuple(added))
-
-
-class _Source:
-    """One sorted file, with a slice of it in memory."""
-
-    def __init__(self, file: pq.ParquetFile, layout: TableLayout, budget_bytes: int) -> None:
-        self._layout = layout
-        self._order = order_columns(layout)
-        metadata = file.metadata
-        groups = range(metadata.num_row_groups)
-        size_bytes = sum(metadata.row_group(group).total_byte_size for group in groups)
-        mean_bytes = size_bytes // max(1, metadata.num_rows) + 1
-        rows = max(16, min(_MAX_BATCH_ROWS, budget_bytes // mean_bytes))
-        self._batches = file.iter_batches(rows)
-        self.rows: pa.Table | None = None
-        self.advance()
-
-    def advance(self) -> None:
-        """Load the next slice, or None at the end."""
-        batch = next((batch for batch in self._batches if batch.num_rows), None)
-        self.rows = None if batch is None else conformed(pa.Table.from_batches([batch]), self._layout)
-
-    def key(self, index: int) -> _Key:
-        assert self.rows is not None
-        return tuple(self.rows.column(name)[index].as_py() for name in self._order)
-
-    def take_up_to(self, cut: _Key) -> pa.Table:
-        """Remove and return the rows up to a key."""
-        assert self.rows is not None
-        count = bisect_right(range(self.rows.num_rows), cut, key=self.key)
-        taken = self.rows.slice(0, count)
-        if count == self.rows.num_rows:
-            self.advance()
-        else:
-            self.rows = self.rows.slice(count)
-        return taken
-
-
-def _merged(sources: Sequence[_Source], layout: TableLayout) -> Iterator[pa.Table]:
-    """Yield the rows of all sources in order, in pieces that no later slice can add to."""
-    while open_sources := [source for source in sources if source.rows is not None]:
-        cut = min(source.key(-1) for source in open_sources)
-        parts = [part for source in open_sources if len(part := source.take_up_to(cut))]
-        if len(parts) == 1:
-            yield parts[0]
-        else:
-            yield in_order(pa.concat_tables(parts), layout)

@@ -19,9 +19,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive.table_layout import GROUP_COLUMN, TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.errors import NoTableError
-from holdfast.shared_fs.archive.table_layout import GROUP_COLUMN, TableLayout
 from holdfast.spark.tables.table import (
     FILE_SCHEMA,
     STATISTICS,

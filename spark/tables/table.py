@@ -89,7 +89,8 @@ _REMOVALS_AT_ONCE: Final = 16
 #: What other engines may switch on: rows that are deleted outside of the file, and columns that
 #: have another name in it.
 _FOREIGN_FEATURES: Final = frozenset(["deletionVectors", "columnMapping"])
-_APPLICATION: Final = "holdfast.export"
+#: The name by which a commit of ours says which run it is.
+APPLICATION: Final = "holdfast.export"
 #: Tries of a commit that replaces files. Each one is lost to another commit.
 _TRIES: Final = 16
 
@@ -140,13 +141,17 @@ class AddedFile:
     highest: Mapping[str, Any] = field(default_factory=dict)
     null_counts: Mapping[str, int] = field(default_factory=dict)
 
-    def action(self, *, data_change: bool) -> AddAction:
+    def statistics(self) -> str:
+        """Return what the log says of the rows."""
         stats = {
             "numRecords": self.row_count,
             "minValues": self.lowest,
             "maxValues": self.highest,
             "nullCount": self.null_counts,
         }
+        return json.dumps(stats)
+
+    def action(self, *, data_change: bool) -> AddAction:
         now_ms = int(time.time() * 1000)
         return AddAction(
             self.path,
@@ -154,7 +159,7 @@ class AddedFile:
             dict(self.partition),
             now_ms,
             data_change,
-            json.dumps(stats),
+            self.statistics(),
         )
 
 
@@ -175,9 +180,7 @@ class DeltaFile:
 
     def removal(self, *, data_change: bool) -> RemoveAction:
         now_ms = int(time.time() * 1000)
-        return RemoveAction(
-            self.path, data_change, now_ms, self.size_bytes, dict(self.partition)
-        )
+        return RemoveAction(self.path, data_change, now_ms, self.size_bytes, dict(self.partition))
 
 
 def layout_of_table(delta: DeltaTable) -> TableLayout:
@@ -186,7 +189,9 @@ def layout_of_table(delta: DeltaTable) -> TableLayout:
     try:
         return layout_of(metadata.partition_columns, metadata.configuration)
     except UnknownLayoutError as error:
-        raise ForeignTableError(table=delta.table_uri, feature=f"another layout ({error})") from error
+        raise ForeignTableError(
+            table=delta.table_uri, feature=f"another layout ({error})"
+        ) from error
 
 
 class ChangesTable:
@@ -221,7 +226,7 @@ class ChangesTable:
         """The number of the last run that committed; see `watermarks.py`."""
         if self._delta is None:
             return None
-        return self._delta.transaction_version(_APPLICATION)
+        return self._delta.transaction_version(APPLICATION)
 
     def refresh(self) -> None:
         """Load the present version of the table. Raises ForeignTableError."""
@@ -333,9 +338,9 @@ class ChangesTable:
         self.location.put_file(marks, watermarks.path_of(version))
         properties = CommitProperties(
             custom_metadata={"holdfast": json.dumps(report)},
-            app_transactions=[Transaction(_APPLICATION, version)],
+            app_transactions=[Transaction(APPLICATION, version)],
         )
-        self._look_at(files)
+        self.look_at(files)
         self._commit([file.action(data_change=True) for file in files], properties)
 
     def replace(self, before: Sequence[DeltaFile], after: Sequence[AddedFile]) -> None:
@@ -353,7 +358,7 @@ class ChangesTable:
                 one.removal(data_change=False) for one in before
             ]
             actions += [file.action(data_change=False) for file in after]
-            self._look_at(after)
+            self.look_at(after)
             try:
                 # deltalake does not notice that others have removed the same files, and their rows
                 # would be in the table twice. So it must not try again by itself.
@@ -385,17 +390,15 @@ class ChangesTable:
             else:
                 shutil.copyfile(marks, draft)
             self.location.put_file(draft, watermarks.path_of(version))
-        actions: list[AddAction | RemoveAction] = [
-            one.removal(data_change=True) for one in before
-        ]
+        actions: list[AddAction | RemoveAction] = [one.removal(data_change=True) for one in before]
         actions += [file.action(data_change=True) for file in after]
         properties = CommitProperties(
             custom_metadata={"holdfast": json.dumps(report)},
             # As in `replace`.
             max_commit_retries=0,
-            app_transactions=[Transaction(_APPLICATION, version)],
+            app_transactions=[Transaction(APPLICATION, version)],
         )
-        self._look_at(after)
+        self.look_at(after)
         self._commit(actions, properties)
 
     def collect(self, keep_hours: float = KEEP_HOURS) -> int:
@@ -445,7 +448,7 @@ class ChangesTable:
         errors."""
         return missing_files(self.location) if self.exists else []
 
-    def _look_at(self, files: Sequence[AddedFile]) -> None:
+    def look_at(self, files: Sequence[AddedFile]) -> None:
         """Check that the files of a run are still there before it commits them: a run that takes
         longer than `LEFTOVER_HOURS` may have lost them to a collection. Raises
         TableConflictError."""

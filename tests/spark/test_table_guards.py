@@ -281,7 +281,7 @@ def test_files_that_another_replaces_just_before_the_commit_are_not_replaced_twi
 ) -> None:
     Run(location, range(1, 4)).commit()
     Run(location, range(4, 7)).commit()
-    looked = ChangesTable._look_at
+    looked = ChangesTable.look_at
     others: list[Any] = [
         lambda: Run(location, range(7, 9)).commit(),
         lambda: DeltaTable(location.uri, storage_options=location.delta_options).optimize.compact(),
@@ -292,7 +292,7 @@ def test_files_that_another_replaces_just_before_the_commit_are_not_replaced_twi
         if others and len(files) == 1 and files[0].path.endswith("merged-0.parquet"):
             others.pop(0)()
 
-    monkeypatch.setattr(ChangesTable, "_look_at", look_at)
+    monkeypatch.setattr(ChangesTable, "look_at", look_at)
     table = ChangesTable(location)
     with TableWriter(location, "merged", table.layout) as writer:
         writer.write("acme", rows(range(1, 7)))
