@@ -20,6 +20,7 @@ from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError, StorageError
+from holdfast.shared_fs.archive.table_layout import MAX_TENANT_GROUPS, TableLayout
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +53,13 @@ _MASTER: Final = click.option(
 @_MASTER
 @click.option("--compact", is_flag=True, help="Merge small files after the export.")
 @click.option(
+    "--tenant-groups",
+    type=click.IntRange(0, MAX_TENANT_GROUPS),
+    metavar="COUNT",
+    help="Divide a new table by so many groups of tenants, 0 for a folder for each tenant and date; "
+    "with --compact, rewrite such a table.  [default: 16 for a new table]",
+)
+@click.option(
     "--keep-hours",
     type=click.IntRange(0),
     default=_DEFAULT_KEEP_HOURS,
@@ -67,6 +75,7 @@ def export_command(
     table: str | None,
     master: str | None,
     compact: bool,
+    tenant_groups: int | None,
     keep_hours: int,
 ) -> None:
     """Export what is new in the bucket to a Delta table.
@@ -80,7 +89,9 @@ def export_command(
     with _spark(master) as spark:
         from holdfast.spark.export.compaction import compact as compact_table
         from holdfast.spark.export.export import export
+        from holdfast.spark.export.regrouping import regroup
 
+        layout = None if tenant_groups is None else TableLayout(tenant_groups)
         with _bar("export") as progress:
             report = export(
                 spark,
@@ -89,8 +100,12 @@ def export_command(
                 progress=progress,
                 collect=not compact,
                 keep_hours=keep_hours,
+                layout=layout,
             )
         compaction = None
+        if tenant_groups and compact and report.version is not None:
+            with _bar("rewrite") as progress:
+                regroup(spark, report.table, tenant_groups, progress=progress)
         if compact and report.version is not None:
             with _bar("compact") as progress:
                 compaction = compact_table(

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.protocol.errors import InvalidArgumentError
+
 GROUP_COLUMN: Final = "tenant_group"
 #: The property of the table's metadata that says how many groups there are.
 GROUPS_PROPERTY: Final = "holdfast.tenantGroups"
@@ -34,6 +36,12 @@ class TableLayout:
     """`tenant_groups` is the number of groups; 0 for a folder for each tenant and date."""
 
     tenant_groups: int = DEFAULT_TENANT_GROUPS
+
+    def __post_init__(self) -> None:
+        """Check the number. Raises InvalidArgumentError."""
+        if not 0 <= self.tenant_groups <= MAX_TENANT_GROUPS:
+            reason = f"must be 0 to {MAX_TENANT_GROUPS}"
+            raise InvalidArgumentError(argument="tenant_groups", reason=reason)
 
     @property
     def is_grouped(self) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,9 @@ def test_a_run_adds_few_files_however_many_tenants_there_are_and_tenants_keep_ap
     assert table.layout == TableLayout(16)
     assert report.files == len(table.files()) <= 16
     assert state_of(report.table) == world.state()
+    assert scan(table.location, conditions=[RowCondition("date", "<", date(2026, 1, 1))]) == []
+    later = RowCondition("date", ">", date(2026, 1, 1))
+    assert len(scan(table.location, conditions=[later])) == report.files
     # A query of one tenant opens the files of its group, and reads the others' rows of no other.
     [file] = scan(table.location, conditions=[RowCondition("tenant", "=", "t7")])
     rows = [row for batch in read_file(table.location, file.path) for row in batch.to_pylist()]

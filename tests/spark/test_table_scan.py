@@ -13,6 +13,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, StringStart
 from pyspark.sql.types import StructType
 
 from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.shared_fs.archive.table_layout import BY_TENANT
 from holdfast.spark.errors import NoTableError
 from holdfast.spark.export.export import export
 from holdfast.spark.source.table_reader import SCHEMA, FilteringTableReader, table_reader
@@ -24,7 +25,8 @@ NAMES = ("alpha", "beta", "gamma")
 
 @pytest.fixture(scope="module")
 def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A table of six files: three runs, each of a store of its own and of two days."""
+    """A table of six files: three runs, each of a store of its own and of two days, which have
+    folders of their own. `test_table_layout.py` has those without."""
     folder = tmp_path_factory.mktemp("scanned")
     (folder / "stores").mkdir()
     world = BucketWorld(folder / "stores", f"file://{folder}/bucket")
@@ -32,7 +34,7 @@ def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         world.change(stream(name), *[message(seq, b"%d" % seq) for seq in range(1, 11)])
         world.change(stream(name), message(11, b"later"), after_ms=DAY_MS)
         world.publish(stream(name))
-        found = export(spark, world.url, collect=False).table
+        found = export(spark, world.url, collect=False, layout=BY_TENANT).table
     world.close()
     yield found
 
