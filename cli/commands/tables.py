@@ -56,8 +56,8 @@ _MASTER: Final = click.option(
     "--tenant-groups",
     type=click.IntRange(0, MAX_TENANT_GROUPS),
     metavar="COUNT",
-    help="Divide a new table by so many groups of tenants, 0 for a folder for each tenant and date; "
-    "with --compact, rewrite such a table.  [default: 16 for a new table]",
+    help="Divide a new table by so many groups of tenants; 0: a folder for each tenant and date. "
+    "With --compact, rewrite a table of folders.  [default: 16 for a new table]",
 )
 @click.option(
     "--keep-hours",
