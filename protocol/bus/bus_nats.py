@@ -27,7 +27,8 @@ from holdfast.protocol.bus.bus import (
 from holdfast.protocol.bus.cancelling import cancellable
 from holdfast.protocol.bus.login import NatsLogin, retried
 from holdfast.protocol.bus.login_failure import login_failure
-from holdfast.protocol.bus.nats_client import WatchedClient, check_nats_py, refusal
+from holdfast.protocol.bus.nats_client import WatchedClient, check_nats_py
+from holdfast.protocol.bus.nats_failures import refusal
 from holdfast.protocol.bus.nats_public import PublicClient
 from holdfast.protocol.bus.nats_url import NatsUrl, parse_url, without_passwords
 from holdfast.protocol.errors import (

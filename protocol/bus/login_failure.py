@@ -6,7 +6,7 @@ import re
 import ssl
 from typing import Final
 
-from holdfast.protocol.bus.nats_client import LoginCutOffError, NoTlsError
+from holdfast.protocol.bus.nats_failures import LoginCutOffError, NoTlsError
 
 _USER: Final = (
     "it does not accept this user",

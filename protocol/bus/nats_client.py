@@ -1,4 +1,4 @@
-"""nats-py's client, adapted to the bus. Only this module knows nats-py's internals.
+"""nats-py's client, adapted to the bus. Only this module knows its internals.
 
 nats-py still chooses a server, handles TLS and credentials, reconnects and restores subscriptions.
 The following is replaced, because a peer or the network could make a client deaf or hang:
@@ -8,12 +8,12 @@ The following is replaced, because a peer or the network could make a client dea
   in one message costs only that message.
 - **Receiving** (`nats_receiver.py`) needs no turn of the loop between the socket and the parser.
 - **The read loop** ends only with its connection. Any other end makes it reconnect.
-- **Closing a socket** aborts it. nats-py waits until all data is sent,
+- **Closing a socket** (`nats_transport.py`) aborts it. nats-py waits until all data is sent,
   which never happens with a dead host.
 - **Closing a client** ends its attempts to reconnect. nats-py loses a cancellation that comes in
   the turn in which an attempt fails; then the closed client would go on for ever.
-- **Noticing** that a connection no longer passes data (`Watch`). nats-py needs two unanswered
-  pings, many seconds apart.
+- **Noticing** that a connection no longer passes data (`nats_watch.py`). nats-py needs two
+  unanswered pings, many seconds apart.
 - **TLS** that is required is not given up because a server offers none, and its
   certificates are read anew for each connection.
 - **Errors of the server** close nats-py's client for good; here it reconnects. `on_refused` reports
@@ -32,16 +32,11 @@ import functools
 import importlib.metadata
 import json
 import logging
-import re
-import socket
 import ssl
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from enum import Enum
-from typing import Any, Final, cast
-from urllib.parse import ParseResult
+from typing import Any, Final
 
 import nats.errors
 from nats.aio.client import Client, Srv
@@ -49,13 +44,13 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, Transport
 
 from holdfast.protocol.bus.bus import (
-    NOT_PERMITTED,
     BusCallback,
     BusMessage,
     BusSubscription,
     is_subject,
 )
 from holdfast.protocol.bus.cancelling import cancellable
+from holdfast.protocol.bus.nats_failures import LoginCutOffError, NoTlsError, refusal
 from holdfast.protocol.bus.nats_parser import (
     ErrorEvent,
     Event,
@@ -66,17 +61,11 @@ from holdfast.protocol.bus.nats_parser import (
     PingEvent,
     PongEvent,
 )
-from holdfast.protocol.bus.nats_receiver import Receiver, Take
+from holdfast.protocol.bus.nats_receiver import Receiver
+from holdfast.protocol.bus.nats_transport import USED_OF_TRANSPORT, WatchedTransport
+from holdfast.protocol.bus.nats_watch import Step
 from holdfast.protocol.errors import ConnectionFailedError, NotAllowedError
-from holdfast.protocol.limits import (
-    BUS_DEAD_LOOKS,
-    BUS_LOOK_SECONDS,
-    BUS_PING_LOOKS,
-)
-
-if sys.platform == "linux":
-    import fcntl
-    import termios
+from holdfast.protocol.limits import BUS_LOOK_SECONDS
 
 logger = logging.getLogger("holdfast.bus")
 
@@ -87,12 +76,6 @@ _WRITE_BYTES: Final = 256 * 1024
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
 #: What a socket's StreamReader holds before it stops reading: twice nats-py's limit.
 _READ_BYTES: Final = 64 * 1024
-_REFUSAL: Final = re.compile(
-    r'permissions violation for (publish|subscription)(?: to| with reply of) "([^"]*)"',
-    re.IGNORECASE,
-)
-#: `tcpi_bytes_acked` in Linux's `struct tcp_info` (include/uapi/linux/tcp.h, since 4.1).
-_ACKED_AT: Final = slice(120, 128)
 #: Attributes of nats-py's client that this module and the bus use or replace.
 _USED: Final = {
     *("_attempt_reconnect", "_close", "_connect_to_server", "_flush_pending", "_process_info"),
@@ -102,191 +85,6 @@ _USED: Final = {
     *("_pings_outstanding", "_pongs_received", "_reading_task", "_reconnection_task", "_sid"),
     *("_server_info", "_status", "_subs", "_transport"),
 }
-
-
-def refusal(text: str) -> NotAllowedError | None:
-    """Return the refusal that an error text of the server contains; None if it is another error."""
-    found = _REFUSAL.search(text)
-    if found is None:
-        return None
-    action = "publish to" if found[1].lower() == "publish" else "subscribe to"
-    return NotAllowedError(action=action, subject=found[2], reason=NOT_PERMITTED)
-
-
-class NoTlsError(nats.errors.Error):
-    """The server offers no TLS, which is required."""
-
-    def __str__(self) -> str:
-        return "the server offers no TLS"
-
-
-class LoginCutOffError(nats.errors.Error):
-    """The server ended an encrypted connection before it answered the login. After TLS 1.3's
-    handshake, its reason may get lost on the way."""
-
-    def __str__(self) -> str:
-        return "the server ended the connection during the login"
-
-
-class Step(Enum):
-    """What a look at the connection calls for."""
-
-    NONE = "none"
-    PING = "ping"
-    ABORT = "abort"
-
-
-class Watch:
-    """Decides when a connection no longer passes data. Pure; `look` is called at even intervals.
-
-    It counts looks since anything was received, not seconds. So a process that was stopped, or
-    whose loop was busy, receives what waits in the socket before it has looked often enough. A PING
-    with unsent bytes ahead of it is waited for as long as the peer's kernel acknowledges any of
-    them: on a slow line, a megabyte takes seconds.
-    """
-
-    def __init__(self) -> None:
-        self._silent_looks = 0
-        #: Once this many bytes are acknowledged, the PING has arrived; None without a PING.
-        self._ping_at: int | None = None
-        self._acked_bytes = 0
-
-    def look(self, heard: bool, acked_bytes: int, unacked_bytes: int) -> Step:
-        """Return what to do now.
-
-        `heard` means that anything was received since the last look. `unacked_bytes` are written
-        but not acknowledged. `acked_bytes` never shrinks.
-        """
-        before, self._acked_bytes = self._acked_bytes, acked_bytes
-        if heard:
-            self._silent_looks, self._ping_at = 0, None
-            return Step.NONE
-        if self._ping_at is not None and before < min(self._ping_at, acked_bytes):
-            return Step.NONE
-        self._silent_looks += 1
-        if self._silent_looks >= BUS_DEAD_LOOKS:
-            return Step.ABORT
-        if self._silent_looks >= BUS_PING_LOOKS and self._ping_at is None:
-            self._ping_at = acked_bytes + unacked_bytes
-            return Step.PING
-        return Step.NONE
-
-
-class WatchedTransport(TcpTransport):
-    """A socket, plain or with TLS, that is aborted when it is given up."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.heard = True
-        self.watch = Watch()
-
-    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
-        # An attempt that failed after connecting has left its socket open.
-        self.close()
-        await super().connect(uri, buffer_size, connect_timeout)
-        self.heard, self.watch = True, Watch()
-
-    async def connect_tls(
-        self,
-        uri: str | ParseResult,
-        ssl_context: ssl.SSLContext,
-        buffer_size: int,
-        connect_timeout: int,
-    ) -> None:
-        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
-        # nats-py does not introduce them. Then the reader could never pause the transport, and its
-        # buffer would have no bound.
-        assert self._io_writer is not None, "it was connected"
-        transport = self._io_writer.transport
-        protocol = transport.get_protocol()
-        # Once the connection is lost again there is none, and reading tells of it.
-        if isinstance(protocol, asyncio.Protocol):
-            protocol.connection_made(transport)
-
-    def receive(self, take: Take) -> Receiver | None:
-        """Give all that arrives to `take` from now on. Return None if the connection is lost."""
-        reader, writer = self._io_reader, self._io_writer
-        if reader is None or writer is None or self.is_closing:
-            return None
-        transport, before = writer.transport, writer.transport.get_protocol()
-        if not isinstance(before, asyncio.StreamReaderProtocol):
-            return None
-        receiver = Receiver(cast("asyncio.Transport", transport), before, take)
-        transport.set_protocol(receiver)
-        received: bytearray = reader._buffer  # type: ignore[attr-defined]
-        if received:
-            data = bytes(received)
-            received.clear()
-            receiver.data_received(data)
-            reader._maybe_resume_transport()  # type: ignore[attr-defined]
-        if reader.at_eof():
-            receiver.end(None)
-        return receiver
-
-    async def readline(self) -> bytes:
-        line: bytes = await super().readline()  # type: ignore[no-untyped-call]
-        if not line:
-            # nats-py would take the end of the connection during the login for a success.
-            raise nats.errors.UnexpectedEOF
-        self.heard = True
-        return line
-
-    def close(self) -> None:
-        if self._io_writer is not None:
-            self._io_writer.transport.abort()
-
-    async def wait_closed(self) -> None:
-        # An aborted socket is closed in the next turn. Several tasks may wait for that, and asyncio
-        # has one future for all of them: cancelling one would cancel the others.
-        await asyncio.sleep(0)
-
-    @property
-    def encrypted(self) -> bool:
-        return self._io_writer is not self._bare_io_writer
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether the socket takes nothing any more. Writing would raise with uvloop."""
-        return self._io_writer is None or bool(self._io_writer.transport.is_closing())
-
-    @property
-    def waiting_bytes(self) -> int:
-        """What the socket has not taken yet."""
-        if self._io_writer is None:
-            return 0
-        waiting_bytes = int(self._io_writer.transport.get_write_buffer_size())
-        if self.encrypted:
-            assert self._bare_io_writer is not None, "it was connected"
-            # TLS has a buffer of its own, before that of the socket.
-            waiting_bytes += int(self._bare_io_writer.transport.get_write_buffer_size())
-        return waiting_bytes
-
-    def look(self) -> Step:
-        """Look whether the connection is alive."""
-        writer = self._io_writer
-        if writer is None or self.is_closing:
-            return Step.NONE
-        heard, self.heard = self.heard, False
-        return self.watch.look(heard, *sent_bytes(writer.transport, self.waiting_bytes))
-
-
-def sent_bytes(transport: asyncio.BaseTransport, waiting_bytes: int) -> tuple[int, int]:
-    """Return how many bytes the peer has acknowledged, and how many it has not: `waiting_bytes`,
-    and those that the kernel holds."""
-    connection = transport.get_extra_info("socket")
-    if sys.platform == "linux" and connection is not None:
-        try:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT.stop)
-            queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
-        except OSError as error:
-            logger.debug("bus.no_tcp_info reason=%s", error)
-        else:
-            if len(info) == _ACKED_AT.stop:
-                acked = int.from_bytes(info[_ACKED_AT], sys.byteorder)
-                return acked, waiting_bytes + int.from_bytes(queued, sys.byteorder)
-    # Elsewhere, bytes that the kernel took from us stand for bytes that the peer acknowledged.
-    return -waiting_bytes, waiting_bytes
-
 
 class WatchedClient(Client):
     """nats-py's client with plain functions as callbacks, called at once."""
@@ -717,11 +515,7 @@ def check_nats_py() -> None:
     attribute that this module uses."""
     client: Any = Client()
     missing = sorted(name for name in _USED if not hasattr(client, name))
-    missing += [
-        name
-        for name in ("_bare_io_writer", "_io_writer", "_io_reader")
-        if not hasattr(_tcp_transport(), name)
-    ]
+    missing += [name for name in USED_OF_TRANSPORT if not hasattr(_tcp_transport(), name)]
     if missing:
         version = importlib.metadata.version("nats-py")
         raise ConnectionFailedError(

@@ -26,7 +26,7 @@ from holdfast.gateway.jetstream.wire.leaf_session import LeafSession
 from holdfast.gateway.jetstream.wire.line_text import decoded, delivery_fields, is_field
 from holdfast.gateway.jetstream.wire.ports import InterestWatch, LeafPort
 from holdfast.protocol.bus.login import NatsLogin
-from holdfast.protocol.bus.nats_client import NoTlsError
+from holdfast.protocol.bus.nats_failures import NoTlsError
 from holdfast.protocol.bus.nats_parser import NatsProtocolError
 from holdfast.protocol.errors import (
     InvalidArgumentError,

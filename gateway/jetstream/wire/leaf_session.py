@@ -20,13 +20,7 @@ from holdfast.gateway.jetstream.wire.leaf_login import (
     read_info,
 )
 from holdfast.gateway.jetstream.wire.leaf_parser import InterestEvent, LeafEvent, LeafParser
-from holdfast.protocol.bus.nats_client import (
-    NoTlsError,
-    Step,
-    Watch,
-    refusal,
-    sent_bytes,
-)
+from holdfast.protocol.bus.nats_failures import NoTlsError, refusal
 from holdfast.protocol.bus.nats_parser import (
     ErrorEvent,
     InfoEvent,
@@ -34,6 +28,7 @@ from holdfast.protocol.bus.nats_parser import (
     PingEvent,
     PongEvent,
 )
+from holdfast.protocol.bus.nats_watch import Step, Watch, sent_bytes
 from holdfast.protocol.errors import NotAllowedError
 from holdfast.protocol.limits import BUS_LOOK_SECONDS, MAX_PORT_WAITING_BYTES, PORT_BUSY_BYTES
 

@@ -6,7 +6,8 @@ import pytest
 from nats.aio.client import Client
 
 from holdfast.protocol.bus import nats_client
-from holdfast.protocol.bus.nats_client import Step, Watch, check_nats_py
+from holdfast.protocol.bus.nats_client import check_nats_py
+from holdfast.protocol.bus.nats_watch import Step, Watch
 from holdfast.protocol.errors import ConnectionFailedError
 from holdfast.protocol.limits import BUS_DEAD_LOOKS, BUS_LOOK_SECONDS, BUS_PING_LOOKS
 
