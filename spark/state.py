@@ -14,6 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.spark.errors import NoTableError
+from holdfast.spark.tables.latest_table import LatestTable, latest_location
 from holdfast.spark.tables.scan import (
     OPERATORS,
     RowCondition,
@@ -22,7 +24,8 @@ from holdfast.spark.tables.scan import (
     read_file,
     scan,
 )
-from holdfast.spark.tables.table import TABLE_SCHEMA
+from holdfast.spark.tables.table import TABLE_SCHEMA, ChangesTable
+from holdfast.spark.tables.watermarks import run_of
 
 #: The columns of the table that the state has.
 STATE_COLUMNS: Final = (
@@ -116,17 +119,25 @@ def read_table(
         raise InvalidArgumentError(argument="filters", reason=reason)
     if since_run is not None:
         conditions.append(RowCondition("run", ">", since_run))
-    files = scan(location, version, conditions)
+    found = read_files(spark, location, scan(location, version, conditions), conditions)
+    return found if since_run is None else found.where(f"run > {since_run}")
+
+
+def read_files(
+    spark: SparkSession,
+    location: TableLocation,
+    files: Sequence[ScannedFile],
+    conditions: Sequence[RowCondition] = (),
+) -> DataFrame:
+    """Return the rows of some files of a table, at least those that meet all conditions."""
     if not files:
         return spark.createDataFrame([], _SPARK_TYPES)
     if location.is_s3:
-        found = _files(spark, location, files, conditions)
-    else:
-        reader = spark.read.schema(_SPARK_TYPES).option("basePath", location.uri)
-        uris = [f"{location.uri}/{file.path}" for file in files]
-        with _listing_here(spark):
-            found = reader.parquet(*uris).select(*TABLE_SCHEMA.names)
-    return found if since_run is None else found.where(f"run > {since_run}")
+        return _files(spark, location, files, conditions)
+    reader = spark.read.schema(_SPARK_TYPES).option("basePath", location.uri)
+    uris = [f"{location.uri}/{file.path}" for file in files]
+    with _listing_here(spark):
+        return reader.parquet(*uris).select(*TABLE_SCHEMA.names)
 
 
 def _files(
@@ -160,9 +171,38 @@ def _listing_here(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_LISTED_HERE, before)
 
 
-def latest(spark: SparkSession, table: str, *, version: int | None = None) -> DataFrame:
+def latest(
+    spark: SparkSession, table: str, *, version: int | None = None, kept: bool | None = None
+) -> DataFrame:
     """Return what the stores hold, or held in an earlier `version` of the table: one row for each
     message and entry. `table` is a URL.
+
+    If exports keep the latest state (`export(..., latest=True)`), its rows are read instead of the
+    whole history, and of the history only the runs that it lacks, if any. `kept=False` reads the
+    history; `kept=True` raises NoTableError if there is nothing else. Raises NoTableError.
     """
+    state = _kept_state(spark, table) if version is None and kept is not False else None
+    if state is not None:
+        return state
+    if kept:
+        raise NoTableError(table=latest_location(TableLocation(table)).url)
     # A view of the session would be shared with the next call, which may be of another table.
     return spark.sql(state_sql("{changes}"), changes=read_table(spark, table, version=version))
+
+
+def _kept_state(spark: SparkSession, table: str) -> DataFrame | None:
+    """Return the state from the latest table and the runs that it lacks; None without one."""
+    changes = ChangesTable(TableLocation(table))
+    if not changes.exists:
+        raise NoTableError(table=table)
+    kept = LatestTable(changes)
+    upto = kept.changes_version
+    if upto is None:
+        return None
+    rows = read_files(spark, kept.location, scan(kept.location, kept.version))
+    # It was opened after the other one, and may go further.
+    changes.refresh()
+    if upto == changes.export_version:
+        return rows.select(*STATE_COLUMNS)
+    more = read_table(spark, table, version=changes.version, since_run=run_of(upto))
+    return spark.sql(state_sql("{changes}"), changes=rows.unionByName(more))

@@ -78,6 +78,13 @@ def scan(
     ]
 
 
+def scan_bounds(delta: DeltaTable) -> dict[str, dict[str, ValueRange]]:
+    """Return what a version of a table knows of each file's columns, by the file's path."""
+    layout = layout_of_table(delta)
+    actions = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+    return {each["path"]: _bounds_of_action(each, layout) for each in actions}
+
+
 def _conditions_on_groups(
     conditions: Sequence[RowCondition], layout: TableLayout
 ) -> list[RowCondition]:

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -197,6 +197,9 @@ def layout_of_table(delta: DeltaTable) -> TableLayout:
 class ChangesTable:
     """One table as it was when this was created or refreshed. Blocking."""
 
+    NAME: ClassVar = "changes"
+    DESCRIPTION: ClassVar = "holdfast: every change of every store"
+
     def __init__(self, location: TableLocation, layout: TableLayout | None = None) -> None:
         """Open the table, if it exists; otherwise `create` gives it this layout. Raises
         ForeignTableError, OSError, and errors of deltalake and boto3."""
@@ -248,8 +251,8 @@ class ChangesTable:
                 delta_schema(self.layout),
                 mode="ignore",
                 partition_by=list(self.layout.partition_columns),
-                name="changes",
-                description="holdfast: every change of every store",
+                name=self.NAME,
+                description=self.DESCRIPTION,
                 configuration=self.layout.properties,
                 # A property of ours is none that Delta knows.
                 raise_if_key_not_exists=False,
@@ -341,7 +344,7 @@ class ChangesTable:
             app_transactions=[Transaction(APPLICATION, version)],
         )
         self.look_at(files)
-        self._commit([file.action(data_change=True) for file in files], properties)
+        self.commit([file.action(data_change=True) for file in files], properties)
 
     def replace(self, before: Sequence[DeltaFile], after: Sequence[AddedFile]) -> None:
         """Replace files by others with the same rows, as the newest version has them.
@@ -362,7 +365,7 @@ class ChangesTable:
             try:
                 # deltalake does not notice that others have removed the same files, and their rows
                 # would be in the table twice. So it must not try again by itself.
-                self._commit(actions, CommitProperties(max_commit_retries=0))
+                self.commit(actions, CommitProperties(max_commit_retries=0))
             except TableConflictError as error:
                 lost = error
                 continue
@@ -399,7 +402,7 @@ class ChangesTable:
             app_transactions=[Transaction(APPLICATION, version)],
         )
         self.look_at(after)
-        self._commit(actions, properties)
+        self.commit(actions, properties)
 
     def collect(self, keep_hours: float = KEEP_HOURS) -> int:
         """Remove files that no version of the last `keep_hours` has: leftovers of failed runs,
@@ -457,9 +460,11 @@ class ChangesTable:
             reason = f"{found[0]}, before it was committed: something else has removed it"
             raise TableConflictError(table=self.location.uri, reason=reason)
 
-    def _commit(
+    def commit(
         self, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties
     ) -> None:
+        """Commit to the version that this was refreshed at. Raises TableConflictError if that
+        cannot be."""
         try:
             self.delta.create_write_transaction(
                 list(actions),

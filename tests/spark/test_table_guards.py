@@ -320,7 +320,7 @@ compaction.compact(None, sys.argv[1])
 """
 
 
-@pytest.mark.parametrize(("where", "files"), [("_commit", 2), ("collect", 1)])
+@pytest.mark.parametrize(("where", "files"), [("commit", 2), ("collect", 1)])
 def test_a_compaction_whose_driver_is_killed_is_whole_or_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, files: int
 ) -> None:
