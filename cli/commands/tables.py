@@ -53,6 +53,11 @@ _MASTER: Final = click.option(
 @_MASTER
 @click.option("--compact", is_flag=True, help="Merge small files after the export.")
 @click.option(
+    "--latest",
+    is_flag=True,
+    help="Keep a table of what the stores hold beside it, from now on.",
+)
+@click.option(
     "--tenant-groups",
     type=click.IntRange(0, MAX_TENANT_GROUPS),
     metavar="COUNT",
@@ -75,6 +80,7 @@ def export_command(
     table: str | None,
     master: str | None,
     compact: bool,
+    latest: bool,
     tenant_groups: int | None,
     keep_hours: int,
 ) -> None:
@@ -101,6 +107,7 @@ def export_command(
                 collect=not compact,
                 keep_hours=keep_hours,
                 layout=layout,
+                latest=latest,
             )
         compaction = None
         if tenant_groups and compact and report.version is not None:
@@ -230,6 +237,12 @@ def _print_export(report: dict[str, Any]) -> None:
             f"compacted: {compaction['files_before']:,} files of "
             f"{size(compaction['bytes_before'])} are {compaction['files_after']:,} of "
             f"{size(compaction['bytes_after'])}"
+        )
+    latest = report["latest"]
+    if latest is not None:
+        click.echo(
+            f"latest: {latest['rows']:,} rows in {latest['files']:,} files, in place of "
+            f"{latest['replaced']:,}, up to run {latest['run']:,}"
         )
     if report["stale"]:
         late = f", some for {report['oldest_unexported_seconds']:.0f} s" if report["behind"] else ""

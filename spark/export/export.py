@@ -38,6 +38,7 @@ from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.shard import Shard, shard_of
 from holdfast.shared_fs.snapshots.store_entry import StoreEntry
 from holdfast.spark.export.archive_marks import is_news, mark_archived
+from holdfast.spark.export.latest_view import LatestReport, keep_latest
 from holdfast.spark.export.staleness import staleness
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.jobs import Progress, parallelism, run_job
@@ -52,6 +53,7 @@ from holdfast.spark.rows.planning import (
     plans,
 )
 from holdfast.spark.tables import watermarks
+from holdfast.spark.tables.latest_table import LatestTable
 from holdfast.spark.tables.table import KEEP_HOURS, AddedFile, ChangesTable
 from holdfast.spark.tables.watermarks import MarkSpill, Watermark, WatermarkFile, Watermarks
 from holdfast.spark.tables.writing import FILE_BYTES
@@ -110,6 +112,8 @@ class ExportReport:
     archived: int = 0
     #: Old files that were removed from the table.
     collected: int = 0
+    #: What was done to keep the latest table; None if there is none.
+    latest: LatestReport | None = None
 
     @property
     def rows_per_second(self) -> float:
@@ -132,6 +136,7 @@ def export(
     file_bytes: int = FILE_BYTES,
     task: RunTask = run_task,
     layout: TableLayout | None = None,
+    latest: bool = False,
 ) -> ExportReport:
     """Add everything that is new in the bucket to the table.
 
@@ -143,6 +148,8 @@ def export(
       failed runs after as long, but not within a day: a run may be about to commit them.
     - `file_bytes` is the size at which a file is closed.
     - `task` replaces `run_task` on the executors.
+    - `latest` makes a table of what the stores hold, beside the table of changes, which this and
+      every later export keeps (`latest_view.py`).
     - `layout` is how a new table is divided: by 16 groups of tenants if it is not given. A table
       that exists keeps its own.
 
@@ -191,6 +198,8 @@ def export(
         if collect:
             report.collected = target.collect(keep_hours)
         report.version = target.version
+        if target.exists and (latest or LatestTable(target).exists):
+            report.latest = keep_latest(spark, url, collect=collect, keep_hours=keep_hours)
         usage = _sum(usage, opened.usage.total())
     finally:
         opened.close()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import pickle
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,6 @@ from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.spark.errors import TableConflictError
 from holdfast.spark.failures import failing
-from holdfast.spark.jobs import parallelism
 from holdfast.spark.state import read_files, read_table, state_sql
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.latest_table import LatestTable
@@ -55,16 +54,21 @@ from holdfast.spark.tables.writing import TableWriter
 _TRIES: Final = 3
 #: Small, because a file is written again as a whole.
 _FILE_BYTES: Final = 32 * MIB
+#: Files of one group and kind that are small, before they are merged.
+_MOST_SMALL: Final = 16
 #: If more stores remove rows, all files are read.
-_MOST_STORES: Final = 20_000
+MOST_STORES: Final = 20_000
+#: The order in which `write_state` takes rows.
+WRITTEN_ORDER: Final = (GROUP_COLUMN, "kind", "tenant", "store", "revision")
+WriteState = Callable[[TableLocation, TableLayout, int, Iterable[pa.RecordBatch]], list[AddedFile]]
 _RESULT: Final = "added binary"
-_CHANGED: Final = """
+SUMMARY: Final = f"""
 SELECT tenant, kind, store,
-    max(operation IN ('reset', 'drop', 'clear')) AS all,
+    max(operation IN ('reset', 'drop', 'clear')) AS voids,
     max(operation != 'set') AS removes,
     min(CASE WHEN operation = 'trim' THEN 0 ELSE seq END) AS low,
     max(seq) AS high
-FROM {changes} GROUP BY tenant, kind, store LIMIT {limit}
+FROM {{changes}} GROUP BY tenant, kind, store LIMIT {MOST_STORES + 1}
 """
 
 
@@ -91,11 +95,12 @@ def keep_latest(
     collect: bool = True,
     keep_hours: float = KEEP_HOURS,
     file_bytes: int = _FILE_BYTES,
+    task: WriteState | None = None,
 ) -> LatestReport:
     """Bring the latest table of a table of changes up to its last run; make it if it is not there.
 
     `table` is the URL of the table of changes. `collect` removes old files, as in `export`. Files
-    are closed at `file_bytes`.
+    are closed at `file_bytes`. `task` replaces `write_state` on the executors.
 
     Raises TableConflictError if others commit again and again; SparkFailedError; and errors of
     deltalake and boto3.
@@ -105,19 +110,32 @@ def keep_latest(
     report = LatestReport(kept.location.url)
     for _ in range(_TRIES):
         try:
+            kept.refresh()
             kept.evolve()
             kept.create()
-            _advance(spark, changes, kept, report, file_bytes)
+            # After the other one: what a purge has taken from the changes before it refused earlier
+            # commits to the latest table must not be read (`LatestTable.refuse_earlier`).
+            changes.refresh()
+            _advance(spark, changes, kept, report, file_bytes, task or write_state)
             break
         except TableConflictError as error:
             lost = error
-            changes.refresh()
-            kept.refresh()
     else:
         raise lost
     if collect:
         report.collected = kept.collect(keep_hours)
     return report
+
+
+class NewRows(NamedTuple):
+    """The rows of a version of a table of changes that later runs than `since_run` added."""
+
+    table: TableLocation
+    version: int | None
+    since_run: int
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        return read_table(spark, self.table.url, version=self.version, since_run=self.since_run)
 
 
 def _advance(
@@ -126,64 +144,90 @@ def _advance(
     kept: LatestTable,
     report: LatestReport,
     file_bytes: int,
+    task: WriteState,
 ) -> None:
     upto, since = changes.export_version, kept.changes_version
     report.run = run_of(upto)
     if upto is None or upto == since:
         return
+    new = NewRows(changes.location, changes.version, run_of(since))
     with failing("holdfast export --latest"):
-        new = read_table(
-            spark, changes.location.url, version=changes.version, since_run=run_of(since)
-        )
-        # Files of another table of changes, or of none, are replaced unread.
-        before = kept.files() if since is None else _affected(new, changes, kept, since)
-        rows = new
-        if before and since is not None:
+        read: list[ScannedFile] = []
+        if since is None:
+            # Those of another table of changes, or none, are replaced unread.
+            before = kept.files()
+        else:
+            before = _affected(summarized(spark, new), changes, kept, since, file_bytes)
             read = [ScannedFile(one.path, one.size_bytes) for one in before]
-            rows = new.unionByName(read_files(spark, kept.location, read))
-        added = _written(rows, kept, file_bytes)
+        added = written(spark, new, kept, read, file_bytes, task)
     kept.advance(upto, before, added)
     report.rows = sum(file.row_count for file in added)
     report.files, report.replaced = len(added), len(before)
     report.bytes_out = sum(file.size_bytes for file in added)
 
 
-class _Changed(NamedTuple):
-    """What new rows say of a store: whether they void all of it, and else which seqs they may
-    remove. None for keys."""
+class ChangedStore(NamedTuple):
+    """What new rows say of a store: whether they void all of it, whether any is not a set, and the
+    seqs that they name; None for keys."""
 
     tenant: str
     kind: str
     store: str
-    all: bool
+    voids: bool
+    removes: bool
     low: int | None
     high: int | None
 
+    @property
+    def id(self) -> StoreId:
+        kind = next(kind for kind in StoreKind if kind.word == self.kind)
+        return StoreId(self.tenant, kind, self.store)
+
+
+def summarized(spark: SparkSession, new: NewRows) -> list[ChangedStore]:
+    """Return what new rows say of each store; of one more than `MOST_STORES` at most."""
+    found = spark.sql(SUMMARY, changes=new.frame(spark)).collect()
+    return [ChangedStore(*row) for row in found]
+
 
 def _affected(
-    new: DataFrame, changes: ChangesTable, kept: LatestTable, since: int
+    found: Sequence[ChangedStore],
+    changes: ChangesTable,
+    kept: LatestTable,
+    since: int,
+    file_bytes: int,
 ) -> list[DeltaFile]:
-    """Return the files that may have rows that new rows remove."""
-    session = new.sparkSession
-    found = session.sql(_CHANGED.replace("{limit}", str(_MOST_STORES + 1)), changes=new).collect()
+    """Return the files that may have rows that new rows remove, and small ones to be merged."""
     files = kept.files()
-    if len(found) > _MOST_STORES:
+    if len(found) > MOST_STORES:
         return files
-    marks = _marks_of(changes, since, [_store_of(row) for row in found])
+    marks = _marks_of(changes, since, [one.id for one in found])
     stores = []
-    for row in found:
-        mark = None if marks is None else marks.get(_store_of(row), Watermark(0, 0))
+    for one in found:
+        mark = None if marks is None else marks.get(one.id, Watermark(0, 0))
         # Messages after the last one that the table had.
-        is_appended = mark is not None and row["low"] is not None and row["low"] > mark.last_seq
-        if row["all"] or row["removes"] or not is_appended:
-            stores.append(_Changed(*(row[name] for name in _Changed._fields)))
+        is_appended = mark is not None and one.low is not None and one.low > mark.last_seq
+        if one.voids or one.removes or not is_appended:
+            stores.append(one)
     bounds = scan_bounds(kept.delta)
-    return [one for one in files if _may_have(bounds[one.path], stores, kept.layout)]
+    crowded = _crowded(files, bounds, file_bytes)
+    return [
+        one
+        for one in files
+        if one.path in crowded or _may_have(bounds[one.path], stores, kept.layout)
+    ]
 
 
-def _store_of(row: Any) -> StoreId:
-    kind = next(kind for kind in StoreKind if kind.word == row["kind"])
-    return StoreId(row["tenant"], kind, row["store"])
+def _crowded(
+    files: Sequence[DeltaFile], bounds: Mapping[str, Any], file_bytes: int
+) -> frozenset[str]:
+    """Return small files of which a group has too many of one kind."""
+    small: dict[Any, list[str]] = {}
+    for one in files:
+        if one.size_bytes < file_bytes // 2:
+            place = (*one.known_partition.values(), bounds[one.path].get("kind"))
+            small.setdefault(place, []).append(one.path)
+    return frozenset(path for paths in small.values() if len(paths) > _MOST_SMALL for path in paths)
 
 
 def _marks_of(
@@ -208,7 +252,9 @@ def _marks_of(
         }
 
 
-def _may_have(bounds: Mapping[str, Any], stores: Sequence[_Changed], layout: TableLayout) -> bool:
+def _may_have(
+    bounds: Mapping[str, Any], stores: Sequence[ChangedStore], layout: TableLayout
+) -> bool:
     def within(column: str, low: Any, high: Any) -> bool:
         found = bounds.get(column)
         return found is None or (found.low <= high and found.high >= low)
@@ -218,25 +264,33 @@ def _may_have(bounds: Mapping[str, Any], stores: Sequence[_Changed], layout: Tab
         and within("tenant", one.tenant, one.tenant)
         and within("kind", one.kind, one.kind)
         and within("store", one.store, one.store)
-        and (one.all or one.low is None or one.high is None or within("seq", one.low, one.high))
+        and (one.voids or one.low is None or one.high is None or within("seq", one.low, one.high))
         for one in stores
     )
 
 
-def _written(rows: DataFrame, kept: LatestTable, file_bytes: int) -> list[AddedFile]:
-    """Write the state of rows to files that nobody sees yet."""
-    spark = rows.sparkSession
+def written(
+    spark: SparkSession,
+    new: NewRows,
+    kept: LatestTable,
+    read: Sequence[ScannedFile],
+    file_bytes: int,
+    task: WriteState,
+) -> list[AddedFile]:
+    """Write the state of new rows and of the files `read` of the latest table to files that nobody
+    sees yet."""
+    rows = new.frame(spark)
+    if read:
+        rows = rows.unionByName(read_files(spark, kept.location, read))
     location, layout = kept.location, kept.layout
     group = f"cast(crc32(cast(tenant AS binary)) % {layout.tenant_groups} AS int)"
     state = spark.sql(state_sql("{changes}", columns=COLUMNS), changes=rows)
     divided = state.selectExpr(*COLUMNS, f"{group} AS {GROUP_COLUMN}")
-    tasks = min(layout.tenant_groups, 4 * parallelism(spark))
-    ordered = divided.repartition(tasks, GROUP_COLUMN).sortWithinPartitions(
-        GROUP_COLUMN, "kind", "tenant", "store", "revision"
-    )
+    # Without a number of partitions: Spark joins small ones.
+    ordered = divided.repartition(GROUP_COLUMN).sortWithinPartitions(*WRITTEN_ORDER)
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        added = write_state(location, layout, file_bytes, batches)
+        added = task(location, layout, file_bytes, batches)
         yield pa.RecordBatch.from_pydict({"added": [pickle.dumps(one) for one in added]})
 
     return [pickle.loads(row["added"]) for row in ordered.mapInArrow(write, _RESULT).collect()]

@@ -34,6 +34,7 @@ from holdfast.shared_fs.archive.table_layout import BY_TENANT, GROUP_COLUMN
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.erasure.sought import Sought
 from holdfast.spark.errors import TableConflictError
+from holdfast.spark.tables.latest_table import LatestTable
 from holdfast.spark.tables.table import AddedFile, ChangesTable, DeltaFile, conformed
 from holdfast.spark.tables.writing import TableWriter
 
@@ -105,7 +106,8 @@ class RowFilter:
 def erase_rows(
     location: TableLocation, sought: Sought, place: int | str | None = None
 ) -> TableErasure:
-    """Erase what is sought from a table and its past.
+    """Erase what is sought from a table of changes and its past, and from the latest table beside
+    it.
 
     Raises TableConflictError if others commit again and again, ForeignTableError,
     TableDamagedError, OSError, and errors of deltalake and boto3.
@@ -114,23 +116,32 @@ def erase_rows(
     table = ChangesTable(location)
     if not table.exists:
         return done
-    table.evolve()
     rows = RowFilter(sought, place)
+    _erase_from(table, rows, done)
+    done.version = table.version
+    kept = LatestTable(table)
+    if kept.exists:
+        kept.refuse_earlier()
+        _erase_from(kept, rows, done)
+    return done
+
+
+def _erase_from(table: ChangesTable, rows: RowFilter, done: TableErasure) -> None:
+    table.evolve()
+    location = table.location
     with TemporaryDirectory(prefix="holdfast-") as folder:
         found = _erase_files(table, rows, Path(folder), done)
         for path in found:
             location.delete(path)
             done.removed_files += 1
         if found or _was_interrupted(location):
-            done.removed_log_files = _begin_history_anew(table)
-        done.version = table.version
+            done.removed_log_files += _begin_history_anew(table)
         again = TableErasure(location.url)
-        done.left = sorted(path for path, _ in _files_with(table, rows, Path(folder), again))
-    done.old_versions = sum(
+        done.left += sorted(path for path, _ in _files_with(table, rows, Path(folder), again))
+    done.old_versions += sum(
         location.old_version_count(folder)
-        for folder in {BY_TENANT.folder(sought.tenant), table.layout.folder(sought.tenant)}
+        for folder in {BY_TENANT.folder(rows.tenant), table.layout.folder(rows.tenant)}
     )
-    return done
 
 
 def _erase_files(
@@ -152,8 +163,8 @@ def _erase_files(
             # written has none of the rows, and may be in the table.
             lost = error
             continue
-        done.erased_rows = sum(found.values())
-        done.rewritten_files = len(named)
+        done.erased_rows += sum(found.values())
+        done.rewritten_files += len(named)
         return found
     raise lost
 

@@ -10,8 +10,10 @@ It can be removed at any time, and is made anew by the next export that is asked
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Final
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
@@ -20,6 +22,7 @@ from holdfast.spark.tables.table import AddedFile, ChangesTable, DeltaFile
 
 _SUFFIX: Final = "-latest"
 _APPLICATION: Final = "holdfast.latest."
+_ERASURE: Final = "holdfast.erasure"
 
 
 def latest_location(changes: TableLocation) -> TableLocation:
@@ -67,3 +70,24 @@ class LatestTable(ChangesTable):
         )
         self.look_at(after)
         self.commit(actions, properties)
+
+    def refuse_earlier(self) -> None:
+        """Commit nothing, so that no `advance` can commit that has read the tables before. Raises
+        TableConflictError if anybody else does so just now."""
+        version = int(time.time() * 1000)
+        self.commit([], CommitProperties(app_transactions=[Transaction(_ERASURE, version)]))
+
+    def erase(
+        self,
+        before: Sequence[DeltaFile],
+        after: Sequence[AddedFile],
+        report: Mapping[str, Any],
+    ) -> None:
+        """Replace files by others with fewer rows, or none. Raises TableConflictError if anybody
+        has committed since this was refreshed."""
+        self.check_features()
+        actions: list[AddAction | RemoveAction] = [one.removal(data_change=True) for one in before]
+        actions += [one.action(data_change=True) for one in after]
+        metadata = {"holdfast": json.dumps(report)}
+        self.look_at(after)
+        self.commit(actions, CommitProperties(custom_metadata=metadata, max_commit_retries=0))
