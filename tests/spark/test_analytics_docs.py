@@ -56,7 +56,7 @@ def test_the_recipes_run(
     world.change(kv("settings"), entry("theme", b"dark"))
     world.publish()
     export(spark, world.url)
-    names = {"table": default_table(world.url)}
+    names = {"bucket": world.url, "table": default_table(world.url)}
     recipes = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert len(recipes) >= 6
     for recipe in recipes:
