@@ -78,7 +78,7 @@ def fill(world: BucketWorld) -> None:
     world.change(NOTES, *[message(seq, b"v%d" % seq, {"n": "1"}) for seq in range(1, 21)])
     world.change(CHAT, *[message(seq, b"c%d" % seq) for seq in range(1, 6)])
     world.change(SETTINGS, *[entry(f"k{number}", b"old") for number in range(10)])
-    world.change(USERS, entry("ada", b"1"))
+    world.change(USERS, entry("lovelace", b"1"))
 
 
 def table_of(world: BucketWorld) -> TableLocation:
@@ -129,38 +129,45 @@ def test_whatever_happens_to_stores_the_latest_table_has_what_they_hold(world: B
 def test_any_sequence_of_changes_and_runs_ends_at_the_same_state(
     world: BucketWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = 23
-    chance = random.Random(seed)
-    monkeypatch.setattr(latest_view, "_MOST_SMALL", 3)
+    chance = random.Random(23)
     fill(world)
-    seqs = 20
-    for run in range(6):
-        for _ in range(chance.randrange(1, 6)):
-            seqs += 1
-            seq = chance.randrange(1, seqs)
-            world.change(
-                *chance.choice(
-                    [
-                        (NOTES, message(seqs, b"new %d" % run)),
-                        (NOTES, message(seq, b"again"), message(seqs, b"new")),
-                        (NOTES, [CHANGE_DELETE_MESSAGES, [seq]], message(seqs, b"new")),
-                        (NOTES, message(seqs, b"new"), [CHANGE_TRIM, min(seq, 9)]),
-                        (SETTINGS, entry(f"k{seq}", b"%d" % run)),
-                        (SETTINGS, [CHANGE_DELETE_ENTRIES, [f"k{seq % 10}"]]),
-                        (SETTINGS, [CHANGE_CLEAR], entry("k1", b"after")),
-                    ]
-                )
-            )
-        # A run may find that the watermarks of the one before are gone, or too many stores.
+    exported(world)
+    last = 20
+    for run in range(14):
+        seq, new = chance.randrange(1, last), message(last + 1, b"new %d" % run)
+        choices: list[tuple[Any, ...]] = [
+            (NOTES, new),
+            (NOTES, message(seq, b"again %d" % run), new),
+            (NOTES, new, [CHANGE_DELETE_MESSAGES, [seq]]),
+            (NOTES, new, [CHANGE_TRIM, 2 + run // 3]),
+            (SETTINGS, entry(f"k{seq % 10}", b"%d" % run)),
+            (SETTINGS, [CHANGE_DELETE_ENTRIES, [f"k{seq % 10}"]]),
+            (SETTINGS, [CHANGE_CLEAR], entry("k1", b"after")),
+        ]
+        # Each of them alone first, so that nothing else has the same files written anew.
+        chosen = choices[run] if run < len(choices) else chance.choice(choices)
+        last += chosen[0] == NOTES
+        world.change(*chosen)
         with monkeypatch.context() as patched:
-            if run == 3:
+            if run == 9:
                 patched.setattr(latest_view, "_marks_of", lambda *_: None)
-            if run == 5:
+            if run == 10:
                 patched.setattr(latest_view, "MOST_STORES", 0)
             exported(world)
-        assert plainly(world) == world.state(), (seed, run)
-        # Appended to again and again, and merged when there are too many.
-        assert len(opened(world).files()) < 12
+        assert plainly(world) == world.state(), run
+
+
+def test_small_files_that_are_too_many_are_merged(
+    world: BucketWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_view, "_MOST_SMALL", 3)
+    counts = []
+    for seq in range(1, 8):
+        world.change(NOTES, message(seq, b"appended"))
+        exported(world)
+        counts.append(len(opened(world).files()))
+    assert counts == [1, 2, 3, 4, 1, 2, 3]
+    assert plainly(world) == world.state()
 
 
 def test_spark_keeps_it_though_a_worker_and_the_driver_are_killed_and_readers_notice(
@@ -276,29 +283,39 @@ def test_of_two_that_keep_it_at_once_one_commits_and_the_other_notices(
     assert plainly(world) == world.state()
 
 
+@pytest.mark.parametrize("is_there", [True, False])
 def test_a_purge_reaches_it_and_refuses_what_has_read_before(
-    world: BucketWorld, monkeypatch: pytest.MonkeyPatch
+    world: BucketWorld, is_there: bool
 ) -> None:
-    fill(world)
+    world.change(NOTES, message(1, b"stays"))
+    if is_there:
+        world.change(USERS, entry("lovelace", b"1"))
     exported(world)
-    world.change(USERS, entry("bob", b"2"))
+    world.change(USERS, entry("lovelace", b"2"))
+    world.change(NOTES, message(2, b"stays too"))
+    world.publish()
     location = table_of(world)
-    advance = LatestTable.advance
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(exporting, "keep_latest", lambda *_, **__: None)
+        exported(world)
+    purged: list[int] = []
 
-    def purged_first(table: LatestTable, *arguments: Any) -> None:
-        monkeypatch.setattr(LatestTable, "advance", advance)
-        assert erase_rows(location, Sought(TenantName("beta"))).left == []
-        advance(table, *arguments)
+    def purged_meanwhile(*arguments: Any) -> list[AddedFile]:
+        if not purged:
+            done = erase_rows(location, Sought(TenantName("beta")))
+            assert done.left == []
+            purged.append(done.erased_rows)
+        return write_state(*arguments)
 
-    monkeypatch.setattr(LatestTable, "advance", purged_first)
-    exported(world)
-    for store in [store for store in world.held if store.tenant == "beta"]:
-        world.held.pop(store).file.abandon()
+    keep_latest(NO_SPARK, location.url, task=purged_meanwhile)
+    assert purged == [3 if is_there else 1]
+    world.held.pop(USERS).file.abandon()
     assert plainly(world) == world.state()
-    # What a refused try writes later goes with another purge, as the leftovers of an export do.
+    # What the refused try wrote goes with another purge, as the leftovers of an export do.
     folder = opened(world).location.folder
-    names = [path for path in folder.rglob("latest-*.parquet") if b"ada" in path.read_bytes()]
-    assert names == []
+    assert [one for one in folder.rglob("latest-*.parquet") if b"lovelace" in one.read_bytes()]
+    assert erase_rows(location, Sought(TenantName("beta"))).removed_files == 1
+    assert not [one for one in folder.rglob("*.parquet") if b"lovelace" in one.read_bytes()]
 
 
 def test_of_another_table_of_changes_it_is_made_anew(world: BucketWorld) -> None:
