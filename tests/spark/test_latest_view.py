@@ -124,6 +124,13 @@ def test_whatever_happens_to_stores_the_latest_table_has_what_they_hold(world: B
     exported(world)
     assert plainly(world) == world.state()
     assert exported(world).latest == LatestReport(opened(world).location.url, run=4)
+    # Deleted and made anew between two runs: its history begins again.
+    world.delete(NOTES)
+    world.time += 1
+    world.create(NOTES, epoch=8)
+    world.change(NOTES, message(1, b"another store"), message(2, b"that is shorter"))
+    assert exported(world).resets == 1
+    assert plainly(world) == world.state()
 
 
 def test_any_sequence_of_changes_and_runs_ends_at_the_same_state(
