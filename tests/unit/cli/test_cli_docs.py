@@ -79,6 +79,7 @@ from holdfast.shared_fs.snapshots.collecting import Collected
 from holdfast.shared_fs.snapshots.places import TenantPlace
 from holdfast.spark.export.compaction import CompactionReport
 from holdfast.spark.export.export import ExportReport
+from holdfast.spark.export.latest_view import LatestReport
 from holdfast.spark.replay import ImportReport
 from holdfast.spark.tables.erasing import TableErasure
 from tests.support import documents
@@ -275,7 +276,7 @@ def test_the_demo_s_report_has_the_documented_shape() -> None:
 
 def test_the_reports_of_tables_have_the_documented_shape() -> None:
     requests = dict.fromkeys(("get", "head", "list", "put", "table_put"), 0)
-    exported = ExportReport(requests=requests).to_json()
+    exported = ExportReport(requests=requests, latest=LatestReport("t")).to_json()
     compaction = CompactionReport("t").to_json()
     assert shape({**exported, "compaction": compaction}) == documented("export")
     assert shape(ImportReport("t").to_json()) == documented("import SOURCE")
