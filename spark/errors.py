@@ -3,6 +3,7 @@
     HoldfastError
     ├── JavaMissingError          no Java that Spark runs on was found
     ├── MessagesLostError         messages were removed before a streaming query has read them
+    ├── MarkRemovedError          somebody deleted the key that says what a kv has of a batch
     ├── RowsChangedError          a batch was run again with other rows
     ├── SparkFailedError          Spark could not do something; what a task raised, for example
         ├── OutputRemovedError        whether a batch was written cannot be told any more
@@ -85,10 +86,20 @@ class RowsChangedError(HoldfastError):
 
     code = "rows_changed"
     template = (
-        "an earlier try wrote a part of {batch} to stream {stream!r}, with other rows or in "
+        "an earlier try wrote a part of {batch} to {store}, with other rows or in "
         "another order: write from a plan that returns the same rows in the same order each time, "
         "for "
         "example with sortWithinPartitions"
+    )
+
+
+class MarkRemovedError(HoldfastError):
+    """Somebody deleted the key that says what a kv has of a batch."""
+
+    code = "mark_removed"
+    template = (
+        "it is unknown what kv {kv!r} has of {batch}: somebody deleted its key {key!r} before the "
+        "batch was committed; write the batch again under another name"
     )
 
 

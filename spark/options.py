@@ -25,7 +25,10 @@ Reading:
 
 Writing:
 
-    stream      the one stream for all rows; without it the column `store` names that of each row
+    stream      the one stream for all rows
+    kv          the one kv for all rows
+    kind        `stream` (the default) or `kv`: without the two above, the column `store` names the
+                store of each row, and this says what all of them are
     query       the identity of what is written, across runs; see `sink.py`
     durability  of the appends, as in `append`
 
@@ -62,7 +65,7 @@ READ_NAMES: Final = _BOTH | {
     *("bucket", "kv", "start_seq", "end_seq", "start_time", "rows_per_partition", "pushdown"),
     *("maxRowsPerTrigger", "failOnDataLoss"),
 }
-WRITE_NAMES: Final = _BOTH | {"query", "durability"}
+WRITE_NAMES: Final = _BOTH | {"kv", "kind", "query", "durability"}
 #: Spark passes these of a streaming query on to the source and the sink.
 _OF_SPARK: Final = frozenset(["checkpointlocation", "queryname"])
 _INTEGER: Final = re.compile(r"[0-9]{1,18}")
@@ -160,7 +163,9 @@ class WriteOptions:
     """Where to write rows."""
 
     connection: Connection
-    stream: str | None
+    kind: StoreKind
+    #: The one store for all rows; None if the column `store` names that of each.
+    store: str | None
     query: str | None
     durability: Durability
 
@@ -201,7 +206,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises InvalidArgumentError, InvalidNameError."""
     check_names(options, WRITE_NAMES, "writing")
-    stream = options.get("stream")
+    kind, store = _written(options)
     word = options.get("durability", Durability.DEFAULT.word)
     try:
         durability = Durability[word.upper()]
@@ -212,10 +217,27 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         ) from error
     return WriteOptions(
         connection=_connection(options),
-        stream=None if stream is None else check_store(stream),
+        kind=kind,
+        store=store,
         query=options.get("query"),
         durability=durability,
     )
+
+
+def _written(options: Mapping[str, str]) -> tuple[StoreKind, str | None]:
+    """Return the kind of the stores that are written, and the one store if it is one."""
+    named = {kind: options[kind.word] for kind in StoreKind if kind.word in options}
+    if len(named) > 1:
+        raise InvalidArgumentError(argument="kv", reason="set either kv or stream")
+    words = {kind.word: kind for kind in StoreKind}
+    word = options.get("kind")
+    if word is not None and word not in words:
+        raise InvalidArgumentError(argument="kind", reason=f"must be {' or '.join(words)}")
+    for kind, store in named.items():
+        if word not in (None, kind.word):
+            raise InvalidArgumentError(argument="kind", reason=f"must be {kind.word}, as named")
+        return kind, check_store(store)
+    return words[word or StoreKind.STREAM.word], None
 
 
 def check_names(options: Mapping[str, str], known: frozenset[str], purpose: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 from holdfast.client import Client, Durability, Message, connect
 from holdfast.spark.errors import OutputRemovedError, RowsChangedError
 from holdfast.spark.sink.chunks import BatchId, Chunker, OutputRow, RowChunk
-from holdfast.spark.sink.output import DEFAULT_LEDGER, Ledger, Output
+from holdfast.spark.sink.ledger import DEFAULT_LEDGER, Ledger
+from holdfast.spark.sink.output import Output
 from tests.support.holdfast_up import RunningUp
 
 BATCH = BatchId("query", 0, 0)

@@ -169,3 +169,93 @@ def test_a_stream_is_copied_as_it_grows(
     found = messages(cluster, "sink-6", "to")
     assert [message.value for message in found] == [b"%d" % n for n in range(200)]
     assert [message.headers["n"] for message in found] == [str(n) for n in range(200)]
+
+
+def entries(cluster: RunningUp, tenant: str, kv: str) -> dict[str, tuple[bytes, dict[str, str]]]:
+    async def read() -> dict[str, tuple[bytes, dict[str, str]]]:
+        async with connect(cluster.nats, tenant=tenant) as client:
+            found = client.kv(kv).get_all()
+            return {entry.key: (entry.value, dict(entry.headers)) async for entry in found}
+
+    return asyncio.run(read())
+
+
+def test_a_kv_gets_the_last_row_of_each_key_also_from_a_task_that_is_tried_again(
+    spark: SparkSession, cluster: RunningUp
+) -> None:
+    # 6,000 keys, each set twice, the first half deleted: more than one chunk for each task.
+    numbers = spark.range(0, 18_000, numPartitions=2).selectExpr(
+        "cast(id % 9000 % 3000 + 3000 * (id div 9000) as string) as key",
+        "if(id % 9000 < 6000 or id % 2 = 0, cast(id as string), null) as value",
+    )
+    frame = numbers.mapInPandas(failing_once(), "key string, value string")
+    write(frame, cluster, "sink-7", kv="out")
+    expected = {}
+    for number in range(18_000):
+        key = str(number % 9000 % 3000 + 3000 * (number // 9000))
+        expected.pop(key, None)
+        if number % 9000 < 6000 or number % 2 == 0:
+            expected[key] = (str(number).encode(), {})
+    assert entries(cluster, "sink-7", "out") == expected
+
+
+def test_a_stream_of_changes_is_kept_in_kvs_and_a_batch_that_is_run_again_changes_nothing(
+    spark: SparkSession, cluster: RunningUp, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    frame = spark.range(0, 300, numPartitions=1).selectExpr(
+        "concat('kv.', id % 2) as store",
+        "cast(id % 10 as string) as key",
+        "cast(id as string) as value",
+        "map('n', cast(id as string)) as headers",
+    )
+    frame.write.parquet(str(source))
+
+    def run() -> None:
+        query = (
+            spark.readStream.schema(frame.schema)
+            .parquet(str(source))
+            .writeStream.format("holdfast")
+            .options(nats=cluster.nats, tenant="sink-8", kind="kv")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run()
+    last = {str(key): (str(290 + key).encode(), {"n": str(290 + key)}) for key in range(10)}
+    assert entries(cluster, "sink-8", "kv.0") | entries(cluster, "sink-8", "kv.1") == last
+
+    async def set_again() -> None:
+        async with connect(cluster.nats, tenant="sink-8") as client:
+            await client.kv("kv.0").set("0", b"theirs")
+
+    asyncio.run(set_again())
+    # As a driver leaves it that ends before it has noted that the batch is done.
+    for found in (checkpoint / "commits").iterdir():
+        found.unlink()
+    run()
+    assert entries(cluster, "sink-8", "kv.0") == {
+        **{key: entry for key, entry in last.items() if int(key) % 2 == 0},
+        "0": (b"theirs", {}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["'a' as value"], {"kv": "out"}, "key: there is no such column"),
+        (["1 as key", "'a' as value"], {"kv": "out"}, "key: its type must be string"),
+        (["'spark-sink/x' as key", "'a' as value"], {"kv": "out"}, "for the sink's marks"),
+    ],
+)
+def test_rows_that_cannot_be_entries_are_refused(
+    spark: SparkSession,
+    cluster: RunningUp,
+    columns: list[str],
+    options: dict[str, str],
+    message: str,
+) -> None:
+    with pytest.raises(PySparkException, match=message):
+        write(spark.range(1).selectExpr(*columns), cluster, "sink-9", **options)
