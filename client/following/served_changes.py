@@ -49,6 +49,7 @@ class ServedChanges(Generic[_Given]):
         self._convert = convert
         #: What was taken of the track and not given out yet.
         self._taken: list[Change] = []
+        self._stopped = False
         follower.end_with(self, self._feed)
 
     @property
@@ -74,13 +75,18 @@ class ServedChanges(Generic[_Given]):
     ) -> None:
         await self.aclose()
 
+    def stop(self) -> None:
+        """End the iteration, from anywhere on the loop. What was not given out yet is dropped."""
+        self._stopped = True
+        self._feed.wake()
+
     async def aclose(self) -> None:
         """Stop listening; the iteration ends. Idempotent."""
         await self._follower.ended(self._feed)
 
     async def __anext__(self) -> list[_Given]:
         feed, track = self._feed, self._feed.track
-        while not feed.closed:
+        while not (feed.closed or self._stopped):
             self._taken = self._taken or track.pop_all()
             if self._taken:
                 # It may be cancelled: a large value has to be fetched.

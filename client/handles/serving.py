@@ -265,6 +265,35 @@ class ServingStream:
             for operation, result in zip(operations, results, strict=True)
         ]
 
+    async def append_with(
+        self,
+        message: NewMessage,
+        operations: Sequence[list[Any]],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> Appended:
+        """Append a message of any size and do these operations, all or none: see `batch`."""
+        with_headers_bytes = len(message.value) + len(message.headers) + _FIELDS_BYTES
+        if not (
+            is_large(message.value) or 2 * with_headers_bytes > self._link.operation_limit_bytes
+        ):
+            first, *_ = await self.batch(
+                [self.packer.append_operation(message), *operations],
+                timeout_seconds=timeout_seconds,
+            )
+            assert isinstance(first, Appended)
+            return first
+
+        async def commit(large: LargeValue) -> Ack:
+            append = self.packer.append_operation(message, list(large))
+            answers = await self.batch([append, *operations], timeout_seconds=timeout_seconds)
+            seq, revision, time, duplicate, _ = answers[0]
+            return Ack(seq, revision, time, Durability.DEFAULT, duplicate)
+
+        return self.appended(
+            await put_value(self._link, self._key, message.value, commit, timeout_seconds)
+        )
+
     def append_batch_soon(
         self,
         waiter: Waiter,

@@ -103,6 +103,46 @@ stream_subjects_exceeded: Final = _fixed(500, 10117, "subject details would exce
 stream_mirror_not_updatable: Final = _fixed(
     400, 10055, "stream mirror configuration can not be updated"
 )
+mirror_with_subjects: Final = _fixed(400, 10034, "stream mirrors can not contain subjects")
+mirror_with_sources: Final = _fixed(400, 10031, "stream mirrors can not also contain other sources")
+mirror_with_first_seq: Final = _fixed(
+    400, 10143, "stream mirrors can not have first sequence configured"
+)
+mirror_with_counters: Final = _fixed(400, 10173, "stream mirrors can not also calculate counters")
+mirror_with_schedules: Final = _fixed(400, 10186, "stream mirrors can not also schedule messages")
+mirror_with_atomic_publish: Final = _fixed(
+    400, 10198, "stream mirrors can not also use atomic publishing"
+)
+mirror_with_batch_publish: Final = _fixed(
+    400, 10209, "stream mirrors can not also use batch publishing"
+)
+mirror_consumer_invalid: Final = _fixed(400, 10213, "stream mirror consumer config is invalid")
+mirror_max_msg_size_too_big: Final = _fixed(
+    400, 10030, "stream mirror must have max message size >= source"
+)
+mirror_invalid_name: Final = _fixed(400, 10142, "mirrored stream name is invalid")
+mirror_multiple_filters: Final = _fixed(
+    400, 10150, "mirror with multiple subject transforms cannot also have a single subject filter"
+)
+mirror_invalid_filter: Final = _with(400, 10151, "mirror transform source: {}")
+mirror_overlapping_filters: Final = _fixed(400, 10152, "mirror subject filters can not overlap")
+mirror_invalid_transform: Final = _with(400, 10154, "mirror transform: {}")
+mirror_setup_failed: Final = _with(500, 10029)
+source_max_msg_size_too_big: Final = _fixed(
+    400, 10046, "stream source must have max message size >= target"
+)
+source_duplicate: Final = _fixed(400, 10140, "duplicate source configuration detected")
+source_invalid_name: Final = _fixed(400, 10141, "sourced stream name is invalid")
+source_multiple_filters: Final = _fixed(
+    400, 10144, "source with multiple subject transforms cannot also have a single subject filter"
+)
+source_invalid_filter: Final = _with(400, 10145, "source transform source: {}")
+source_invalid_transform: Final = _with(400, 10146, "source transform: {}")
+source_overlapping_filters: Final = _fixed(400, 10147, "source filters can not overlap")
+source_with_schedules: Final = _fixed(400, 10187, "stream source can not also schedule messages")
+source_consumer_invalid: Final = _fixed(400, 10215, "stream source consumer config is invalid")
+source_consumer_duplicate: Final = _fixed(400, 10216, "duplicate stream source consumer detected")
+source_setup_failed: Final = _with(500, 10045)
 transform_invalid_source: Final = _with(400, 10155, "stream transform source: {}")
 transform_invalid_destination: Final = _with(400, 10156, "stream transform: {}")
 snapshot_failed: Final = _with(500, 10064, "snapshot failed: {}")

@@ -87,6 +87,8 @@ class ApiStreamState:
     #: If asked for.
     deleted: Sequence[int] = ()
     subjects: Mapping[str, int] = field(default_factory=dict)
+    #: What there is to tell about its mirror's origin, or each of its sources, as JSON.
+    origins: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> dict[str, Any]:
         made: dict[str, Any] = {
@@ -125,8 +127,15 @@ class ApiStreamInfo:
             "created": format_ms(self.created_ms),
             "state": self.state.to_json(),
             **domain,
+            **self._origins(),
             "ts": format_ms(now_ms),
         }
+
+    def _origins(self) -> dict[str, Any]:
+        found = list(self.state.origins)
+        if self.config.mirror is not None:
+            return {"mirror": found[0]} if found else {}
+        return {"sources": found} if self.config.sources and found else {}
 
 
 def stream_created_reply(info: ApiStreamInfo, now_ms: int) -> bytes:

@@ -4,9 +4,9 @@ Each check raises the ApiError that nats-server answers with, and the checks com
 that a request with two mistakes gets the same answer. What was left out is filled in, so the result
 is a complete configuration: two that mean the same are equal.
 
-The gateway refuses what it does not do, rather than accept and ignore it: mirrors, sources, fast
-ingest, more than one replica, and placement by tags or in a cluster of another name. What it
-accepts though it means less here is told in docs/jetstream.md.
+The gateway refuses what it does not do, rather than accept and ignore it: mirrors and sources of
+other accounts, fast ingest, more than one replica, and placement by tags or in a cluster of another
+name. What it accepts though it means less here is told in docs/jetstream.md.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from holdfast.gateway.jetstream.api.limits import (
     NO_LIMITS,
     AccountLimits,
 )
+from holdfast.gateway.jetstream.api.source_checks import check_mirror, check_sources
 from holdfast.gateway.jetstream.api.stream_config import (
     ApiStreamConfig,
     DiscardPolicy,
@@ -99,6 +100,8 @@ def check_update(
         raise errors.stream_invalid_config("message schedules can not be disabled")
     if old.persist_mode is not config.persist_mode:
         raise _not_changeable("change persist mode")
+    if config.mirror is not None and config.mirror != old.mirror:
+        raise errors.stream_mirror_not_updatable()
     if config.sealed:
         return replace(
             config,
@@ -145,8 +148,10 @@ def _checked(
     config = _with_durations(config, pedantic)
     _check_features(config)
     config = _with_permissions(config, pedantic)
+    check_mirror(config)
+    check_sources(config)
     _check_refused(config)
-    if not config.subjects:
+    if not (config.subjects or config.origins):
         config = replace(config, subjects=(config.name,))
     _check_subjects(config, reserved)
     _check_account(config, limits)
@@ -195,6 +200,9 @@ def _with_durations(config: ApiStreamConfig, pedantic: bool) -> ApiStreamConfig:
         raise errors.stream_invalid_config("max age can not be negative")
     if 0 < age < _MIN_DURATION:
         raise errors.stream_invalid_config("max age needs to be >= 100ms")
+    if window == 0 and config.origins:
+        # What is copied is told apart by its place in the origin.
+        return config
     if window == 0:
         window = _DEFAULT_DUPLICATE_WINDOW
         if 0 < age < window:
@@ -284,8 +292,6 @@ def _with_rollups(config: ApiStreamConfig) -> ApiStreamConfig:
 
 def _check_refused(config: ApiStreamConfig) -> None:
     """Refuse what the gateway does not do."""
-    if config.mirror is not None or config.sources:
-        raise errors.stream_invalid_config("mirrors and sources are not supported")
     if config.allow_batched:
         raise errors.stream_invalid_config("batch publishing is not supported")
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Self
 
-from holdfast.gateway.jetstream.api import bodies
+from holdfast.gateway.jetstream.api import bodies, stream_source
+from holdfast.gateway.jetstream.api.stream_source import StreamSource
 from holdfast.gateway.jetstream.api.subject_transform import SubjectTransform
 from holdfast.gateway.jetstream.api.times import SECOND
 from holdfast.protocol.limits import MAX_DEDUPE_WINDOW_SECONDS, MAX_RETENTION_SECONDS
@@ -114,9 +115,10 @@ class ApiStreamConfig:
     no_ack: bool = False
     duplicate_window: int = 0
     placement: StreamPlacement | None = None
-    #: What a client asked for and does not get: the names of other streams.
-    mirror: Mapping[str, Any] | None = None
-    sources: tuple[Mapping[str, Any], ...] = ()
+    #: The stream of which this one has the messages, at their seqs.
+    mirror: StreamSource | None = None
+    #: The streams of which this one gets the messages, besides its own.
+    sources: tuple[StreamSource, ...] = ()
     compression: StoreCompression = StoreCompression.NONE
     first_seq: int = 0
     subject_transform: SubjectMapping | None = None
@@ -159,6 +161,11 @@ class ApiStreamConfig:
             }
         return cls(**values)
 
+    @property
+    def origins(self) -> tuple[StreamSource, ...]:
+        """The streams from which this one copies."""
+        return self.sources if self.mirror is None else (self.mirror,)
+
     def input_transform(self) -> SubjectTransform | None:
         """Return what the subjects of messages become before anything else, if they change."""
         mapping = self.subject_transform
@@ -199,7 +206,8 @@ def store_settings(
         "max_messages_per_subject": _limit(config.max_msgs_per_subject),
         "discard_new_per_subject": config.discard_new_per_subject,
         "subject_marker_seconds": _seconds(config.subject_delete_marker_ttl),
-        "deny_delete": config.deny_delete,
+        # A mirror removes what fills the gaps of its origin. Its clients are refused all the same.
+        "deny_delete": config.deny_delete and config.mirror is None,
         "deny_purge": config.deny_purge,
         "sealed": config.sealed,
     }
@@ -214,12 +222,14 @@ def _seconds(duration_ns: int) -> float | None:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, StreamSource):
+        return value.to_json()
     if isinstance(value, StreamPlacement | Republish | SubjectMapping | ConsumerLimits):
         always = _ALWAYS_INSIDE.get(type(value), frozenset())
         pairs = ((each.name, getattr(value, each.name)) for each in fields(value))
         return {name: _plain(each) for name, each in pairs if each or name in always}
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(each) for each in value]
     if isinstance(value, Mapping):
         return dict(value)
     return value.value if isinstance(value, StrEnum) else value
@@ -231,33 +241,6 @@ _PLACEMENT: Final[bodies.Schema] = {
     "tags": bodies.texts,
     "preferred": bodies.text,
 }
-_EXTERNAL: Final[bodies.Schema] = {"api": bodies.text, "deliver": bodies.text}
-_SOURCE_CONSUMER: Final[bodies.Schema] = {"name": bodies.text, "deliver_subject": bodies.text}
-
-
-def _transforms(value: Any, path: str) -> list[dict[str, Any]]:
-    if type(value) is not list:
-        bodies.texts(value, path)
-    return [bodies.read(_TRANSFORM, each, f"{path}.{at}") for at, each in enumerate(value)]
-
-
-_SOURCE: Final[bodies.Schema] = {
-    "name": bodies.text,
-    "opt_start_seq": bodies.uint64,
-    "opt_start_time": bodies.time,
-    "filter_subject": bodies.text,
-    "subject_transforms": _transforms,
-    "external": bodies.nested(_EXTERNAL, dict),
-    "consumer": bodies.nested(_SOURCE_CONSUMER, dict),
-}
-
-
-def _sources(value: Any, path: str) -> tuple[dict[str, Any], ...]:
-    if type(value) is not list:
-        bodies.texts(value, path)
-    return tuple(bodies.read(_SOURCE, each, f"{path}.{at}") for at, each in enumerate(value))
-
-
 _SCHEMA: Final[bodies.Schema] = {
     "name": bodies.text,
     "description": bodies.text,
@@ -275,8 +258,8 @@ _SCHEMA: Final[bodies.Schema] = {
     "no_ack": bodies.boolean,
     "duplicate_window": bodies.int64,
     "placement": bodies.nested(_PLACEMENT, StreamPlacement),
-    "mirror": bodies.nested(_SOURCE, dict),
-    "sources": _sources,
+    "mirror": stream_source.source,
+    "sources": stream_source.sources,
     "compression": bodies.word(StoreCompression),
     "first_seq": bodies.uint64,
     "subject_transform": bodies.nested(_TRANSFORM, SubjectMapping),

@@ -37,7 +37,7 @@ class PublishRules:
             if asked.expected_subject:
                 options["expected_subject"] = asked.expected_subject
         if asked.expected_last_msg_id:
-            options["expected_last_msg_id"] = _stored_id(asked.expected_last_msg_id)
+            options["expected_last_msg_id"] = stored_id(asked.expected_last_msg_id)
         if asked.rollup:
             options["rollup"] = asked.rollup
         if asked.increment:
@@ -51,7 +51,7 @@ class PublishRules:
             subject,
             payload,
             asked.block,
-            _stored_id(asked.msg_id) if asked.msg_id else None,
+            stored_id(asked.msg_id) if asked.msg_id else None,
             asked.expected_last_seq,
             ttl_seconds,
             options or None,
@@ -64,7 +64,7 @@ def counter_value(total: str) -> bytes:
     return b'{"val":"%b"}' % total.encode()
 
 
-def _stored_id(msg_id: str) -> str:
+def stored_id(msg_id: str) -> str:
     """Return a message id as a store keeps it: long ones are hashed."""
     encoded = msg_id.encode()
     if len(encoded) <= MAX_MSG_ID_BYTES:

@@ -21,6 +21,7 @@ from holdfast.gateway.jetstream.api.errors import ApiError
 from holdfast.gateway.jetstream.api.limits import NO_LIMITS, AccountLimits
 from holdfast.gateway.jetstream.catalogue.catalogue import Catalogue, StreamEntry
 from holdfast.gateway.jetstream.catalogue.keeper import CatalogueKeeper
+from holdfast.gateway.jetstream.origins.directory import OriginDirectory
 from holdfast.gateway.jetstream.serving.api_router import ApiRouter, Servers
 from holdfast.gateway.jetstream.serving.peers import PeerListener, Peers
 from holdfast.gateway.jetstream.serving.presence import GatewayPresence
@@ -82,11 +83,14 @@ class JetStreamGateway(PeerListener):
         self._holdfast = holdfast
         self._tasks: asyncio.TaskGroup | None = None
         presence = GatewayPresence(client, self._is_own)
+        self.catalogue = Catalogue(self._entry_changed)
+        self.keeper = CatalogueKeeper(holdfast, self.catalogue)
         self.context = GatewayContext(
             client,
             leaf,
             holdfast,
             presence,
+            OriginDirectory(self.keeper),
             options.now_ms,
             self.spawn,
             options.domain,
@@ -96,8 +100,6 @@ class JetStreamGateway(PeerListener):
         client.rest_while(self.context.load.may_gather)
         #: The streams that there are, by shard.
         self._names: dict[int, set[str]] = {}
-        self.catalogue = Catalogue(self._entry_changed)
-        self.keeper = CatalogueKeeper(holdfast, self.catalogue)
         self.streams = ServedStreams(self.context, self._stream_lost)
         self.shards = ShardKeeper(options.gateway)
         start = f"{options.prefix}.{holdfast.tenant}.js"
@@ -272,6 +274,7 @@ class JetStreamGateway(PeerListener):
             self.streams.unwant(name)
         elif self.holds(name):
             self.streams.want(after)
+        self.context.origins.changed(name, before, after)
 
     async def _serve(self, shards: frozenset[int]) -> None:
         """Serve the streams of shards, of which the catalogue may not have told all yet."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from holdfast.gateway.jetstream.api import errors
@@ -35,6 +36,7 @@ from holdfast.gateway.jetstream.api.requests.stream_requests import (
     check_no_request,
 )
 from holdfast.gateway.jetstream.api.requests.verbs import OF_CONSUMERS, ApiCall, ApiVerb
+from holdfast.gateway.jetstream.api.source_checks import check_origins
 from holdfast.gateway.jetstream.api.stream_checks import check_create, check_update
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig, StorageType
 from holdfast.gateway.jetstream.catalogue.catalogue import Catalogue, StreamEntry
@@ -131,6 +133,7 @@ class StreamApi:
         config = check_create(
             asked.config, self._account.limits, pedantic=asked.pedantic, reserved=self._reserved
         )
+        config = self._with_origins(CatalogueDraft(self._catalogue), config, asked.pedantic)
         new_streams = self._context.new_streams
         while (earlier := new_streams.get(name)) is not None:
             await earlier.ended()
@@ -188,6 +191,7 @@ class StreamApi:
                 pedantic=asked.pedantic,
                 reserved=self._reserved,
             )
+            config = self._with_origins(draft, config, asked.pedantic)
             self._check_room(draft, config)
             new = StreamEntry.of(config.to_json(), there.store, there.created_ms)
             return None if new == there else CatalogueChange(name, new)
@@ -314,6 +318,28 @@ class StreamApi:
 
     async def _info_of(self, served: ServedStream) -> ApiStreamInfo:
         return self._infos.info(served.entry, await served.state())
+
+    @staticmethod
+    def _with_origins(
+        draft: CatalogueDraft, config: ApiStreamConfig, pedantic: bool
+    ) -> ApiStreamConfig:
+        """Return a configuration with what it has from its origins. Raises ApiError."""
+        if not config.origins:
+            return config
+
+        def find(name: str) -> ApiStreamConfig | None:
+            entry = draft.get(name)
+            if entry is None or entry.deleting:
+                return None
+            return ApiStreamConfig.from_json(entry.config)
+
+        check_origins(config, find)
+        origin = None if config.mirror is None else find(config.mirror.name)
+        if origin is None:
+            return config
+        if pedantic and config.mirror_direct != origin.allow_direct:
+            raise errors.pedantic("origin stream has direct get set, mirror has it disabled")
+        return replace(config, mirror_direct=origin.allow_direct)
 
     def _check_room(self, draft: CatalogueDraft, config: ApiStreamConfig) -> None:
         """Check a stream against all others. Raises ApiError."""

@@ -36,7 +36,7 @@ _HEADS: Final = 256
 _HEADS_OF_ACCOUNT: Final = 1024
 _T = TypeVar("_T")
 _STATE_FIELDS: Final = frozenset(each.name for each in fields(ApiStreamState))
-_NUMBERS: Final = _STATE_FIELDS - {"deleted", "subjects"}
+_NUMBERS: Final = _STATE_FIELDS - {"deleted", "subjects", "origins"}
 #: What other gateways are asked for: the last token of the subject.
 INFOS: Final = "infos"
 USAGE: Final = "usage"
@@ -169,11 +169,17 @@ def _states(answer: Any) -> dict[str, ApiStreamState]:
         return {}
     found = {}
     for name, state in answer.items():
-        if type(state) is dict and state.keys() == _STATE_FIELDS:
+        # A gateway of another version may tell less, or more.
+        if type(state) is dict and state.keys() >= _NUMBERS:
             numbers = {each: state[each] for each in _NUMBERS}
+            origins = state.get("origins") or []
             if all(type(each) is int for each in numbers.values()):
-                found[name] = ApiStreamState(**numbers)
+                found[name] = ApiStreamState(**numbers, origins=_origins(origins))
     return found
+
+
+def _origins(found: Any) -> list[dict[str, Any]]:
+    return [each for each in found if type(each) is dict] if type(found) is list else []
 
 
 def _usage(answer: Any) -> AccountUsage:

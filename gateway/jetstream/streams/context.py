@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.client import Client
 from holdfast.gateway.jetstream.api.advisories import Advisories, Advisory
 from holdfast.gateway.jetstream.api.limits import NO_LIMITS, AccountLimits
+from holdfast.gateway.jetstream.origins.directory import OriginDirectory
 from holdfast.gateway.jetstream.publishing.publisher import PublishLoad
 from holdfast.gateway.jetstream.streams.delivery_fence import Presence
 from holdfast.gateway.jetstream.streams.new_stream import NewStream
@@ -29,6 +30,8 @@ class GatewayContext:
     #: The tenant's stores.
     holdfast: Client
     presence: Presence
+    #: The streams that its streams copy.
+    origins: OriginDirectory
     #: Milliseconds since the epoch.
     now_ms: Callable[[], int]
     #: Runs work in a task that ends with the gateway.

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
+from holdfast.client import Client
 from holdfast.client.handles.serving import ServingStream
 from holdfast.client.handles.serving_wire import ServedMessage, ServingHead
 from holdfast.gateway.jetstream.api import errors
@@ -34,6 +35,9 @@ from holdfast.gateway.jetstream.api.stream_config import (
 from holdfast.gateway.jetstream.catalogue.catalogue import StreamEntry
 from holdfast.gateway.jetstream.consumer_set.consumer_api import no_consumers_reply
 from holdfast.gateway.jetstream.consumer_set.consumer_set import ConsumerSet
+from holdfast.gateway.jetstream.origins.copier import CopyingStream
+from holdfast.gateway.jetstream.origins.origin_set import OriginSet
+from holdfast.gateway.jetstream.origins.position import is_of_source
 from holdfast.gateway.jetstream.publishing.publisher import PublishListener, StreamPublisher
 from holdfast.gateway.jetstream.publishing.republishing_queue import RepublishingQueue
 from holdfast.gateway.jetstream.publishing.scheduler import Scheduler
@@ -42,7 +46,11 @@ from holdfast.gateway.jetstream.streams.direct_get import DirectGet
 from holdfast.gateway.jetstream.streams.stream_for_consumers import StreamForConsumers
 from holdfast.gateway.jetstream.streams.stream_info import state_of
 from holdfast.gateway.jetstream.wire.ports import PortMessage, PortSubscription
-from holdfast.protocol.errors import ConnectionFailedError, DeposedWriterError
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    DeposedWriterError,
+    OperationTimeoutError,
+)
 
 logger = logging.getLogger("holdfast.gateway")
 
@@ -54,7 +62,7 @@ _NEVER_WRITTEN: Final = ServingHead(
 _MAKES_CONSUMERS: Final = frozenset((ApiVerb.CONSUMER_CREATE, ApiVerb.CONSUMER_DURABLE_CREATE))
 
 
-class ServedStream(PublishListener):
+class ServedStream(PublishListener, CopyingStream):
     """One stream and all that listens for it. `begin` it, and `end` it."""
 
     def __init__(
@@ -80,6 +88,7 @@ class ServedStream(PublishListener):
         self._consumer_set: ConsumerSet | None = None
         self._republishing: RepublishingQueue | None = None
         self._scheduler: Scheduler | None = None
+        self._origins = OriginSet(self, context.origins)
         self._configure_publishing()
         self._direct = DirectGet(entry.name, self.store, context)
         self._subscriptions: dict[str, PortSubscription] = {}
@@ -113,15 +122,18 @@ class ServedStream(PublishListener):
         else:
             self._is_new = await self._raise_epoch() == 1
         recorded = [] if self._is_new else await self.store.cursors()
+        recorded = [each for each in recorded if not is_of_source(each.name)]
         async with self._turn:
             if recorded or self._needs_consumers:
                 await self._begin_consumers()
             await self._begin_schedules()
             await self._subscribe()
+            self._origins.begin()
 
     async def update(self, entry: StreamEntry) -> None:
         """Go by another configuration: when this returns, it is in force. Raises HoldfastError."""
         async with self._turn:
+            await self._end_copying()
             self.entry = entry
             self.config = ApiStreamConfig.from_json(entry.config)
             self._configure_publishing()
@@ -130,6 +142,16 @@ class ServedStream(PublishListener):
             await self._subscribe()
             if self._consumers is not None:
                 self._consumers.configure(self.config)
+            self._origins.begin()
+
+    async def _end_copying(self) -> None:
+        """Copy nothing more until what was written is answered. Raises OperationTimeoutError."""
+        try:
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self._origins.end(drain=True)
+        except TimeoutError:
+            reason = "a copy of another stream's messages is not answered"
+            raise OperationTimeoutError(timeout_seconds=_DRAIN_SECONDS, reason=reason) from None
 
     async def end(self, *, drain: bool) -> None:
         """Listen no more. With `drain`, first wait for the answers to what was appended."""
@@ -138,6 +160,10 @@ class ServedStream(PublishListener):
             self._scheduler.close()
         async with self._turn:
             subscriptions, self._subscriptions = self._subscriptions, {}
+            if drain:
+                with contextlib.suppress(OperationTimeoutError):
+                    await self._end_copying()
+            await self._origins.end(drain=False)
             if drain:
                 with contextlib.suppress(TimeoutError, ConnectionFailedError):
                     async with asyncio.timeout(_DRAIN_SECONDS):
@@ -221,13 +247,20 @@ class ServedStream(PublishListener):
         """Return the state of the stream. Raises HoldfastError."""
         self._publisher.stored_since = False
         head = await self.store.head()
-        state = state_of(head, self.consumer_count, deleted=deleted, subjects=subjects or {})
+        state = state_of(
+            head,
+            self.consumer_count,
+            deleted=deleted,
+            subjects=subjects or {},
+            origins=await self._origins.infos(),
+        )
         self.size_bytes = state.bytes
         return state
 
     async def first_state(self) -> ApiStreamState:
         """Return the state of a stream that was just created. Raises HoldfastError."""
-        if not self._is_new or self._publisher.stored_since or self.config.first_seq > 1:
+        is_empty = self._is_new and not self._publisher.stored_since
+        if not is_empty or self.config.first_seq > 1 or self.config.origins:
             return await self.state()
         # Nothing was ever stored, so nobody needs to be asked.
         return state_of(_NEVER_WRITTEN, self.consumer_count)
@@ -324,6 +357,14 @@ class ServedStream(PublishListener):
             self._republishing.stored(message)
         if self._consumers is not None:
             self._consumers.acknowledged(message)
+
+    def copied(self, message: ServedMessage) -> None:
+        self._publisher.stored_since = True
+        self.stored(message)
+
+    @property
+    def holdfast(self) -> Client:
+        return self._context.holdfast
 
     def batch_abandoned(self, batch_id: str, reason: BatchAbandonReason) -> None:
         self._context.advise(

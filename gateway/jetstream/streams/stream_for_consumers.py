@@ -23,6 +23,7 @@ from holdfast.gateway.jetstream.consumers.stream_access import (
     StreamState,
     TailListener,
 )
+from holdfast.gateway.jetstream.origins.position import is_of_source
 from holdfast.gateway.jetstream.streams.context import GatewayContext
 from holdfast.gateway.jetstream.streams.delivery_fence import DeliveryFence
 from holdfast.gateway.jetstream.streams.tail import Tail
@@ -218,4 +219,4 @@ class StreamForConsumers(StreamAccess):
             raise
 
     async def cursors(self) -> Sequence[ServedCursor]:
-        return await self._store.cursors()
+        return [each for each in await self._store.cursors() if not is_of_source(each.name)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from holdfast.client.handles.serving_wire import ServingHead
 from holdfast.gateway.jetstream.api.replies import ApiStreamState
@@ -17,6 +17,7 @@ def state_of(
     *,
     deleted: Sequence[int] = (),
     subjects: Mapping[str, int] = _NOTHING,
+    origins: Sequence[Mapping[str, Any]] = (),
 ) -> ApiStreamState:
     """Return the state of a stream with this head."""
     span = head.last_seq - head.first_seq + 1 if head.count else 0
@@ -33,4 +34,5 @@ def state_of(
         num_deleted=span - head.count,
         deleted=deleted,
         subjects=subjects,
+        origins=origins,
     )
