@@ -431,10 +431,12 @@ class Coalescer:
 
     def _fail_waiting(self, queue: StoreQueue, error: HoldfastError) -> None:
         for waiting in (queue.writes, queue.reads):
-            self._credit.pending_count -= len(waiting)
-            for operation in waiting:
-                fail(operation, error)
+            failed = list(waiting)
+            # Whoever is told may submit another operation at once: that one stays.
             waiting.clear()
+            self._credit.pending_count -= len(failed)
+            for operation in failed:
+                fail(operation, error)
 
 
 def _answers_with_runs(

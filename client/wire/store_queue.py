@@ -250,12 +250,14 @@ class StoreQueue:
         earliest = math.inf
         dropped = 0
         for waiting in (self.writes, self.reads):
-            earliest = min(earliest, self.expire_operations(waiting, now, sent=False))
+            # Whoever is told that his operation failed may submit another one at once.
+            self.expire_operations(list(waiting), now, sent=False)
             kept = [operation for operation in waiting if not operation[1].done()]
+            earliest = min([earliest, *(operation[2] for operation in kept)])
             dropped += len(waiting) - len(kept)
             waiting.clear()
             waiting.extend(kept)
-        for group in self.groups:
+        for group in list(self.groups):
             if not group.answered:
                 earliest = min(earliest, self.expire_operations(group.operations, now, sent=True))
         return earliest, dropped + self.settle()

@@ -46,21 +46,9 @@ _ANYWHERE: Final[Mapping[str, Mapping[str, str]]] = {
 }
 #: Of those the ones that measure time, and so may pass.
 UNSTEADY: Final = frozenset({"tests/test_consumer.py::test_consumer_reset_to_ack_floor"})
-_MIRRORS: Final = "it needs mirrors or sources, which the gateway refuses"
 #: Those that fail against holdfast alone.
 _HOLDFAST: Final[Mapping[str, Mapping[str, str]]] = {
-    "nats-py": {
-        f"tests/test_js.py::V210FeaturesTest::{test}": _MIRRORS
-        for test in (
-            "test_stream_mirror_removal",
-            "test_stream_source_opt_start_time",
-            "test_subject_transforms",
-        )
-    },
     "nats-jetstream": {
-        "tests/test_jetstream.py::test_create_mirror_stream": _MIRRORS,
-        "tests/test_stream.py::test_create_mirror_stream": _MIRRORS,
-        "tests/test_stream.py::test_stream_source_with_consumer": _MIRRORS,
         "tests/test_stream.py::test_stream_allow_batch_publish_round_trip": (
             "it needs `allow_batched`, which the gateway refuses"
         ),

@@ -29,9 +29,9 @@ class OriginSet:
             copier.begin()
 
     async def end(self, *, drain: bool) -> None:
-        """Copy no more: see `OriginCopier.end`."""
-        copiers, self._copiers = self._copiers, []
-        await asyncio.gather(*(each.end(drain=drain) for each in copiers))
+        """Copy no more: see `OriginCopier.end`. If this is cancelled, call it again."""
+        await asyncio.gather(*(each.end(drain=drain) for each in self._copiers))
+        self._copiers = []
 
     async def infos(self) -> list[dict[str, Any]]:
         """Return what STREAM.INFO tells of each origin, in the order of the configuration."""

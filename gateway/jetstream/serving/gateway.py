@@ -140,31 +140,35 @@ class JetStreamGateway(PeerListener):
         """
         # Before anything of the cluster is asked for, which may be away.
         await self._check_alone()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            try:
+                await self._serve_until_cancelled(tasks, ready)
+            finally:
+                # While it ends it takes no more tasks.
+                self._tasks = None
+
+    async def _serve_until_cancelled(self, tasks: asyncio.TaskGroup, ready: asyncio.Event) -> None:
+        tasks.create_task(self.keeper.run())
+        tasks.create_task(self.streams.run())
+        await self.keeper.loaded()
+        await self.peers.start()
+        tasks.create_task(self.peers.run())
+        await self.api.subscribe()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_STREAMS_SECONDS):
+                await self._steady.wait()
+                await self.streams.settled()
+        logger.info(
+            "jetstream.serving gateway=%s tenant=%s streams=%d",
+            *(self.options.gateway, self._holdfast.tenant, len(self.streams)),
+        )
+        ready.set()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                tasks.create_task(self.keeper.run())
-                tasks.create_task(self.streams.run())
-                await self.keeper.loaded()
-                await self.peers.start()
-                tasks.create_task(self.peers.run())
-                await self.api.subscribe()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_FIRST_STREAMS_SECONDS):
-                        await self._steady.wait()
-                        await self.streams.settled()
-                logger.info(
-                    "jetstream.serving gateway=%s tenant=%s streams=%d",
-                    *(self.options.gateway, self._holdfast.tenant, len(self.streams)),
-                )
-                ready.set()
-                try:
-                    await asyncio.Event().wait()
-                except asyncio.CancelledError:
-                    await asyncio.shield(self._leave())
-                    raise
-        finally:
-            self._tasks = None
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.shield(self._leave())
+            raise
 
     async def _check_alone(self) -> None:
         """Raise JetStreamExistsError if nats-server's own JetStream answers this account.

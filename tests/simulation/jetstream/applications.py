@@ -15,7 +15,17 @@ from holdfast.gateway.jetstream.api.acks import parse_ack_subject
 from holdfast.gateway.jetstream.api.headers import build, get
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
-from tests.simulation.jetstream.notes import CONSUMERS, FACTS, ORDERS, STREAMS, TASKS, Publication
+from tests.simulation.jetstream.notes import (
+    CONSUMERS,
+    FACTS,
+    MIRROR,
+    ORDERS,
+    SOURCED,
+    SOURCES,
+    STREAMS,
+    TASKS,
+    Publication,
+)
 from tests.simulation.jetstream.world import World
 from tests.simulation.virtual_loop import Process
 
@@ -82,6 +92,11 @@ async def create_streams(application: Application) -> None:
         config |= {"retention": "workqueue"} if stream == TASKS else {}
         config |= {"allow_direct": True} if stream == FACTS else {}
         await application.api(f"STREAM.CREATE.{stream}", config)
+    await application.api(
+        f"STREAM.CREATE.{MIRROR}", {"name": MIRROR, "mirror": {"name": ORDERS}}
+    )
+    sources = [{"name": each} for each in SOURCES]
+    await application.api(f"STREAM.CREATE.{SOURCED}", {"name": SOURCED, "sources": sources})
     for stream, consumer in CONSUMERS.items():
         config = {
             "durable_name": consumer,
@@ -249,6 +264,18 @@ class Worker(Application):
                 while (await self.api(f"STREAM.INFO.{TASKS}"))["state"]["messages"]:
                     self._pull(TASKS, 100, 1.0)
                     await asyncio.sleep(1.2)
+
+    async def await_copies(self) -> None:
+        """Return once everything is copied. Raises TimeoutError."""
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            for copy in (MIRROR, SOURCED):
+                while True:
+                    info = await self.api(f"STREAM.INFO.{copy}")
+                    self.simulation.trace.add(f"{copy}: {info}")
+                    origins = [info["mirror"]] if copy == MIRROR else info["sources"]
+                    if not any(each["lag"] or "error" in each for each in origins):
+                        break
+                    await asyncio.sleep(0.5)
 
     def _judge_numbers(self, stream: str, info: dict[str, Any]) -> None:
         delivered, floor = info["delivered"], info["ack_floor"]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.simulation.jetstream.notes import CONSUMERS, FACTS, ORDERS, TASKS, Notes, Publication
+from tests.simulation.jetstream.notes import (
+    CONSUMERS,
+    FACTS,
+    ORDERS,
+    TASKS,
+    Copied,
+    Notes,
+    Publication,
+)
 
 
 def judge(notes: Notes) -> list[str]:
@@ -16,6 +24,7 @@ def judge(notes: Notes) -> list[str]:
         *_expectations_held(notes),
         *_nothing_is_lost(notes),
         *_nothing_comes_back(notes),
+        *_copies_are_exact(notes),
     ]
 
 
@@ -123,4 +132,25 @@ def _nothing_comes_back(notes: Notes) -> Iterator[str]:
                 f"{sent.stream} {sent.seq} is delivered by {sent.gateway} at {sent.at:.6f} "
                 f"(epoch {sent.epoch} of {sent.last_epoch}), "
                 f"and its ack was confirmed at {handled.confirmed_at:.6f}"
+            )
+
+
+def _copies_are_exact(notes: Notes) -> Iterator[str]:
+    """Each message of an origin is copied, once, in the order of the origin."""
+    for copy, found in notes.copied.items():
+        wanted = notes.originals[copy]
+        by_origin: dict[str, list[Copied]] = defaultdict(list)
+        for each in found:
+            by_origin[each.origin].append(each)
+        for origin in {each.origin for each in (*found, *wanted)}:
+            theirs = [each for each in wanted if each.origin == origin]
+            ours = by_origin[origin]
+            if ours == theirs:
+                continue
+            seqs = [each.origin_seq for each in ours]
+            doubles = sorted({each for each in seqs if seqs.count(each) > 1})
+            missing = sorted({each.origin_seq for each in theirs} - set(seqs))
+            yield (
+                f"{copy} has {len(ours)} of {len(theirs)} messages of {origin}: "
+                f"missing {missing[:5]}, twice {doubles[:5]}"
             )

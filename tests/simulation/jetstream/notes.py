@@ -10,6 +10,10 @@ ORDERS: Final = "ORDERS"
 TASKS: Final = "TASKS"
 FACTS: Final = "FACTS"
 STREAMS: Final = (ORDERS, TASKS, FACTS)
+#: A copy of the first at its seqs, and one of the first and the last together.
+MIRROR: Final = "MIRROR"
+SOURCED: Final = "SOURCED"
+SOURCES: Final = (ORDERS, FACTS)
 #: The consumer of each stream that has one.
 CONSUMERS: Final = {ORDERS: "audit", TASKS: "workers"}
 
@@ -66,6 +70,15 @@ class Stored(NamedTuple):
     expected: int | None
 
 
+class Copied(NamedTuple):
+    """A message of a copy as it is in the end: the same of its original and of itself."""
+
+    origin: str
+    origin_seq: int
+    time_ms: int
+    id: str
+
+
 @dataclass
 class Notes:
     """All of one run."""
@@ -75,6 +88,9 @@ class Notes:
     handled: dict[tuple[str, int], Handled] = field(default_factory=dict)
     #: What is in each stream in the end.
     stored: dict[str, list[Stored]] = field(default_factory=dict)
+    #: What is in each copy in the end, and what should be.
+    copied: dict[str, list[Copied]] = field(default_factory=dict)
+    originals: dict[str, list[Copied]] = field(default_factory=dict)
     reads: int = 0
 
     def of(self, stream: str, seq: int) -> Handled:

@@ -10,14 +10,18 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 from unittest.mock import patch
 
-from holdfast.client.handles.serving_wire import NewMessage
+from holdfast.client.handles.serving_wire import Appended, NewMessage
 from holdfast.gateway.jetstream.consumer_set.recorder import Recorder
 from holdfast.gateway.jetstream.consumer_set.served_consumer import ServedConsumer
+from holdfast.gateway.jetstream.origins.copier import OriginCopier
+from holdfast.gateway.jetstream.origins.copying import CopyBatch
+from holdfast.gateway.jetstream.origins.position import OriginId
 from holdfast.gateway.jetstream.publishing.publisher import StreamPublisher
 from holdfast.gateway.jetstream.streams.delivery_fence import DeliveryFence
 from holdfast.gateway.jetstream.streams.served_stream import ServedStream
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.frames import SET_CURSOR
 from holdfast.protocol.messages import Ack
 
 _LATER_SECONDS: Final = 0.01
@@ -125,6 +129,34 @@ def deliver_without_asking() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def record_the_position_apart() -> Iterator[None]:
+    """How far a source is copied is stored some milliseconds behind the copies."""
+    write = OriginCopier._write_batch
+
+    async def write_then_record(
+        copier: OriginCopier, batch: CopyBatch, known: OriginId
+    ) -> list[Appended]:
+        store = copier._stream.store
+        cursors: list[list[Any]] = []
+        do = store.batch
+
+        async def batch_without_cursor(operations: Any, **options: Any) -> list[Any]:
+            cursors.extend(each for each in operations if each[0] == SET_CURSOR)
+            kept = [each for each in operations if each[0] != SET_CURSOR]
+            return await do(kept, **options)
+
+        with patch.object(store, "batch", batch_without_cursor):
+            found = await write(copier, batch, known)
+        await asyncio.sleep(_LATER_SECONDS)
+        if cursors:
+            await do(cursors)
+        return found
+
+    with patch.object(OriginCopier, "_write_batch", write_then_record):
+        yield
+
+
 JETSTREAM_PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -134,5 +166,6 @@ JETSTREAM_PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] 
         write_without_the_epoch,
         confirm_acks_before_they_are_recorded,
         deliver_without_asking,
+        record_the_position_apart,
     )
 }

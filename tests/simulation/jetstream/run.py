@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.client.connection import Client
+from holdfast.gateway.jetstream.api.headers import get
 from tests.simulation.jetstream.applications import (
     Application,
     FactKeeper,
@@ -19,7 +20,15 @@ from tests.simulation.jetstream.applications import (
 )
 from tests.simulation.jetstream.faults import GatewayFaults
 from tests.simulation.jetstream.judging import judge
-from tests.simulation.jetstream.notes import STREAMS, Stored
+from tests.simulation.jetstream.notes import (
+    MIRROR,
+    ORDERS,
+    SOURCED,
+    SOURCES,
+    STREAMS,
+    Copied,
+    Stored,
+)
 from tests.simulation.jetstream.planted import JETSTREAM_PLANTED
 from tests.simulation.jetstream.world import World, watched
 from tests.simulation.nemesis import Nemesis
@@ -130,11 +139,20 @@ async def _finish(world: World) -> None:
         await drainer.run(drainer.drain())
     except* TimeoutError as group:
         simulation.fail(f"the consumers are not drained in the end: {group!r}")
+    try:
+        await drainer.run(drainer.await_copies())
+    except* TimeoutError as group:
+        simulation.fail(f"the copies are not complete in the end: {group!r}")
     reader = ClientNode(simulation, "k0")
     simulation.clients.append(reader)
     client = await reader.run(reader.start(timeout_seconds=30.0))
     for stream in STREAMS:
         world.notes.stored[stream] = await reader.run(_read(client, stream))
+    for copy, origins in ((MIRROR, (ORDERS,)), (SOURCED, SOURCES)):
+        world.notes.originals[copy] = [
+            each for origin in origins for each in await reader.run(_copies(client, origin, copy))
+        ]
+        world.notes.copied[copy] = await reader.run(_copies(client, copy, copy))
 
 
 async def _read(client: Client, stream: str) -> list[Stored]:
@@ -146,5 +164,27 @@ async def _read(client: Client, stream: str) -> list[Stored]:
         for each in page.messages:
             body = json.loads(each.value)
             found.append(Stored(each.seq, each.subject, body["id"], body["expected"]))
+        start_seq = page.next_seq
+    return found
+
+
+async def _copies(client: Client, stream: str, copy: str) -> list[Copied]:
+    """Return the messages of a copy, or what those of an origin should be there."""
+    store = client.serving_stream(stream)
+    found: list[Copied] = []
+    start_seq: int | None = 1
+    while start_seq is not None:
+        page = await store.by_subject(start_seq=start_seq)
+        for each in page.messages:
+            origin, seq, time_ms = stream, each.seq, each.time_ms
+            if stream == SOURCED:
+                origin, text, *_ = (get(each.headers, "Nats-Stream-Source") or "").split(" ")
+                seq = int(text)
+            elif stream == MIRROR:
+                origin = ORDERS
+            if copy == SOURCED:
+                # It has the time of the copy.
+                time_ms = 0
+            found.append(Copied(origin, seq, time_ms, json.loads(each.value)["id"]))
         start_seq = page.next_seq
     return found
