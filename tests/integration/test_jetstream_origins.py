@@ -277,6 +277,31 @@ async def test_a_bucket_can_mirror_another_whose_messages_may_not_be_deleted(
         assert info["config"]["mirror_direct"] is True
 
 
+async def test_a_bucket_sources_another_one(world: JetStreamWorld) -> None:
+    async with world.client() as client:
+        js = client.jetstream()
+        first = await js.create_key_value(bucket="first", history=3)
+        for number in range(5):
+            await first.put("k", b"%d" % number)
+        transforms = [{"src": "$KV.first.>", "dest": "$KV.second.>"}]
+        await create(
+            client,
+            "KV_second",
+            subjects=["$KV.second.>"],
+            sources=[{"name": "KV_first", "subject_transforms": transforms}],
+            max_msgs_per_subject=1,
+            allow_rollup_hdrs=True,
+            allow_direct=True,
+        )
+        await has(client, "KV_second", 3, 1)
+        second = await js.key_value("second")
+        assert (await second.get("k")).value == b"4"
+        await second.put("own", b"own")
+        await first.delete("k")
+        await has(client, "KV_second", 5, 2)
+        assert await second.keys() == ["own"]
+
+
 async def test_large_values_are_copied_whole(world: JetStreamWorld) -> None:
     async with world.client() as client:
         js = client.jetstream()

@@ -695,3 +695,40 @@ def test_runs_share_frames_as_far_as_they_fit() -> None:
         taken.append([len(group.operations) for group in frames.decode_request(frame.payload())[1]])
         queue.groups.clear()
     assert taken == [[200], [100], [300], [1]]
+
+
+class _Again(Caller):
+    """A caller who submits another write when he hears that his own has failed."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+        self.later: Caller | None = None
+
+    def set_result(self, result: Any, /) -> None:
+        super().set_result(result)
+        self.later = self._client.append(timeout=2.0)
+
+
+@pytest.mark.parametrize("expires", [True, False])
+def test_a_write_that_is_submitted_when_another_has_failed_has_its_own_time(expires: bool) -> None:
+    client = Client(resolve=False)
+    packed = frames.pack([frames.APPEND, b"v"])
+    callers = [_Again(client) for _ in range(2)]
+    for caller in callers:
+        client.core.submit(STORE, (packed, caller, client.now + 1.0, 0, 1.0), True)
+    client.turn()
+    if expires:
+        client.tick(1.0)
+    else:
+        client.core.resolve_failed(STORE, InvalidNameError(what="", name="", reason=""), client.now)
+    for caller in callers:
+        assert caller.error is not None
+        assert caller.later is not None
+        assert not caller.later.done()
+    assert client.core.pending_count == 2
+    client.tick(2.0)
+    for caller in callers:
+        assert caller.later is not None
+        assert isinstance(caller.later.error, OperationTimeoutError)
+    assert client.core.pending_count == 0

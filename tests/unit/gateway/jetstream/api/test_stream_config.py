@@ -286,16 +286,22 @@ def test_what_nats_server_refuses_is_refused_with_its_words(
     ("asked", "code", "err_code", "description"),
     [
         (
-            {"mirror": {"name": "O"}, "subjects": []},
+            {"mirror": {"name": "O", "external": {"api": "$JS.d.API"}}, "subjects": []},
             500,
             10052,
-            "mirrors and sources are not supported",
+            "external streams are not supported",
         ),
         (
-            {"sources": [{"name": "O", "opt_start_seq": 1}]},
+            {"sources": [{"name": "O", "external": {"api": "$JS.d.API"}}]},
             500,
             10052,
-            "mirrors and sources are not supported",
+            "external streams are not supported",
+        ),
+        (
+            {"sources": [{"name": "O"}], "allow_msg_counter": True},
+            500,
+            10052,
+            "sources of counters are not supported",
         ),
         ({"allow_batched": True}, 500, 10052, "batch publishing is not supported"),
         ({"placement": {"tags": ["ssd"]}}, 400, 10005, "no suitable peers for placement"),
