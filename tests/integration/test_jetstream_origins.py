@@ -183,9 +183,7 @@ async def test_sources_say_where_they_come_from_and_mix_with_the_streams_own(
         # A source that goes and comes again goes on where it was.
         await ask(client, "STREAM.UPDATE.ALL", name="ALL", subjects=["all.>"])
         await js.publish("sb.10", b"b10")
-        await ask(
-            client, "STREAM.UPDATE.ALL", name="ALL", subjects=["all.>"], sources=sources[1:2]
-        )
+        await ask(client, "STREAM.UPDATE.ALL", name="ALL", subjects=["all.>"], sources=sources[1:2])
         await has(client, "ALL", 10, 10)
 
 
