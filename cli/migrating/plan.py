@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from holdfast.gateway.jetstream.api.checks.stream_checks import check_create
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig
 from holdfast.gateway.jetstream.api.errors import ApiError
-from holdfast.gateway.jetstream.api.stream_checks import check_create
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from holdfast.gateway.jetstream.api.times import parse_time
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.client.handles.serving_wire import ServedMessage
 from holdfast.gateway.jetstream.api.acks import AckKind, AckSubject, ConsumerAck
-from holdfast.gateway.jetstream.api.consumer_checks import complete
+from holdfast.gateway.jetstream.api.checks.consumer_checks import complete
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig
 from holdfast.gateway.jetstream.api.names import is_subset
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig

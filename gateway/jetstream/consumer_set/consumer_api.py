@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from holdfast.gateway.jetstream.api import bodies, consumer_checks, errors, replies
+from holdfast.gateway.jetstream.api import bodies, errors, replies
+from holdfast.gateway.jetstream.api.checks import consumer_checks
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig, DeliverPolicy
 from holdfast.gateway.jetstream.api.limits import INFOS_IN_A_PAGE, MAX_STREAM_CONSUMERS
 from holdfast.gateway.jetstream.api.names import made_name

@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from holdfast.gateway.jetstream.api import errors
+from holdfast.gateway.jetstream.api.checks.source_checks import check_origins
+from holdfast.gateway.jetstream.api.checks.stream_checks import check_create, check_update
 from holdfast.gateway.jetstream.api.limits import INFOS_IN_A_PAGE, SUBJECTS_IN_A_PAGE
 from holdfast.gateway.jetstream.api.replies import (
     ApiStreamInfo,
@@ -36,8 +38,6 @@ from holdfast.gateway.jetstream.api.requests.stream_requests import (
     check_no_request,
 )
 from holdfast.gateway.jetstream.api.requests.verbs import OF_CONSUMERS, ApiCall, ApiVerb
-from holdfast.gateway.jetstream.api.source_checks import check_origins
-from holdfast.gateway.jetstream.api.stream_checks import check_create, check_update
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig, StorageType
 from holdfast.gateway.jetstream.catalogue.catalogue import Catalogue, StreamEntry
 from holdfast.gateway.jetstream.catalogue.draft import CatalogueChange, CatalogueDraft

@@ -11,14 +11,14 @@ import pytest
 
 from holdfast.gateway.jetstream.api import limits
 from holdfast.gateway.jetstream.api.advisories import Advisories, Advisory, BatchAbandonReason
-from holdfast.gateway.jetstream.api.consumer_checks import complete
+from holdfast.gateway.jetstream.api.checks.consumer_checks import complete
+from holdfast.gateway.jetstream.api.checks.stream_checks import check_create
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig
 from holdfast.gateway.jetstream.api.errors import ApiError
 from holdfast.gateway.jetstream.api.publishing import publish_headers, schedules
 from holdfast.gateway.jetstream.api.requests import message_requests
 from holdfast.gateway.jetstream.api.requests.pull_requests import PullRequest
 from holdfast.gateway.jetstream.api.requests.verbs import OF_CLUSTERS, ApiVerb
-from holdfast.gateway.jetstream.api.stream_checks import check_create
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from tests.support.documents import read, table
 

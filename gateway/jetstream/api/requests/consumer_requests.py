@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from holdfast.gateway.jetstream.api import bodies, errors
-from holdfast.gateway.jetstream.api.consumer_checks import is_group_name
+from holdfast.gateway.jetstream.api.checks.consumer_checks import is_group_name
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig
 from holdfast.gateway.jetstream.api.requests.stream_requests import offset
 from holdfast.gateway.jetstream.api.requests.verbs import ApiCall, ApiVerb

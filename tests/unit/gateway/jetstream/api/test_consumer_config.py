@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.gateway.jetstream.api.consumer_checks import (
+from holdfast.gateway.jetstream.api.checks.consumer_checks import (
     check_create,
     check_update,
     complete,

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.gateway.jetstream.api import errors, replies
-from holdfast.gateway.jetstream.api.consumer_checks import complete
+from holdfast.gateway.jetstream.api.checks.consumer_checks import complete
+from holdfast.gateway.jetstream.api.checks.stream_checks import check_create
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig
 from holdfast.gateway.jetstream.api.limits import AccountLimits
 from holdfast.gateway.jetstream.api.replies import (
@@ -25,7 +26,6 @@ from holdfast.gateway.jetstream.api.replies import (
     SequenceState,
 )
 from holdfast.gateway.jetstream.api.requests.verbs import ApiVerb
-from holdfast.gateway.jetstream.api.stream_checks import check_create
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 
 CREATED_MS = 1_795_309_323_456

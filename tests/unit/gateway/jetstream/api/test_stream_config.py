@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.gateway.jetstream.api import bodies
-from holdfast.gateway.jetstream.api.errors import ApiError
-from holdfast.gateway.jetstream.api.limits import AccountLimits
-from holdfast.gateway.jetstream.api.stream_checks import (
+from holdfast.gateway.jetstream.api.checks.stream_checks import (
     check_consumers,
     check_create,
     check_update,
 )
+from holdfast.gateway.jetstream.api.errors import ApiError
+from holdfast.gateway.jetstream.api.limits import AccountLimits
 from holdfast.gateway.jetstream.api.stream_config import (
     ApiStreamConfig,
     DiscardPolicy,

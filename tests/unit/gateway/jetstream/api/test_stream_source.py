@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.gateway.jetstream.api.checks.source_checks import check_origins
+from holdfast.gateway.jetstream.api.checks.stream_checks import check_create, check_update
 from holdfast.gateway.jetstream.api.errors import ApiError
-from holdfast.gateway.jetstream.api.source_checks import check_origins
-from holdfast.gateway.jetstream.api.stream_checks import check_create, check_update
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 
 FULL = {

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.client.handles.serving_wire import ServedMessage
+from holdfast.gateway.jetstream.api.checks.stream_checks import check_create
 from holdfast.gateway.jetstream.api.headers import build
-from holdfast.gateway.jetstream.api.stream_checks import check_create
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from holdfast.gateway.jetstream.origins.copying import CopyBatch, Copying
 from holdfast.gateway.jetstream.origins.position import (

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.gateway.jetstream.api import headers
+from holdfast.gateway.jetstream.api.checks.stream_checks import check_create
 from holdfast.gateway.jetstream.api.errors import ApiError
 from holdfast.gateway.jetstream.api.publishing.lifetime import NEVER
 from holdfast.gateway.jetstream.api.publishing.publish_headers import (
@@ -22,7 +23,6 @@ from holdfast.gateway.jetstream.api.publishing.publish_headers import (
     has_batch,
     unsupported_in_batch,
 )
-from holdfast.gateway.jetstream.api.stream_checks import check_create
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from holdfast.gateway.jetstream.api.times import SECOND
 

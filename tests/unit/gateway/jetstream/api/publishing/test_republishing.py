@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.jetstream.api import headers
+from holdfast.gateway.jetstream.api.checks.stream_checks import check_create
 from holdfast.gateway.jetstream.api.publishing.republishing import Republisher
-from holdfast.gateway.jetstream.api.stream_checks import check_create
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 
 TIME_MS = 1_795_309_323_456

@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from holdfast.gateway.jetstream.api import errors, names
+from holdfast.gateway.jetstream.api.checks.source_checks import check_mirror, check_sources
 from holdfast.gateway.jetstream.api.limits import (
     MAX_DESCRIPTION_LENGTH,
     MAX_METADATA_LENGTH,
     NO_LIMITS,
     AccountLimits,
 )
-from holdfast.gateway.jetstream.api.source_checks import check_mirror, check_sources
 from holdfast.gateway.jetstream.api.stream_config import (
     ApiStreamConfig,
     DiscardPolicy,

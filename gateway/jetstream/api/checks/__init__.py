@@ -1,0 +1,1 @@
+"""What the configurations of streams, consumers and copies may be, and what is filled in."""
