@@ -61,7 +61,8 @@ print(json.dumps({
     "rows": report.rows, "again": again.rows, "held": [empty.count(), whole.count()],
     "last": told[-1], "imported": imported.rows, "merged": merged.merged_files, "failure": failure,
 }), flush=True)
-ChangesTable._commit = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+assert callable(ChangesTable.commit)
+ChangesTable.commit = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 export(spark, other)
 """
 

@@ -42,6 +42,7 @@ from holdfast.spark.sink.chunks import (
     RowChunk,
 )
 from holdfast.spark.sink.sink import BatchSink, _rows
+from holdfast.spark.sink.stream_output import _messages
 from holdfast.spark.source.offsets import Loss, Offsets, advance, between, bounded, losses
 from holdfast.spark.source.pushdown import wanted_of
 from holdfast.spark.source.ranges import StoreExtent, limited, tasks
@@ -125,8 +126,8 @@ def test_an_option_that_there_is_not_is_refused_with_the_one_that_was_meant(
 
 def test_a_writer_refuses_options_of_readers_and_takes_what_spark_adds() -> None:
     with pytest.raises(InvalidArgumentError, match="not an option for writing"):
-        write_options({**NATS, "kv": "settings"})
-    assert write_options({**NATS, "checkpointLocation": "/c", "queryName": "q"}).stream is None
+        write_options({**NATS, "bucket": "s3://acme"})
+    assert write_options({**NATS, "checkpointLocation": "/c", "queryName": "q"}).store is None
     assert read_options({**NATS, "STREAM": "x"}).connection is not None
 
 
@@ -319,8 +320,8 @@ def test_filters_of_which_nothing_follows_are_left_to_spark() -> None:
 BATCH = BatchId("q/1", 7, 3)
 
 
-def chunks_of(rows: list[tuple[str, bytes]]) -> list[RowChunk]:
-    chunker = Chunker(BATCH)
+def chunks_of(rows: list[tuple[str, bytes]]) -> list[RowChunk[OutputRow]]:
+    chunker: Chunker[OutputRow] = Chunker(BATCH)
     found = [chunk for stream, value in rows for chunk in chunker.add(stream, OutputRow(value, {}))]
     return [*found, *chunker.rest()]
 
@@ -330,7 +331,7 @@ def chunks_of(rows: list[tuple[str, bytes]]) -> list[RowChunk]:
 def test_chunks_have_every_row_in_the_order_of_its_stream(rows: list[tuple[str, bytes]]) -> None:
     chunks = chunks_of(rows)
     for stream in ("a", "b"):
-        mine = [chunk for chunk in chunks if chunk.stream == stream]
+        mine = [chunk for chunk in chunks if chunk.store == stream]
         assert [chunk.mark.number for chunk in mine] == list(range(len(mine)))
         values = [row.value for chunk in mine for row in chunk.rows]
         assert values == [value for name, value in rows if name == stream]
@@ -344,7 +345,7 @@ def test_chunks_are_bounded_by_rows_and_by_bytes() -> None:
 
 def test_a_chunk_is_known_by_the_headers_of_its_first_message() -> None:
     (chunk,) = chunks_of([("s", b"one"), ("s", b"two")])
-    (_, first, _), (_, second, subject) = chunk.messages()
+    (_, first, _), (_, second, subject) = _messages(chunk)
     assert subject is None
     assert ChunkMark.of(first) == chunk.mark
     assert ChunkMark.of(second) is None
@@ -353,7 +354,7 @@ def test_a_chunk_is_known_by_the_headers_of_its_first_message() -> None:
 
 def test_other_rows_or_another_order_make_another_mark() -> None:
     def mark(*rows: OutputRow) -> ChunkMark:
-        chunker = Chunker(BATCH)
+        chunker: Chunker[OutputRow] = Chunker(BATCH)
         for row in rows:
             assert not list(chunker.add("s", row))
         return next(chunker.rest()).mark
