@@ -93,7 +93,7 @@ follow(gateway, `${page}.chat`, ({ id, name, words }, time) => {
   if (heard.has(id) || !heard.add(id)) return; // stored again after its key was forgotten
   const when = new Date(time).toLocaleTimeString([], { timeStyle: "short" });
   const [who, what] = [coloured("b", name, name), coloured("p", name, words)];
-  chat.append(coloured("li", name, who, ` ${when}`, what));
+  chat.append(coloured("article", name, who, ` ${when}`, what));
   chat.scrollTop = chat.scrollHeight;
 });
 

@@ -70,7 +70,7 @@ def main() -> None:
             # Where others are now, and not where they began.
             page.wait_for("document.querySelectorAll('#carets span').length === 2")
             page.wait_for(f"{_CARETS}.every((caret) => caret.previousSibling.length)")
-            page.wait_for("document.querySelectorAll('#chat li').length === 3")
+            page.wait_for("document.querySelectorAll('#chat article').length === 3")
             page.wait_for("document.getElementById('state').textContent === 'All changes saved'")
         PICTURE.parent.mkdir(exist_ok=True)
         PICTURE.write_bytes(_framed(browser, [page.screenshot() for page in (ada, grace)]))
@@ -91,7 +91,7 @@ def _say(page: Page, words: str, count: int) -> None:
     page.click("#draft")
     page.type(words)
     page.press("Enter")
-    page.wait_for(f"document.querySelectorAll('#chat li').length === {count}")
+    page.wait_for(f"document.querySelectorAll('#chat article').length === {count}")
     page.evaluate(f"{_TEXT}.focus()")
 
 

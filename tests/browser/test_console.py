@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.browser import axe
 from tests.browser.browser import Browser, Page
 from tests.support.holdfast_up import RunningUp, running_up
 from tests.support.http_gateway import running_http_gateway
@@ -65,6 +66,17 @@ def test_it_shows_the_cluster_and_asks_nobody_else(page: Page, cluster: RunningU
     assert {"banner", "navigation", "main", "log", "table", "heading"} <= set(roles)
     nameless = {role for role, name in found if not name} & {"button", "link", "slider", "textbox"}
     assert nameless == set()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_checker_of_accessibility_finds_nothing(page: Page, scheme: str) -> None:
+    source = axe.script()
+    page.prefer(scheme)
+    wait_for_text(page, "th[scope=row]", "s1")
+    for view in _VIEWS:
+        open_view(page, view)
+        page.wait_for("!document.querySelector('main').innerText.includes('Reading …')")
+        assert axe.violations(page, source) == [], view
 
 
 def test_nothing_is_cut_off_at_320_pixels(page: Page) -> None:

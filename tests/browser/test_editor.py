@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import axe
 from tests.browser.browser import Browser, Page
 from tests.browser.static_files import served
 from tests.support.holdfast_up import running_up
@@ -101,6 +102,13 @@ def test_the_page_has_a_name_for_everything_and_fits_small_screens(browser: Brow
         }
         assert page.evaluate("document.documentElement.scrollWidth") == 320
         page.wait_for(f"{STATE} === 'No answer from {site}'")
+
+
+def test_a_checker_of_accessibility_finds_nothing(browser: Browser) -> None:
+    source = axe.script()
+    with served(EDITOR) as site, browser.page(f"{site}/?gateway={site}") as page:
+        page.wait_for(f"{STATE} === 'No answer from {site}'")
+        assert axe.violations(page, source) == []
 
 
 def test_the_merge_core() -> None:

@@ -53,14 +53,15 @@ class Console {
     }
     const title = { overview: "Overview", stores: names[1] ?? "Stores", consumers: "Consumers" }[shown];
     document.title = `${title} · holdfast`;
+    this.heading = element("h1", { class: "unseen", text: title });
     this.show();
     if (moved && !this.view?.focus?.()) parts.main.focus({ preventScroll: false });
   }
 
   show() {
-    if (this.view) parts.main.replaceChildren(this.view.node);
-    else if (this.known) parts.main.replaceChildren(this.overview.node);
-    else parts.main.replaceChildren(element("p", { class: "empty", text: "Asking the cluster …" }));
+    const waiting = () => element("p", { class: "empty", text: "Asking the cluster …" });
+    const shown = this.view?.node ?? (this.known ? this.overview.node : waiting());
+    parts.main.replaceChildren(this.heading, shown);
   }
 
   follow() {

@@ -37,7 +37,8 @@ export class OverviewView {
     this.events = new Events();
     this.serversNote = element("span", { class: "quiet" });
     this.partsEmpty = empty("The parts of this cluster tell no statistics: they are of an earlier version.");
-    const rates = element("section", { "aria-label": "The last five minutes" }, this.charts.node);
+    const heading = element("h2", { class: "unseen", id: "rates-title", text: "The last five minutes" });
+    const rates = element("section", { "aria-labelledby": heading.id }, heading, this.charts.node);
     this.node = element(
       "div", { class: "stack" }, rates,
       card("Servers", { beside: [this.serversNote] }, element("div", { class: "scroll" }, this.servers.node)),
