@@ -53,6 +53,7 @@ from holdfast.protocol.names import (
     matches,
 )
 from holdfast.protocol.subjects import DEFAULT_NATS, DEFAULT_PREFIX, Inboxes, Subjects
+from holdfast.protocol.work.zones import own_zone
 
 V = TypeVar("V")
 
@@ -563,6 +564,7 @@ class _Asked(NamedTuple):
     login: NatsLogin
     token: OwnToken | None
     wait_seconds: float | None
+    zone: str
 
 
 class Connecting:
@@ -616,6 +618,7 @@ class Connecting:
             asked.timeout_seconds,
             compression=asked.compression,
             token=token,
+            zone=asked.zone,
         )
         follower = Follower(link)
         client = Client(link, follower, owns_bus=asked.bus is None)
@@ -642,6 +645,7 @@ def connect(
     tls: TlsFiles | ssl.SSLContext | None = None,
     inbox_prefix: str | None = None,
     wait_seconds: float | None = None,
+    zone: str | None = None,
     **nats_options: Any,
 ) -> Connecting:
     """Connect to NATS: `async with connect(...) as hf:`, or `hf = await connect(...)`.
@@ -670,6 +674,9 @@ def connect(
       `_INBOX.<tenant>.<user>`, or replaces `_INBOX`, as all parts of the cluster must do.
     - `wait_seconds` keeps trying for so long if NATS cannot be reached, or does not accept this
       process yet; `float("inf")` for ever. By default the first failure counts.
+    - `zone` is where this process runs, such as an availability zone: new stores that it asks for
+      first go to servers of that zone. By default the environment says it: see
+      docs/operations.md.
     - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
       `password`, `nkeys_seed_str`, `tls_hostname` and similar ones.
       `connect_timeout` is the number of seconds after which connecting is given up, 5 by default.
@@ -705,6 +712,7 @@ def connect(
             NatsLogin(credentials=credentials, nkey=nkey, tls=tls, options=nats_options),
             own,
             wait_seconds,
+            own_zone(zone),
         )
     )
 

@@ -75,6 +75,7 @@ def connect(
     tls: TlsFiles | ssl.SSLContext | None = None,
     inbox_prefix: str | None = None,
     wait_seconds: float | None = None,
+    zone: str | None = None,
     **nats_options: Any,
 ) -> Client:
     """Connect to NATS: `with connect(...) as hf:`, or close the client yourself.
@@ -102,6 +103,9 @@ def connect(
       `_INBOX.<tenant>.<user>`, or replaces `_INBOX`, as all parts of the cluster must do.
     - `wait_seconds` keeps trying for so long if NATS cannot be reached, or does not accept this
       process yet; `float("inf")` for ever. By default the first failure counts.
+    - `zone` is where this process runs, such as an availability zone: new stores that it asks for
+      first go to servers of that zone. By default the environment says it: see
+      docs/operations.md.
     - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
       `password`, `nkeys_seed_str`, `tls_hostname` and similar ones. Callbacks among them
       run on the background thread. `connect_timeout` is the number of seconds after which
@@ -126,6 +130,7 @@ def connect(
         tls=tls,
         inbox_prefix=inbox_prefix,
         wait_seconds=wait_seconds,
+        zone=zone,
         **nats_options,
     )
     serving = background()

@@ -41,6 +41,7 @@ from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.errors import FencedError, StorageError
 from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.work.roles import ALL_ROLES, Roles
+from holdfast.protocol.work.zones import NOWHERE
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -90,7 +91,12 @@ class MembershipDriver:
     # Requests that wait for a decision.
 
     async def register(
-        self, server: str, incarnation: str, reply_to: str, roles: Roles = ALL_ROLES
+        self,
+        server: str,
+        incarnation: str,
+        reply_to: str,
+        roles: Roles = ALL_ROLES,
+        zone: str = NOWHERE,
     ) -> None:
         """Admit an incarnation, unless its fence says that it has ended."""
         if self._membership.standing(server, incarnation) is ServerStanding.UNKNOWN:
@@ -106,7 +112,7 @@ class MembershipDriver:
                 self._replies.add(reply_to, FencedError(server=server, incarnation=incarnation))
                 return
         self._waiting.register(server, incarnation, reply_to)
-        self.step(Registered(server, incarnation, roles))
+        self.step(Registered(server, incarnation, roles, zone))
 
     def suspect(self, server: str, incarnation: str, reply_to: str) -> None:
         """Find out whether an incarnation is alive, for a client that got no responders."""

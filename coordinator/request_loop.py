@@ -111,7 +111,11 @@ class RequestLoop:
             for (request, reply_to), reply in zip(asked, outcome.replies, strict=True):
                 if isinstance(request, Register) and not isinstance(reply, HoldfastError):
                     registration = self._driver.register(
-                        request.server, request.incarnation, reply_to, request.roles
+                        request.server,
+                        request.incarnation,
+                        reply_to,
+                        request.roles,
+                        request.zone,
                     )
                     self._life.background_tasks.start("register", registration)
                     continue

@@ -35,6 +35,7 @@ from holdfast.protocol.serving.price_file import read_prices
 from holdfast.protocol.serving.process import (
     ServerProcess,
     add_prices,
+    add_zone,
     inboxes_of,
     login_of,
     run_server,
@@ -43,6 +44,7 @@ from holdfast.protocol.serving.process import (
 from holdfast.protocol.serving.process_numbers import process_statistics
 from holdfast.protocol.subjects import Subjects
 from holdfast.protocol.work.roles import ALL_ROLES, parse_roles, roles_text
+from holdfast.protocol.work.zones import check_zone
 from holdfast.shared_fs.access.quotas import quotas_of
 from holdfast.shared_fs.access.token_source import find_tokens
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -82,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="persist: it may own stores; tier: it claims cold work, such as garbage collection; "
         "default: %(default)s",
     )
+    add_zone(parser, "new stores of clients that are there too come here")
     parser.add_argument(
         "--durability",
         choices=(Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word),
@@ -167,6 +170,7 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
     if not 0 < options.max_lag < math.inf:
         raise InvalidArgumentError(argument="--max-lag", reason="it must be above 0")
     roles = parse_roles(options.roles)
+    zone = check_zone(options.zone, "--zone")
     statistics = process_statistics(PartKind.PERSIST, options.name)
     running_server: PersistServer | None = None
 
@@ -211,6 +215,7 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
         prices=read_prices(options.prices),
         audits=True,
         roles=roles,
+        zone=zone,
     )
     machine = Machine(loop_watch=loop_watch, statistics=statistics)
     stopping = asyncio.Event()

@@ -166,6 +166,7 @@ def compose(
         trail or NO_AUDIT,
         machine.statistics or Statistics(PartKind.PERSIST, server, clock()),
         options.roles,
+        options.zone,
     )
     tasks, open_stores = SpawnedTasks(), OpenStores()
     read_cluster = (

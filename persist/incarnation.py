@@ -12,6 +12,7 @@ from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 from holdfast.protocol.subjects import Subjects
 from holdfast.protocol.work.roles import ALL_ROLES, Roles
+from holdfast.protocol.work.zones import NOWHERE
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate
 from holdfast.shared_fs.disk.layout import Layout
@@ -42,3 +43,5 @@ class Incarnation:
     statistics: Statistics = field(default_factory=lambda: Statistics(PartKind.PERSIST, "", 0))
     #: What it is there for.
     roles: Roles = ALL_ROLES
+    #: Where it runs.
+    zone: str = NOWHERE

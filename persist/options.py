@@ -16,6 +16,7 @@ from holdfast.protocol.monitoring.prices import S3_PRICES, Prices
 from holdfast.protocol.serving.grant_desk import TokenSource
 from holdfast.protocol.subjects import Subjects
 from holdfast.protocol.work.roles import ALL_ROLES, Roles
+from holdfast.protocol.work.zones import NOWHERE
 from holdfast.shared_fs.access.quotas import ReadsQuotas
 
 
@@ -44,6 +45,8 @@ class ServerOptions:
     audits: bool = False
     #: What the server is there for.
     roles: Roles = ALL_ROLES
+    #: Where it runs: a name that clients and servers of one place share.
+    zone: str = NOWHERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.incoming import take_apart
+from holdfast.persist.zone_traffic import ZoneTraffic
 from holdfast.protocol.bus.bus import BusMessage, BusSubscription
 from holdfast.protocol.errors import (
     HoldfastError,
@@ -57,6 +58,7 @@ class Reception:
         self._tasks = tasks
         self._gatekeeper = gatekeeper
         self._mishaps = Mishaps(logger)
+        self._traffic = ZoneTraffic(life.zone, life.statistics)
         self._control: BusSubscription | None = None
         self._requests: list[BusSubscription] = []
 
@@ -111,6 +113,7 @@ class Reception:
 
     def _take_apart(self, tenant: str, message: BusMessage, access: FrameAccess | None) -> None:
         inbox = self._inbox
+        self._traffic.request(message.reply, len(message.payload))
         try:
             incoming = take_apart(tenant, message.payload, message.reply, self._open_stores, access)
         except (ProtocolError, InvalidNameError) as error:

@@ -127,11 +127,12 @@ class PersistServer:
         await coordination.register(self._phase.stopping.is_set)
         await parts.reception.take_requests()
         logger.info(
-            "server.started server=%s incarnation=%s asks_for_tokens=%s roles=%s",
+            "server.started server=%s incarnation=%s asks_for_tokens=%s roles=%s zone=%s",
             self.server,
             self.incarnation,
             str(parts.gatekeeper.asks_for_tokens).lower(),
             roles_text(self._origins.options.roles),
+            self._origins.options.zone,
         )
         if ready is not None:
             ready.set()

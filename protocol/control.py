@@ -5,8 +5,10 @@ newer. A refusal is `{"error": code, "fields": {...}}`; `frames.decode_control` 
 
 Clients to the coordinator, on `hf.<tenant>.coord.<verb>`:
 
-    resolve   {stores: [[kind, name], ...]} -> {term, owners: [owner | error, ...]}
-              owner is [server, incarnation, epoch], error is [nil, code, fields]; in order
+    resolve   {stores: [[kind, name], ...], zone} -> {term, owners: [owner | error, ...]}
+              owner is [server, incarnation, epoch], error is [nil, code, fields]; in order.
+              `zone` is that of the client (`work/zones.py`), and may be left out: a store without
+              an owner goes to a server of the zone of its last one, or else of this one
     suspect   {server, incarnation} -> {alive}          probed, and fenced if dead, before the reply
     servers   {} -> {term, servers: [ServerInfo, ...]}
     stores    {kind | nil, prefix, after, limit} -> {stores: [StoreInfo, ...], next | nil}
@@ -43,10 +45,11 @@ Operators to the coordinator, on `hf._.coord.<verb>`, which no tenant may publis
 
 Persist servers to the coordinator, on `hf._.coord.<verb>`:
 
-    register  {server, incarnation, roles} -> {term, time, roles}
+    register  {server, incarnation, roles, zone} -> {term, time, roles}
               an incarnation is a member from now on, and may own stores if it has the role for
               that. `roles` (`work/roles.py`), here and in heartbeats: left out, it has all. In the
-              answer, those that the coordinator knows
+              answer, those that the coordinator knows. `zone`, here and in heartbeats, may be left
+              out
     prove     {server, incarnation, number} -> {term, number}
               the number is durable beside the fence, with the term: a server that reads less there
               has a mount that lies. Before `register`, and now and then. An answer without a
@@ -117,7 +120,7 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
-     bucket_requests, cluster, loop_seconds, asks_for_tokens, roles, report}
+     bucket_requests, cluster, loop_seconds, asks_for_tokens, roles, zone, report}
 
 `report` is what the server counts (`monitoring/telling.py`), in every second heartbeat. Standbys
 tell theirs in some of the messages to themselves.
@@ -166,6 +169,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.names import StoreId, check_server
 from holdfast.protocol.work.roles import ALL_ROLES, Role, Roles, roles_of_wire
+from holdfast.protocol.work.zones import NOWHERE, zone_of_wire
 
 #: What operators ask of the coordinator on the cluster's own subjects. All else there is for
 #: servers.
@@ -265,6 +269,8 @@ class ServerInfo(NamedTuple):
     roles: Sequence[str] = tuple(Role)
     #: How many pieces of cold work it has claimed.
     claims: int = 0
+    #: Where it runs; empty if it tells no zone.
+    zone: str = NOWHERE
 
 
 def missing_roles(servers: Iterable[ServerInfo]) -> list[Role]:
@@ -296,6 +302,7 @@ class ServerLoad(NamedTuple):
     bytes: float
     open_stores: int
     hot: tuple[StoreLoad, ...] = ()
+    zone: str = NOWHERE
 
     @property
     def load(self) -> float:
@@ -345,6 +352,7 @@ class Heartbeat(NamedTuple):
     #: Whether it refuses clients without a token.
     asks_for_tokens: bool = False
     roles: Roles = ALL_ROLES
+    zone: str = NOWHERE
 
     @property
     def hangs(self) -> bool:
@@ -371,6 +379,7 @@ class Heartbeat(NamedTuple):
             loop_seconds=float(_load(fields, "loop_seconds")),
             asks_for_tokens=_flag(fields, "asks_for_tokens"),
             roles=roles_of_wire(fields.get("roles")),
+            zone=zone_of_wire(fields),
         )
 
 

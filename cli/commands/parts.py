@@ -18,6 +18,7 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.work.roles import ALL_ROLES, roles_text
+from holdfast.protocol.work.zones import NOWHERE, ZONE_VARIABLE
 
 _DATA = click.option(
     "--data",
@@ -170,6 +171,12 @@ def coordinator(
     help="persist: it may own stores; tier: it claims cold work, such as garbage collection.",
 )
 @click.option(
+    "--zone",
+    envvar=ZONE_VARIABLE,
+    metavar="NAME",
+    help="Where it runs: new stores of clients that are there too come here.",
+)
+@click.option(
     "--durability",
     type=click.Choice([Durability.APPLIED.word, Durability.SYNCED.word, Durability.STORED.word]),
     default=Durability.SYNCED.word,
@@ -244,6 +251,7 @@ def persist(
     name: str,
     data: Path,
     roles: str,
+    zone: str | None,
     durability: str,
     max_open_stores: int,
     idle_close_seconds: float,
@@ -261,7 +269,7 @@ def persist(
 ) -> None:
     """Run a persist server, which owns and serves stores."""
     arguments = ["--name", name, *_common(settings, data, prices, process)]
-    arguments += ["--roles", roles, "--durability", durability]
+    arguments += ["--roles", roles, "--zone", zone or NOWHERE, "--durability", durability]
     arguments += ["--max-open-stores", str(max_open_stores)]
     arguments += ["--idle-close-seconds", str(idle_close_seconds)]
     if bucket is not None:

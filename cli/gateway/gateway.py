@@ -15,6 +15,7 @@ from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_
 from holdfast.protocol.bus.login import variable
 from holdfast.protocol.bus.nats_url import url_of_arguments
 from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.work.zones import ZONE_VARIABLE
 
 
 def _url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -99,6 +100,12 @@ def _url(context: click.Context, parameter: click.Parameter, value: str | None) 
     multiple=True,
     help="A limit of the account by JetStream's name, such as max_streams=100; repeatable.",
 )
+@click.option(
+    "--zone",
+    envvar=ZONE_VARIABLE,
+    metavar="NAME",
+    help="Where it runs: what it serves first goes to servers that are there too.",
+)
 @process_options
 @shared_options(*NATS_OPTIONS, "token-file", "tenant", "prefix")
 @pass_settings
@@ -117,6 +124,7 @@ def gateway(
     jetstream_creds: str | None,
     domain: str | None,
     limits: tuple[str, ...],
+    zone: str | None,
     process: ProcessOptions,
 ) -> None:
     """Serve another protocol from a tenant's streams. Run two or more, on different hosts.
@@ -147,6 +155,7 @@ def gateway(
         "inbox-prefix": settings.inbox_prefix,
         "tenant": settings.chosen_tenant,
         "token-file": settings.token_file,
+        "zone": zone,
         **(of_jetstream if jetstream else of_http),
     }
     arguments += [text for name, value in given.items() if value for text in (f"--{name}", value)]

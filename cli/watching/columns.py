@@ -106,6 +106,7 @@ COLUMNS: Final[dict[str, Column]] = {
     for column in (
         Column("server", lambda row: row.info.server, None, count),
         Column("state", lambda row: row.info.state, None, count),
+        Column("zone", lambda row: row.info.zone or _UNKNOWN, None, count),
         Column("roles", lambda row: roles_text(row.info.roles), None, count),
         Column(
             "work", lambda row: row.info.claims, _summed(lambda row: row.info.claims), count
@@ -199,11 +200,13 @@ COLUMNS: Final[dict[str, Column]] = {
 }
 HEADS: Final = [column.head for column in COLUMNS.values()]
 #: Columns of numbers, which are aligned to the right.
-NUMBERS: Final = [head for head in HEADS if head not in ("server", "state", "roles", "host")]
+_TEXTS: Final = ("server", "state", "zone", "roles", "host")
+NUMBERS: Final = [head for head in HEADS if head not in _TEXTS]
 #: What a narrow terminal leaves out, the first one first.
 OPTIONAL: Final = (
-    *("host", "work", "roles", "bucket/h", "sync p50", "to snapshot", "takeovers", "written/s"),
-    *("memory", "lag", "log", "refused/s", "heartbeat", "open", "cpu", "sync p99", "append ms"),
+    *("host", "work", "zone", "roles", "bucket/h", "sync p50", "to snapshot", "takeovers"),
+    *("written/s", "memory", "lag", "log", "refused/s", "heartbeat", "open", "cpu"),
+    *("sync p99", "append ms"),
 )
 
 

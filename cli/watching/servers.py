@@ -74,8 +74,8 @@ def servers(settings: Settings, live: str | None, forget: str | None, reassign: 
 
 
 _COLUMNS: Final = (
-    *("part", "name", "state", "roles", "work", "heartbeat", "stores", "open", "operations/s"),
-    *("log", "to snapshot", "bucket/h", "access", "host", "incarnation"),
+    *("part", "name", "state", "zone", "roles", "work", "heartbeat", "stores", "open"),
+    *("operations/s", "log", "to snapshot", "bucket/h", "access", "host", "incarnation"),
 )
 #: What a narrow terminal leaves out, the first one first.
 _OPTIONAL: Final = (
@@ -89,6 +89,7 @@ def _cells(one: ServerInfo) -> tuple[str, ...]:
         "persist",
         one.server,
         one.state,
+        one.zone,
         roles_text(one.roles),
         f"{one.claims:,}",
         f"{one.heartbeat_age_seconds:.1f} s ago",
@@ -110,7 +111,7 @@ def _part_cells(part: PartStatistics) -> tuple[str, ...]:
     state = "active" if is_active else "standby" if part.kind == PartKind.STANDBY else "live"
     heartbeat = f"{part.heartbeat_age_seconds:.1f} s ago"
     kind = "coordinator" if part.kind == PartKind.STANDBY else part.kind.replace("_", " ")
-    return (kind, part.name, state, "", "", heartbeat, *[""] * 7, part.host, "")
+    return (kind, part.name, state, *[""] * 3, heartbeat, *[""] * 7, part.host, "")
 
 
 def part_row(part: PartStatistics) -> dict[str, object]:

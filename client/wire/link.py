@@ -40,6 +40,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import MAX_NAME_BYTES
 from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.subjects import Subjects
+from holdfast.protocol.work.zones import NOWHERE, inbox_in
 
 logger = logging.getLogger("holdfast.client")
 
@@ -80,6 +81,7 @@ class Link:
         *,
         compression: bool = True,
         token: OwnToken | None = None,
+        zone: str = NOWHERE,
     ) -> None:
         """With `compression` False, no value is compressed. `subjects` end in the id of `token`.
         `entropy` makes the ids of writers, which must be unique for ever, and the jitter of
@@ -90,7 +92,8 @@ class Link:
         self.tenant = tenant
         self.timeout_seconds = timeout_seconds
         self._token = token
-        self.router = Router(bus, subjects, tenant)
+        self._zone = zone
+        self.router = Router(bus, subjects, tenant, zone)
         #: The largest packed operation that fits in a frame.
         self.operation_limit_bytes = 0
         #: What transactions that failed lately had read, by store. See `transaction.py`.
@@ -134,7 +137,7 @@ class Link:
     async def open(self, listener: LinkListener) -> None:
         """Start, and tell `listener` of events."""
         self._listener = listener
-        self._inbox = self.bus.new_inbox(self.tenant) + "."
+        self._inbox = inbox_in(self.bus.new_inbox(self.tenant), self._zone) + "."
         self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
         self.bus.on_reconnect(self._on_reconnect)
         self.bus.on_refused(self._on_refused)
@@ -326,7 +329,7 @@ class Link:
         assert self._token is not None
         self.subjects = self.router.subjects = replace(self.subjects, grant=self._token.id)
         before = self._replies
-        self._inbox = self.bus.new_inbox(self.tenant) + "."
+        self._inbox = inbox_in(self.bus.new_inbox(self.tenant), self._zone) + "."
         self._replies = await self.bus.subscribe(self._inbox + "*", self._on_reply)
         if before is not None:
             await before.unsubscribe()

@@ -36,6 +36,7 @@ from holdfast.protocol.monitoring.samples import PartStatistics
 from holdfast.protocol.monitoring.telling import decode_report
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
+from holdfast.protocol.work.zones import NOWHERE
 
 #: Stores in one request. With the longest names it fills a fifth of a NATS message.
 MAX_RESOLVE_STORES: Final = 1024
@@ -96,8 +97,9 @@ class Rebalance(NamedTuple):
 class Router:
     """Sends one tenant's questions to the coordinator."""
 
-    def __init__(self, bus: Bus, subjects: Subjects, tenant: str) -> None:
+    def __init__(self, bus: Bus, subjects: Subjects, tenant: str, zone: str = NOWHERE) -> None:
         self._bus = bus
+        self._zone = zone
         #: Replaced when the client's token was renewed.
         self.subjects = subjects
         self._tenant = tenant
@@ -110,10 +112,11 @@ class Router:
         """Return for each of `stores` its owner, or the error. Errors of the coordinator or the bus
         are not raised but returned for each store."""
         answers: list[Owner | HoldfastError] = []
+        where: dict[str, Any] = {"zone": self._zone} if self._zone else {}
         for start in range(0, len(stores), MAX_RESOLVE_STORES):
             part = stores[start : start + MAX_RESOLVE_STORES]
             try:
-                fields = await self._ask("resolve", stores=[list(key) for key in part])
+                fields = await self._ask("resolve", stores=[list(key) for key in part], **where)
                 answers += _owners(fields, len(part))
                 self.encodings = _encodings(fields)
             except HoldfastError as error:

@@ -49,6 +49,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.work.roles import Role
+from holdfast.protocol.work.zones import NOWHERE
 
 
 class Assigner:
@@ -70,16 +71,22 @@ class Assigner:
             and Role.PERSIST in member.roles
         }
         self._knows_all_stores = state.cluster.knows_all_stores()
+        #: Also of dead servers.
+        self._zones = {member.server: member.zone for member in members}
         self._made_balancer: Balancer | None = None
 
-    def owner(self, store: StoreId | HoldfastError) -> Sequence[object]:
-        """Return the owner of a store, assigning one if it has none."""
+    def owner(self, store: StoreId | HoldfastError, zone: str = NOWHERE) -> Sequence[object]:
+        """Return the owner of a store, assigning one if it has none: near its last one, or else in
+        the `zone` of the client that asks."""
         if isinstance(store, HoldfastError):
             return _error_slot(store)
         row = self._state.stores.get(store)
         if row is not None and row.promised and not self._takes_new(row.server, row.incarnation):
             row = None
-        decision = decide(_assignment(row), self._balancer, self._first_epoch())
+        last_zone = self._zones.get(row.server, NOWHERE) if row is not None else NOWHERE
+        decision = decide(
+            _assignment(row), self._balancer, self._first_epoch(), (last_zone, zone)
+        )
         match decision:
             case Keep(owner):
                 return owner
@@ -196,6 +203,7 @@ class Assigner:
                     member.incarnation,
                     self._recorded[member.server, member.incarnation],
                     member.operations_per_second,
+                    member.zone,
                 )
                 for member in self._members
                 if member.takes_new_stores

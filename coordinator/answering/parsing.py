@@ -72,6 +72,7 @@ from holdfast.protocol.names import StoreId, StoreKind, check_server, check_stor
 from holdfast.protocol.subjects import CLUSTER_TENANT
 from holdfast.protocol.work.cold_work import MAX_WORK_BYTES, MAX_WORKS
 from holdfast.protocol.work.roles import roles_of_wire
+from holdfast.protocol.work.zones import zone_of_wire
 
 _Slot = TypeVar("_Slot")
 
@@ -103,14 +104,14 @@ def _resolve(tenant: str, fields: Mapping[str, Any]) -> Request:
         kind, name = item[:2]
         return _store(tenant, kind, name)
 
-    return ResolveRequest(tuple(_slots(fields, 2, slot)))
+    return ResolveRequest(tuple(_slots(fields, 2, slot)), zone_of_wire(fields))
 
 
 def _owners(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> StoreId:
         return _store(*item[:3])
 
-    return ResolveRequest(tuple(_slots(fields, 3, slot)))
+    return ResolveRequest(tuple(_slots(fields, 3, slot)), zone_of_wire(fields))
 
 
 def _suspect(tenant: str, fields: Mapping[str, Any]) -> Request:
@@ -207,7 +208,7 @@ def _tenants(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 
 def _register(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return Register(*_peer(fields), roles_of_wire(fields.get("roles")))
+    return Register(*_peer(fields), roles_of_wire(fields.get("roles")), zone_of_wire(fields))
 
 
 def _prove(tenant: str, fields: Mapping[str, Any]) -> Request:

@@ -22,6 +22,7 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.work.roles import ALL_ROLES, Roles
+from holdfast.protocol.work.zones import NOWHERE
 
 #: How many rows a listing reads for one request, of which it may show none; and what that costs,
 #: compared with assigning stores.
@@ -32,6 +33,8 @@ LISTING_COST_STORES: Final = 1024
 @dataclass(frozen=True, slots=True)
 class ResolveRequest:
     stores: tuple[StoreId | HoldfastError, ...]
+    #: The zone of the client that asks.
+    zone: str = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class Register:
     server: str
     incarnation: str
     roles: Roles = ALL_ROLES
+    zone: str = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)

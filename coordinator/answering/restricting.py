@@ -31,7 +31,7 @@ from holdfast.protocol.names import StoreId, literal_start
 def restricted(request: Request, grant: TokenGrant, bookmarks: Bookmarks) -> Request:
     """Return the part of a request that is allowed. Raises NotAllowedError if none is."""
     if isinstance(request, ResolveRequest):
-        return ResolveRequest(tuple(_slot(each, grant) for each in request.stores))
+        return replace(request, stores=tuple(_slot(each, grant) for each in request.stores))
     if isinstance(request, ListStores):
         return _listing(request, grant, bookmarks)
     if isinstance(request, ListStatistics) and not grant.token.is_operator:

@@ -87,10 +87,10 @@ class Transaction:
     def answer(self, request: Request) -> Reply:
         """Return the fields of the reply, or the error to answer with. Raises StorageError."""
         match request:
-            case ResolveRequest(stores):
+            case ResolveRequest(stores, zone):
                 return {
                     "term": self._state.term,
-                    "owners": [self._assigner.owner(s) for s in stores],
+                    "owners": [self._assigner.owner(s, zone) for s in stores],
                     "encodings": ENCODINGS,
                 }
             case (
@@ -330,6 +330,7 @@ class Transaction:
                     asks_for_tokens=member.asks_for_tokens,
                     roles=member.roles,
                     claims=claims[Holder(member.server, member.incarnation)],
+                    zone=member.zone,
                 )
             )
         return infos

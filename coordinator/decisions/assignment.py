@@ -7,6 +7,7 @@ Invariants:
   between: `first_epoch` is above the epochs of all deleted rows.
 - New stores go to the least loaded server that takes new stores; ties are broken by name. Each
   choice counts at once, so a burst is spread.
+- Zones only restrict that choice, and only as long as no server gets far more than others for it.
 
 Whether an incarnation has ended is recorded with the assignment. Whether a server is alive is
 decided in `membership.py`.
@@ -20,11 +21,20 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from holdfast.protocol.control import Owner, ServerState
+from holdfast.protocol.work.zones import NOWHERE
 
 #: This many operations per second weigh as much as one assigned store. Most stores are idle, so
 #: counting stores alone would pile busy ones on one server; counting operations alone would send a
 #: whole burst of new stores to one server.
 OPERATIONS_PER_STORE: Final = 10.0
+#: A zone's stores go elsewhere while its least loaded server has more than so many times the load
+#: of the least loaded of all, and so many stores more. Traffic between zones costs money; one
+#: server with most stores of a cluster costs more.
+ZONE_LOAD_RATIO: Final = 2.0
+ZONE_SLACK_STORES: Final = 1000.0
+
+#: Of (load, server, incarnation).
+_Heap = list[tuple[float, str, str]]
 
 
 class Candidate(NamedTuple):
@@ -34,6 +44,7 @@ class Candidate(NamedTuple):
     incarnation: str
     assigned_stores: int
     operations_per_second: float
+    zone: str = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,32 +93,58 @@ class Balancer:
     """Chooses the least loaded candidate repeatedly; each choice takes O(log servers)."""
 
     def __init__(self, candidates: Iterable[Candidate]) -> None:
-        self._heap = [
-            (
-                candidate.assigned_stores + candidate.operations_per_second / OPERATIONS_PER_STORE,
-                candidate.server,
-                candidate.incarnation,
-            )
-            for candidate in candidates
-        ]
-        heapq.heapify(self._heap)
+        self._loads: dict[tuple[str, str], float] = {}
+        self._all: _Heap = []
+        self._by_zone: dict[str, _Heap] = {}
+        for each in candidates:
+            load = each.assigned_stores + each.operations_per_second / OPERATIONS_PER_STORE
+            self._loads[each.server, each.incarnation] = load
+            entry = load, each.server, each.incarnation
+            self._all.append(entry)
+            self._by_zone.setdefault(each.zone, []).append(entry)
+        for heap in (self._all, *self._by_zone.values()):
+            heapq.heapify(heap)
 
-    def choose(self) -> tuple[str, str] | None:
-        """Return (server, incarnation) and count one more store for it; None without candidates."""
-        if not self._heap:
+    def choose(self, zones: Iterable[str] = ()) -> tuple[str, str] | None:
+        """Return (server, incarnation) and count one more store for it; None without candidates.
+
+        It is a server of the first of `zones` that has one, unless even its least loaded one has
+        far more than the least loaded of all.
+        """
+        if not self._all:
             return None
-        load, server, incarnation = self._heap[0]
-        heapq.heapreplace(self._heap, (load + 1.0, server, incarnation))
-        return server, incarnation
+        chosen = self._least(self._all)
+        most = ZONE_LOAD_RATIO * self._loads[chosen] + ZONE_SLACK_STORES
+        for zone in zones:
+            if zone != NOWHERE and zone in self._by_zone:
+                nearest = self._least(self._by_zone[zone])
+                if self._loads[nearest] <= most:
+                    chosen = nearest
+                break
+        self._loads[chosen] += 1.0
+        return chosen
+
+    def _least(self, heap: _Heap) -> tuple[str, str]:
+        """Return the first of a heap. Loads have only grown since an entry was made."""
+        while True:
+            load, server, incarnation = heap[0]
+            now = self._loads[server, incarnation]
+            if load == now:
+                return server, incarnation
+            heapq.heapreplace(heap, (now, server, incarnation))
 
 
 def decide(
-    current: Assignment | None, balancer: Balancer, first_epoch: int = 1
+    current: Assignment | None,
+    balancer: Balancer,
+    first_epoch: int = 1,
+    zones: Iterable[str] = (),
 ) -> Keep | Assign | NoServer:
-    """Decide who serves a store that a client asks for. `current` is None for a new store."""
+    """Decide who serves a store that a client asks for. `current` is None for a new store. In
+    `zones` are those where it had best be, the best one first."""
     if current is not None and not current.owner_ended:
         return Keep(Owner(current.server, current.incarnation, current.epoch))
-    chosen = balancer.choose()
+    chosen = balancer.choose(zones)
     if chosen is None:
         return NoServer()
     return Assign(Owner(*chosen, epoch=current.epoch + 1 if current else first_epoch))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.protocol.control import Heartbeat
 from holdfast.protocol.work.roles import ALL_ROLES, Roles
+from holdfast.protocol.work.zones import NOWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Registered:
     server: str
     incarnation: str
     roles: Roles = ALL_ROLES
+    zone: str = NOWHERE
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
 from holdfast.protocol.work.roles import ALL_ROLES, Role, Roles
+from holdfast.protocol.work.zones import NOWHERE
 
 
 class ServerStanding(StrEnum):
@@ -39,6 +40,7 @@ class MemberView(NamedTuple):
     bucket_requests: int = 0
     asks_for_tokens: bool = False
     roles: Roles = ALL_ROLES
+    zone: str = NOWHERE
 
 
 class Doubt(StrEnum):
@@ -100,9 +102,10 @@ class Member:
     #: When to write the fence again; None while an attempt runs.
     fence_retry_at: float | None = None
     fence_failures: int = 0
-    #: The incarnation that takes this one's place once it is dead, and its roles.
+    #: The incarnation that takes this one's place once it is dead, and its roles and zone.
     successor: str | None = None
     successor_roles: Roles = ALL_ROLES
+    successor_zone: str = NOWHERE
 
     @property
     def dead(self) -> bool:
@@ -134,6 +137,7 @@ class Member:
             bucket_requests=self.load.bucket_requests,
             asks_for_tokens=self.load.asks_for_tokens,
             roles=self.load.roles,
+            zone=self.load.zone,
         )
 
     def validate(self) -> None:
@@ -151,7 +155,14 @@ class Member:
 
 
 def new_member(
-    server: str, incarnation: str, now: float, *, heard: bool, roles: Roles = ALL_ROLES
+    server: str,
+    incarnation: str,
+    now: float,
+    *,
+    heard: bool,
+    roles: Roles = ALL_ROLES,
+    zone: str = NOWHERE,
 ) -> Member:
     """Return an incarnation that exists, and of which nothing else is known yet."""
-    return Member(server, incarnation, now, heard, Heartbeat(server, incarnation, roles=roles))
+    load = Heartbeat(server, incarnation, roles=roles, zone=zone)
+    return Member(server, incarnation, now, heard, load)

@@ -68,7 +68,6 @@ from holdfast.coordinator.decisions.standby_heartbeats import Proof, StandbyHear
 from holdfast.coordinator.decisions.storage_proof import StorageProof
 from holdfast.protocol.control import Heartbeat, ServerPhase, ServerState
 from holdfast.protocol.limits import HEARTBEAT_SECONDS, PROBE_TIMEOUT_SECONDS, SILENCE_SECONDS
-from holdfast.protocol.work.roles import ALL_ROLES, Roles
 
 #: A fence that could not be written is tried again after this long, doubling up to the maximum.
 FENCE_RETRY_SECONDS: Final = 0.25
@@ -136,8 +135,8 @@ class Membership:
                 return self._heartbeat(heartbeat, now)
             case TimePassed(hearing):
                 return self._time_passed(hearing, now)
-            case Registered(server, incarnation, roles):
-                return self._registered(server, incarnation, roles, now)
+            case Registered():
+                return self._registered(event, now)
             case Suspected(server, incarnation):
                 return self._suspected(server, incarnation, now)
             case ProbeAnswered(server, incarnation, draining):
@@ -194,23 +193,28 @@ class Membership:
 
     # Joining and leaving
 
-    def _registered(
-        self, server: str, incarnation: str, roles: Roles, now: float
-    ) -> list[Effect]:
+    def _registered(self, registered: Registered, now: float) -> list[Effect]:
+        server, incarnation, roles, zone = (
+            registered.server,
+            registered.incarnation,
+            registered.roles,
+            registered.zone,
+        )
         member = self._roster.present(server, incarnation)
         if member is not None:
-            member.load = member.load._replace(roles=roles)
+            member.load = member.load._replace(roles=roles, zone=zone)
             self._hear(member, now)
             return []
         if self.standing(server, incarnation) is not ServerStanding.UNKNOWN:
             return []
         older = self._roster.newest(server)
         if older is None or older.dead:
-            return [self._join(server, incarnation, roles, now)]
+            return [self._join(registered, now)]
         if older.successor is not None:
             return []
         older.successor = incarnation
         older.successor_roles = roles
+        older.successor_zone = zone
         if older.doubt is Doubt.FENCING:
             return []
         return [self._begin_fence(older, f"replaced by incarnation {incarnation}")]
@@ -246,17 +250,27 @@ class Membership:
             )
         ]
         if successor is not None:
-            effects.append(self._join(member.server, successor, member.successor_roles, now))
+            roles, zone = member.successor_roles, member.successor_zone
+            effects.append(self._join(Registered(member.server, successor, roles, zone), now))
         return effects
 
-    def _join(self, server: str, incarnation: str, roles: Roles, now: float) -> RecordLive:
-        self._roster.put(self._new_present(server, incarnation, now, heard=True, roles=roles))
-        return RecordLive(server, incarnation)
+    def _join(self, joins: Registered, now: float) -> RecordLive:
+        member = new_member(
+            joins.server,
+            joins.incarnation,
+            now,
+            heard=True,
+            roles=joins.roles,
+            zone=joins.zone,
+        )
+        member.move(self._cause_of(member))
+        self._roster.put(member)
+        return RecordLive(joins.server, joins.incarnation)
 
     def _new_present(
-        self, server: str, incarnation: str, now: float, *, heard: bool, roles: Roles = ALL_ROLES
+        self, server: str, incarnation: str, now: float, *, heard: bool
     ) -> Member:
-        member = new_member(server, incarnation, now, heard=heard, roles=roles)
+        member = new_member(server, incarnation, now, heard=heard)
         member.move(self._cause_of(member))
         return member
 

@@ -7,6 +7,7 @@ look, when to begin and when to end, and remembers what is under way. Invariants
   So for loads that stay as they are, a run ends, and no store goes back.
 - At most `moves_per_minute` moves begin within any minute.
 - A store that was moved stays where it is for REST_SECONDS.
+- No store moves to another zone.
 - A run that nobody asked for begins only above `begin_imbalance`, and ends at `imbalance`. Loads
   that vary by less than what lies between these two move nothing.
 - The next look at the loads comes when the last move is out of the window in which they are
@@ -115,9 +116,21 @@ def _weight(store: StoreLoad) -> float:
 
 
 def imbalance_of(loads: Sequence[ServerLoad]) -> float:
-    """Return the load of the busiest server, divided by the mean; 1 if nobody does anything."""
+    """Return the load of the busiest server, divided by the mean of its zone; 1 if nobody does
+    anything. Of several zones, the most uneven one counts."""
+    return max((_imbalance_within(zone) for zone in _by_zone(loads)), default=1.0)
+
+
+def _imbalance_within(loads: Sequence[ServerLoad]) -> float:
     total = sum(each.load for each in loads)
     return max(each.load for each in loads) * len(loads) / total if total else 1.0
+
+
+def _by_zone(loads: Sequence[ServerLoad]) -> list[list[ServerLoad]]:
+    zones: dict[str, list[ServerLoad]] = {}
+    for each in loads:
+        zones.setdefault(each.zone, []).append(each)
+    return [zones[zone] for zone in sorted(zones)]
 
 
 def choose_moves(
@@ -127,7 +140,20 @@ def choose_moves(
     resting: Container[StoreId] = frozenset(),
 ) -> list[Move]:
     """Return up to `limit` moves after which no server has more than `imbalance` times the mean
-    load, or as near to that as they come. Stores that are `resting` stay."""
+    load of its zone, or as near to that as they come. Stores that are `resting` stay; none leaves
+    its zone, near which its clients are."""
+    moves: list[Move] = []
+    for zone in _by_zone(loads):
+        moves += _moves_within(zone, imbalance, limit - len(moves), resting)
+    return moves
+
+
+def _moves_within(
+    loads: Sequence[ServerLoad],
+    imbalance: float,
+    limit: int,
+    resting: Container[StoreId],
+) -> list[Move]:
     if len(loads) < 2:
         return []
     levels = {each.server: each.load for each in loads}

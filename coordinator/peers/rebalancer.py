@@ -131,13 +131,17 @@ class Rebalancer:
     async def _loads(self) -> list[ServerLoad]:
         """Return the loads of the servers that take stores. Those that do not answer are left
         out."""
+        members = [member for member in self._members() if member.takes_new_stores]
         asked = [
             self._orders.ask_load(member.server, member.incarnation, MAX_HOT_STORES)
-            for member in self._members()
-            if member.takes_new_stores
+            for member in members
         ]
         found = await asyncio.gather(*asked)
-        return [load for load in found if load is not None]
+        return [
+            load._replace(zone=member.zone)
+            for member, load in zip(members, found, strict=True)
+            if load is not None
+        ]
 
     async def _order(self, moves: Sequence[Move]) -> None:
         by_order: dict[tuple[str, str, str], list[Move]] = {}

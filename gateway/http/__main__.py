@@ -28,12 +28,14 @@ from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.process import (
     ServerProcess,
     add_inbox_prefix,
+    add_zone,
     inboxes_of,
     login_of,
     process_parser,
     run_process,
 )
 from holdfast.protocol.serving.process_numbers import process_statistics
+from holdfast.protocol.work.zones import check_zone
 
 logger = logging.getLogger("holdfast.gateway")
 
@@ -62,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "holdfast gateway", "Serve a tenant's streams and kvs over HTTP.", LOGIN_OPTIONS
     )
     add_inbox_prefix(parser)
+    add_zone(parser, "what it serves first goes to servers that are there too")
     parser.add_argument("--tenant", help="whose stores it serves; default: that of the token")
     parser.add_argument(
         "--token-file", type=Path, help="the token of requests without one; default: none"
@@ -113,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _serve(options: argparse.Namespace, process: ServerProcess) -> None:
     login, inboxes = login_of(options), inboxes_of(options)
+    zone = check_zone(options.zone, "--zone")
 
     async def connected(token: str | None) -> Client:
         return await connect(
@@ -122,6 +126,7 @@ async def _serve(options: argparse.Namespace, process: ServerProcess) -> None:
             prefix=options.prefix,
             name=_NAME,
             inbox_prefix=inboxes.root,
+            zone=zone,
             **login.connect_arguments(),
         )
 

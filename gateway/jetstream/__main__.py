@@ -36,12 +36,14 @@ from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.process import (
     ServerProcess,
     add_inbox_prefix,
+    add_zone,
     inboxes_of,
     login_of,
     process_parser,
     run_process,
 )
 from holdfast.protocol.serving.process_numbers import process_statistics
+from holdfast.protocol.work.zones import check_zone
 
 logger = logging.getLogger("holdfast.gateway")
 
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "holdfast gateway", "Serve JetStream's API from holdfast's streams.", LOGIN_OPTIONS
     )
     add_inbox_prefix(parser)
+    add_zone(parser, "what it serves first goes to servers that are there too")
     parser.add_argument("--tenant", help="whose streams it serves; default: that of the token")
     parser.add_argument("--token-file", type=Path, help="the token with which it uses holdfast")
     _add_jetstream_options(parser)
@@ -104,6 +107,7 @@ async def _serve(options: argparse.Namespace, process: ServerProcess) -> None:
     leafnodes = options.leafnodes or os.environ.get(variable("leafnodes")) or DEFAULT_LEAFNODES
     of_clients = options.jetstream_nats or os.environ.get(variable("jetstream-nats"))
     login, inboxes = login_of(options), inboxes_of(options)
+    zone = check_zone(options.zone, "--zone")
     of_gateway = GatewayOptions(
         # Unique for each life: others must not take this one for one that has died.
         secrets.token_hex(8),
@@ -149,6 +153,7 @@ async def _serve(options: argparse.Namespace, process: ServerProcess) -> None:
                 prefix=options.prefix,
                 name=_NAME,
                 inbox_prefix=inboxes.root,
+                zone=zone,
                 **login.connect_arguments(),
             )
         )

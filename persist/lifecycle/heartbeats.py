@@ -70,6 +70,7 @@ class Load:
             self._coordination.cluster,
             asks_for_tokens=self._asks_for_tokens,
             roles=self._life.roles,
+            zone=self._life.zone,
         )
 
 

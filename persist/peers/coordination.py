@@ -69,6 +69,7 @@ class Coordination:
         self._server = life.server
         self._incarnation = life.id
         self._roles = life.roles
+        self._zone = life.zone
         self._read_cluster = read_cluster
         self._told_time = told_time
         #: The id of this server's cluster, once it is known.
@@ -123,7 +124,9 @@ class Coordination:
         """Return once this incarnation is registered, or `give_up` returns True. Raises
         FencedError, OtherClusterError."""
         roles = self._roles
-        answer = await self.patiently(lambda: self._ask("register", roles=roles), give_up)
+        answer = await self.patiently(
+            lambda: self._ask("register", roles=roles, zone=self._zone), give_up
+        )
         if answer is None:
             return
         if self._roles != ALL_ROLES and "roles" not in answer:

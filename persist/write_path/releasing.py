@@ -29,6 +29,7 @@ from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.persist.write_path.output_gate import OutputGate
 from holdfast.persist.write_path.tick import Answers, answer_count
 from holdfast.persist.write_path.turn import MATERIALISE_OPERATIONS
+from holdfast.persist.zone_traffic import ZoneTraffic
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import check_subject
 from holdfast.protocol.errors import TooLargeError
@@ -95,6 +96,7 @@ class Releaser:
         self._bus = life.bus
         self._times = StageTimes(life.statistics)
         self._refusals = Refusals(life.statistics)
+        self._traffic = ZoneTraffic(life.zone, life.statistics)
         self._subjects = life.subjects
         self._gate = gate
         self._inbox = inbox
@@ -252,6 +254,7 @@ class Releaser:
     async def _send_answers(self, answers: Answers) -> None:
         for reply, elements in answers.items():
             for payload in self._reply_payloads(elements):
+                self._traffic.reply(reply, len(payload))
                 await self._publish(reply, payload)
 
     def _addressed(self, broadcasts: list[tuple[Store, bytes]]) -> list[tuple[str, bytes]]:

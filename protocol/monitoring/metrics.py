@@ -104,6 +104,15 @@ TICK_GROUPS = _histogram(_PERSIST, "persist_tick_groups", "Answered groups of ea
 LOG_WRITTEN = _counter(_PERSIST, "persist_log_written_bytes_total", "Bytes appended to the log.")
 LOG_SIZE = _gauge(_PERSIST, "persist_log_bytes", "Size of the log.")
 LOG_PENDING = _gauge(_PERSIST, "persist_log_pending_bytes", "Bytes of it that wait for a sync.")
+REQUEST_BYTES = _counter(
+    _PERSIST, "persist_request_bytes_total",
+    "Bytes of clients' requests by where the client is: in the `same` zone, in `another`, or "
+    "`untold`; only with `--zone`.", "zone",
+)
+REPLY_BYTES = _counter(
+    _PERSIST, "persist_reply_bytes_total",
+    "Bytes of the answers to these clients, by the same.", "zone",
+)
 WAITING = _gauge(_PERSIST, "persist_waiting_bytes", "Bytes of requests that are not answered yet.")
 BUSY = _counter(_PERSIST, "persist_busy_total", "Answers `busy` and `rate_limited`, by cause.",
                 "cause")

@@ -26,6 +26,7 @@ from holdfast.protocol.serving.log_format import LogFormat, formatter
 from holdfast.protocol.serving.monitor import Monitor, MonitorAddress
 from holdfast.protocol.serving.supervision import Supervision
 from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS, DEFAULT_PREFIX, Inboxes
+from holdfast.protocol.work.zones import NOWHERE, ZONE_VARIABLE
 
 try:
     import uvloop
@@ -119,6 +120,16 @@ def add_inbox_prefix(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get(variable("inbox-prefix"), DEFAULT_INBOXES),
         metavar="TOKEN",
         help=f"the first token of all inboxes; default: {DEFAULT_INBOXES}",
+    )
+
+
+def add_zone(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Add the option for where a process runs, which `check_zone` checks."""
+    parser.add_argument(
+        "--zone",
+        default=os.environ.get(ZONE_VARIABLE, NOWHERE),
+        metavar="NAME",
+        help=f"where it runs, such as a cloud's availability zone: {help_text}",
     )
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.coordinator.decisions.assignment import (
     OPERATIONS_PER_STORE,
+    ZONE_LOAD_RATIO,
+    ZONE_SLACK_STORES,
     Assign,
     Assignment,
     Balancer,
@@ -97,3 +99,54 @@ def test_nobody_else_may_open_it(current: Assignment | None, state: ServerState 
 
 def test_a_store_nobody_asked_for_goes_to_the_live_server_that_opens_it() -> None:
     assert decide_open(None, "a", "a-1", ServerState.LIVE) == Assign(Owner("a", "a-1", 1))
+
+
+def in_zone(server: str, zone: str, stores: int = 0) -> Candidate:
+    return candidate(server, stores)._replace(zone=zone)
+
+
+def test_a_new_store_goes_to_the_zone_of_its_client_though_others_are_less_loaded() -> None:
+    balancer = Balancer([in_zone("a", "z1", 10), in_zone("b", "z1", 12), in_zone("c", "z2")])
+    assert [balancer.choose(("z1",)) for _ in range(4)] == [
+        *[("a", "a-1")] * 2,
+        ("a", "a-1"),
+        ("b", "b-1"),
+    ]
+    assert balancer.choose(("z2",)) == ("c", "c-1")
+
+
+@pytest.mark.parametrize("zones", [(), ("",), ("z9",), ("", "z9")])
+def test_without_a_server_in_the_zone_the_least_loaded_one_of_all_is_chosen(
+    zones: tuple[str, ...],
+) -> None:
+    balancer = Balancer([in_zone("a", "z1", 3), in_zone("b", "", 2), in_zone("c", "z2", 1)])
+    assert balancer.choose(zones) == ("c", "c-1")
+
+
+def test_a_store_whose_owner_died_stays_in_its_zone_before_it_goes_to_that_of_its_client() -> None:
+    ended = Assignment("a", "a-1", 7, owner_ended=True)
+    servers = [in_zone("b", "z1", 9), in_zone("c", "z2", 5), in_zone("d", "z3")]
+    assert decide(ended, Balancer(servers), zones=("z1", "z2")) == Assign(Owner("b", "b-1", 8))
+    assert decide(ended, Balancer(servers[1:]), zones=("z1", "z2")) == Assign(Owner("c", "c-1", 8))
+    assert decide(ended, Balancer(servers[2:]), zones=("z1", "z2")) == Assign(Owner("d", "d-1", 8))
+
+
+@given(st.lists(st.sampled_from(["z1", "z2", ""]), max_size=60), st.integers(0, 5000))
+def test_no_zone_gets_far_more_than_the_least_loaded_server_has(
+    asked: list[str], head_start: int
+) -> None:
+    servers = [in_zone("a", "z1", head_start), in_zone("b", "z2"), in_zone("c", "z2", 7)]
+    loads = {each.server: each.assigned_stores for each in servers}
+    balancer = Balancer(servers)
+    for zone in asked:
+        chosen = balancer.choose((zone,))
+        assert chosen is not None
+        least = min(loads.values())
+        most = ZONE_LOAD_RATIO * least + ZONE_SLACK_STORES
+        near = [each.server for each in servers if zone and each.zone == zone]
+        if near and min(loads[server] for server in near) <= most:
+            assert chosen[0] in near
+            assert loads[chosen[0]] == min(loads[server] for server in near)
+        else:
+            assert loads[chosen[0]] == least
+        loads[chosen[0]] += 1

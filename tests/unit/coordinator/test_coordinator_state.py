@@ -517,7 +517,7 @@ def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> N
     own(state, ONE)
     numbers = (0.1, 1, 3, 5.0, 4, 0, 0)
     roles = ["persist", "tier"]
-    check(state, (ListServers(), [["a", "a1", "live", *numbers, False, roles, 0]]))
+    check(state, (ListServers(), [["a", "a1", "live", *numbers, False, roles, 0, ""]]))
 
 
 def test_tenants_are_listed_by_name_page_by_page(state: StateFile) -> None:

@@ -190,3 +190,15 @@ def test_loads_that_vary_a_little_move_nothing_to_and_fro(rates: list[float], se
         if rebalancing.due(cluster.now):
             assert rebalancing.decide(loads, cluster.now) == []
     assert len(cluster.begun) == before
+
+
+def test_loads_are_evened_out_within_each_zone_and_no_store_leaves_its_own() -> None:
+    cluster = Cluster({"a": [900.0, 800.0, 700.0], "b": [], "c": [10.0], "d": [9.0]})
+    zones = {"a": "z1", "b": "z1", "c": "z2", "d": "z2"}
+    loads = [each._replace(zone=zones[each.server]) for each in cluster.loads()]
+    moves = choose_moves(loads, 1.2, 10)
+    assert {(move.source, move.target) for move in moves} == {("a", "b")}
+    alone = [each for each in loads if each.server != "b"]
+    assert choose_moves(alone, 1.2, 10) == []
+    assert imbalance_of(alone) < 1.1
+    assert imbalance_of(loads) == 2.0

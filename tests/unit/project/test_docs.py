@@ -624,7 +624,8 @@ def test_everything_that_the_map_and_the_decisions_name_exists() -> None:
 def test_every_decision_is_in_the_index_under_its_title() -> None:
     index = (ROOT / "docs" / "decisions" / "README.md").read_text()
     numbers = [each.name[:3] for each in DECISIONS]
-    assert numbers == [f"{number:03}" for number in range(1, len(DECISIONS) + 1)]
+    # Branches that run side by side have numbers of their own, so some may be left out.
+    assert numbers == sorted(set(numbers))
     for each in DECISIONS:
         number, _, title = each.read_text().splitlines()[0].removeprefix("# ").partition(" ")
         assert f"| {number} | [{title}]({each.name}) |" in index

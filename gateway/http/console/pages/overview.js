@@ -108,6 +108,7 @@ function serverTable() {
   return new Table("Persist servers", [
     { label: "Server", text: (row) => row.server, sort: (row) => row.server },
     { label: "State", fill: state, sort: (row) => row.state },
+    { label: "Zone", text: (row) => row.zone, sort: (row) => row.zone },
     { label: "Roles", text: (row) => row.roles.join(", "), sort: (row) => row.roles.join(", ") },
     { label: "Work", text: (row) => count(row.claims), number: true, sort: (row) => row.claims },
     { label: "Heartbeat", text: (row) => duration(row.heartbeat_age_seconds), number: true, sort: (row) => row.heartbeat_age_seconds },
