@@ -154,7 +154,8 @@ class WrongLastMsgIdError(RequestError):
 
 class WrongRevisionError(RequestError):
     """`expected_revision` is not the revision of `key`, which is `actual`. For a message, `key` is
-    its seq. Revision 0 means that the key or message does not exist.
+    its seq. Revision 0 means that the key or message does not exist. Of a condition on a prefix,
+    `key` is one that was not to exist, or not to change after revision `expected`.
     """
 
     code = "wrong_revision"

@@ -108,6 +108,12 @@ CONSUMER_FETCH: Final = 17
 CONSUMER_ACK: Final = 18
 #: [CONSUMER_DELETE, name] -> [count, revision]
 CONSUMER_DELETE: Final = 19
+#: [DELETE_PREFIX, prefix, limit | nil, after_key | nil] -> [count, revision, next_after_key | nil]:
+#: removes the keys with the prefix, or the first `limit` of them after after_key; nil: all at once
+DELETE_PREFIX: Final = 20
+#: [EXPECT_PREFIX, prefix, [key, ...] | nil, revision | nil] -> [revision]; refused if another key
+#: with the prefix exists than these, or one was set or removed after the revision
+EXPECT_PREFIX: Final = 21
 
 FIRST_READ: Final = 32
 #: [GET_MESSAGE, seq] -> message | nil
@@ -192,6 +198,8 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     CONSUMER_FETCH: "fetch",
     CONSUMER_ACK: "ack",
     CONSUMER_DELETE: "delete_consumer",
+    DELETE_PREFIX: "delete_prefix",
+    EXPECT_PREFIX: "expect_prefix",
     GET_MESSAGE: "get",
     GET_MESSAGES: "get_all",
     GET_ENTRY: "get",

@@ -399,7 +399,13 @@ MAX_EVICTED_ROWS: Final = 4 * MAX_DELETE_COUNT
 MAX_EXPIRED_ROWS: Final = MAX_DELETE_COUNT
 #: Messages that one PURGE removes: as many as one turn removes for limits.
 MAX_PURGED_MESSAGES: Final = MAX_EVICTED_ROWS
-#: Subjects and messages that one turn looks through for filters, in about 0.1 s.
+#: Keys that one DELETE_PREFIX removes: as many as one turn removes for limits.
+MAX_DELETED_WITH_PREFIX: Final = MAX_EVICTED_ROWS
+#: Keys with a prefix that a client has deleted at a time, if they need not go at once: about two
+#: milliseconds of their owner.
+DELETED_WITH_PREFIX_AT_A_TIME: Final = 1024
+#: Subjects and messages that one turn looks through for filters, in about 0.1 s, and keys for
+#: prefixes.
 MAX_LOOKS: Final = 65_536
 #: Messages that one append with `rollup` removes.
 MAX_ROLLED_UP_MESSAGES: Final = 4 * MAX_EVICTED_ROWS

@@ -415,18 +415,23 @@ class KV(Generic[V]):
 
         return background.run_asking(work)
 
-    def delete_all(self, *, prefix: str = "", timeout_seconds: float | None = None) -> Deleted:
+    def delete_all(
+        self, *, prefix: str = "", atomic: bool = False, timeout_seconds: float | None = None
+    ) -> Deleted:
         """Delete every key, at once. Return how many existed.
 
-        With `prefix` the keys that start with it are read and deleted, up to 256 at a time, so that
-        others are not held up. It takes several operations for more, each atomic, and needs the
-        right to read; `timeout_seconds` applies to each. Keys that are set meanwhile may stay. If
-        it is interrupted, call it again.
+        With `prefix`, delete the keys that start with it: 1,024 at a time, so that others are not
+        held up. More take several operations, each atomic; `timeout_seconds` applies to each. Keys
+        that are set meanwhile may stay. If it is interrupted, call it again.
+
+        With `atomic`, all of them go at once, or none: at most MAX_DELETED_WITH_PREFIX, and
+        TooLargeError is raised if there are more. `KVTransaction.delete_all` does the same within a
+        transaction.
 
             kv.delete_all(prefix="session.")
         """
         return self._background.run(
-            self._kv.delete_all(prefix=prefix, timeout_seconds=timeout_seconds)
+            self._kv.delete_all(prefix=prefix, atomic=atomic, timeout_seconds=timeout_seconds)
         )
 
     def head(self, *, timeout_seconds: float | None = None) -> Head:

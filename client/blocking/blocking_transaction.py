@@ -82,6 +82,39 @@ class KVTransaction(_Transaction[AsyncKVTransaction[V]], Generic[V]):
         """
         self._transaction.expect(key, revision)
 
+    def get_all(self, *, prefix: str) -> list[Entry[V]]:
+        """Return the entries whose key starts with `prefix`, in order of their keys. The commit
+        succeeds only if no such key was set or deleted, by anybody, since this call began; a new
+        key counts too.
+
+        What this transaction has set or deleted is as it will be. Large values are not included,
+        and values that cannot be read are as in `KV.get_all`.
+        """
+        return self._background.run(self._transaction.get_all(prefix=prefix))
+
+    def expect_only(self, prefix: str, keys: Sequence[str] = ()) -> None:
+        """Commit only if no key that starts with `prefix` exists at that time, but `keys`, at most
+        MAX_DELETE_COUNT. These need not exist.
+
+        Otherwise the commit raises WrongRevisionError, which names another key that exists.
+
+            with kv.transaction() as t:
+                t.expect_only("job.42.")        # nobody works on it
+                t.set("job.42.worker", b"ada")
+        """
+        self._transaction.expect_only(prefix, keys)
+
+    def expect_unchanged(self, prefix: str, revision: int) -> None:
+        """Commit only if no key that starts with `prefix` was set or deleted after the kv had
+        `revision`.
+
+        Otherwise the commit raises WrongRevisionError, which names such a key (the prefix itself,
+        if all keys were deleted at once) and its revision, 0 if it was deleted. It raises
+        RevisionGoneError if more than 10,000 deletes have happened since, and TooLargeError if very
+        much was set since and very many keys have the prefix.
+        """
+        self._transaction.expect_unchanged(prefix, revision)
+
     def set(
         self,
         key: str,
@@ -96,6 +129,15 @@ class KVTransaction(_Transaction[AsyncKVTransaction[V]], Generic[V]):
     def delete(self, keys: str | Sequence[str]) -> None:
         """Delete one key or several at the commit, if they exist."""
         self._transaction.delete(keys)
+
+    def delete_all(self, *, prefix: str) -> None:
+        """Delete every key that starts with `prefix` at the commit, also those that are created
+        until then; at most MAX_DELETED_WITH_PREFIX. A key of them that this transaction sets
+        afterwards is there after it.
+
+        Raises TooLargeError at the commit if there are more.
+        """
+        self._transaction.delete_all(prefix=prefix)
 
 
 class StreamTransaction(_Transaction[AsyncStreamTransaction[V]], Generic[V]):

@@ -38,6 +38,7 @@ from holdfast.client.wire.operations import (
     checked_durability,
     dated_changes,
     delete_entries_operation,
+    delete_prefix_operation,
     entry_from_wire,
     head_from_wire,
     pack_batch,
@@ -55,6 +56,7 @@ from holdfast.protocol.frames import (
     HISTORY,
     pack,
 )
+from holdfast.protocol.limits import DELETED_WITH_PREFIX_AT_A_TIME
 from holdfast.protocol.messages import (
     Ack,
     AnyDurability,
@@ -73,9 +75,6 @@ from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 _PACKED_CLEAR = pack([CLEAR])
 #: The longest pause, but for jitter, before `update` tries again after others were faster.
 _UPDATE_PAUSE_SECONDS = 0.05
-#: How many keys with a prefix are deleted at once. The owner looks each of them up in the file, and
-#: serves nobody else meanwhile: a millisecond or two.
-_DELETED_AT_ONCE = 256
 
 
 class KV(Generic[V]):
@@ -479,19 +478,22 @@ class KV(Generic[V]):
         return await self._update(key, ask, headers, ttl_seconds, durability, timeout_seconds)
 
     async def delete_all(
-        self, *, prefix: str = "", timeout_seconds: float | None = None
+        self, *, prefix: str = "", atomic: bool = False, timeout_seconds: float | None = None
     ) -> Deleted:
         """Delete every key, at once. Return how many existed.
 
-        With `prefix` the keys that start with it are read and deleted, up to 256 at a time, so that
-        others are not held up. It takes several operations for more, each atomic, and needs the
-        right to read; `timeout_seconds` applies to each. Keys that are set meanwhile may stay. If
-        it is interrupted, call it again.
+        With `prefix`, delete the keys that start with it: 1,024 at a time, so that others are not
+        held up. More take several operations, each atomic; `timeout_seconds` applies to each. Keys
+        that are set meanwhile may stay. If it is interrupted, call it again.
+
+        With `atomic`, all of them go at once, or none: at most MAX_DELETED_WITH_PREFIX, and
+        TooLargeError is raised if there are more. `KVTransaction.delete_all` does the same within a
+        transaction.
 
             await kv.delete_all(prefix="session.")
         """
         if check_key(prefix):
-            return await self._delete_prefix(prefix, timeout_seconds)
+            return await self._delete_prefix(prefix, atomic, timeout_seconds)
         call = self._link.call(self._key, _PACKED_CLEAR, True, 0, timeout_seconds)
         (count, revision), *_ = await call
         return Deleted(count, revision)
@@ -647,19 +649,18 @@ class KV(Generic[V]):
                         timeout_seconds=timeout, reason=str(error)
                     ) from error
 
-    async def _delete_prefix(self, prefix: str, timeout_seconds: float | None) -> Deleted:
-        count, revision = 0, None
-        pages = self._reads.pages(prefix, None, None, False, timeout_seconds)
-        async with contextlib.aclosing(pages):
-            async for page in pages:
-                keys = [row[0] for row in page]
-                for start in range(0, len(keys), _DELETED_AT_ONCE):
-                    part = keys[start : start + _DELETED_AT_ONCE]
-                    deleted = await self.delete(part, timeout_seconds=timeout_seconds)
-                    count, revision = count + deleted.count, deleted.revision
-        if revision is None:
-            revision = (await self.head(timeout_seconds=timeout_seconds)).revision
-        return Deleted(count, revision)
+    async def _delete_prefix(
+        self, prefix: str, atomic: bool, timeout_seconds: float | None
+    ) -> Deleted:
+        count, after_key = 0, None
+        limit = None if atomic else DELETED_WITH_PREFIX_AT_A_TIME
+        while True:
+            packed = pack(delete_prefix_operation(prefix, limit, after_key))
+            answer, *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
+            deleted, revision, after_key = answer
+            count += deleted
+            if after_key is None:
+                return Deleted(count, revision)
 
     async def _find(
         self, key: str, timeout_seconds: float | None, revision: int | None = None

@@ -36,8 +36,12 @@ from holdfast.client.wire.operations import (
     checked_value,
     delete_entries_operation,
     delete_messages_operation,
+    delete_prefix_operation,
     entry_from_wire,
+    expect_only_operation,
     expect_operation,
+    expect_unchanged_operation,
+    head_from_wire,
     message_from_wire,
     pack_batch,
     set_entry_operation,
@@ -53,10 +57,13 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import (
     DELETE_ENTRIES,
     DELETE_MESSAGES,
+    DELETE_PREFIX,
+    GET_ENTRIES,
     GET_ENTRY,
     GET_KEYS,
     GET_MESSAGE,
     GET_SEQS,
+    HEAD,
     pack,
 )
 from holdfast.protocol.header_block import headers_from_wire
@@ -108,6 +115,8 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
         self._answer_count = 0
         #: Whether there are conditions that do not come from reads.
         self._has_conditions = False
+        #: Conditions that concern more than one row.
+        self._conditions: list[list[Any]] = []
         self._operations: list[list[Any]] = []
         self._committed = False
 
@@ -141,6 +150,7 @@ class _Transaction(ABC, Generic[_Key, _Row, V]):
         if not self._operations and not self._has_conditions and len(self._answers) <= 1:
             return []
         conditions = [expect_operation(*condition) for condition in self._expected.items()]
+        conditions += self._conditions
         packed = pack_batch(conditions + self._operations, self._link.operation_limit_bytes)
         try:
             results, time, durability = await self._link.call(
@@ -233,13 +243,20 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
     `async with` ends, or by `commit`. For one task.
     """
 
+    #: What `delete_all` was asked to delete.
+    _deleted_prefixes: tuple[str, ...] = ()
+
     async def get(self, key: str) -> Entry[V] | None:
         """Return the entry of `key`, or None. The commit succeeds only if that is still true.
 
         Reading a key again returns the same entry. A key that this transaction has set is returned
         as it will be, with revision and time 0.
         """
-        return await self._get(check_key(key))
+        check_key(key)
+        if self._deletes(key):
+            self._check_open()
+            return None
+        return await self._get(key)
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry[V] | None]:
         """Return the entry of each of `keys`, or None, as `get` does.
@@ -250,7 +267,9 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         Raises TooLargeError for more than MAX_DELETE_COUNT.
         """
         _check_count("keys", keys)
-        return await self._get_many([check_key(key) for key in keys])
+        wanted = [key for key in map(check_key, keys) if not self._deletes(key)]
+        found = dict(zip(wanted, await self._get_many(wanted), strict=True))
+        return [found.get(key) for key in keys]
 
     async def _read_one(self, key: str) -> Entry[V] | None:
         return self._entry(await self._call([GET_ENTRY, key]))
@@ -270,6 +289,61 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         expect_operation(check_key(key), revision)
         self._has_conditions = True
         self._expected[key] = revision
+
+    async def get_all(self, *, prefix: str) -> list[Entry[V]]:
+        """Return the entries whose key starts with `prefix`, in order of their keys. The commit
+        succeeds only if no such key was set or deleted, by anybody, since this call began; a new
+        key counts too.
+
+        What this transaction has set or deleted is as it will be. Large values are not included,
+        and values that cannot be read are as in `KV.get_all`.
+        """
+        self._check_open()
+        head = head_from_wire(await self._call([HEAD]))
+        self._expect_more(expect_unchanged_operation(prefix, head.revision))
+        found: dict[str, Entry[V]] = {}
+        after_key: str | None = None
+        while True:
+            rows, after_key = await self._call([GET_ENTRIES, prefix, after_key])
+            for row in rows:
+                if not self._deletes(row[0]):
+                    found[row[0]] = self._values.listed_entry(entry_from_wire(row))
+            if after_key is None:
+                break
+        for key, entry in self._written.items():
+            if entry is not None and key.startswith(prefix):
+                found[key] = entry
+            else:
+                found.pop(key, None)
+        return [found[key] for key in sorted(found)]
+
+    def expect_only(self, prefix: str, keys: Sequence[str] = ()) -> None:
+        """Commit only if no key that starts with `prefix` exists at that time, but `keys`, at most
+        MAX_DELETE_COUNT. These need not exist.
+
+        Otherwise the commit raises WrongRevisionError, which names another key that exists.
+
+            async with kv.transaction() as t:
+                t.expect_only("job.42.")        # nobody works on it
+                t.set("job.42.worker", b"ada")
+        """
+        self._expect_more(expect_only_operation(prefix, keys))
+
+    def expect_unchanged(self, prefix: str, revision: int) -> None:
+        """Commit only if no key that starts with `prefix` was set or deleted after the kv had
+        `revision`.
+
+        Otherwise the commit raises WrongRevisionError, which names such a key (the prefix itself,
+        if all keys were deleted at once) and its revision, 0 if it was deleted. It raises
+        RevisionGoneError if more than 10,000 deletes have happened since, and TooLargeError if very
+        much was set since and very many keys have the prefix.
+        """
+        self._expect_more(expect_unchanged_operation(prefix, revision))
+
+    def _expect_more(self, condition: list[Any]) -> None:
+        self._check_open()
+        self._has_conditions = True
+        self._conditions.append(condition)
 
     def set(
         self,
@@ -294,6 +368,22 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
         operation = delete_entries_operation(keys)
         self._operations.append(operation)
         self._written.update(dict.fromkeys(operation[1]))
+
+    def delete_all(self, *, prefix: str) -> None:
+        """Delete every key that starts with `prefix` at the commit, also those that are created
+        until then; at most MAX_DELETED_WITH_PREFIX. A key of them that this transaction sets
+        afterwards is there after it.
+
+        Raises TooLargeError at the commit if there are more.
+        """
+        self._check_open()
+        self._operations.append(delete_prefix_operation(prefix))
+        self._deleted_prefixes += (prefix,)
+        self._written.update({key: None for key in self._written if key.startswith(prefix)})
+
+    def _deletes(self, key: str) -> bool:
+        """Tell if `delete_all` removes a key, and nothing sets it afterwards."""
+        return key not in self._written and key.startswith(self._deleted_prefixes)
 
 
 class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
@@ -401,7 +491,7 @@ def _check_count(what: str, keys: Sequence[Any]) -> None:
 def _result(
     operation: list[Any], result: Sequence[Any], time: int, durability: Durability
 ) -> Ack | Deleted:
-    if operation[0] in (DELETE_ENTRIES, DELETE_MESSAGES):
+    if operation[0] in (DELETE_ENTRIES, DELETE_MESSAGES, DELETE_PREFIX):
         return Deleted(result[0], result[1])
     if len(result) > 2:
         return ack_from_wire(result, time, durability)

@@ -20,7 +20,9 @@ from holdfast.protocol.frames import (
     BATCH,
     DELETE_ENTRIES,
     DELETE_MESSAGES,
+    DELETE_PREFIX,
     EXPECT,
+    EXPECT_PREFIX,
     HEAD,
     SET_ENTRY,
     SET_MESSAGE,
@@ -214,6 +216,29 @@ def expect_operation(what: str | int | None, expected: int) -> list[Any]:
     """
     check_count("expected", expected)
     return [EXPECT, what, expected]
+
+
+def delete_prefix_operation(
+    prefix: str, limit: int | None = None, after_key: str | None = None
+) -> list[Any]:
+    """Return the wire form of deleting the keys that start with `prefix`: all at once, or the first
+    `limit` of them after `after_key`."""
+    return _without_trailing_nil([DELETE_PREFIX, check_key(prefix), limit, after_key])
+
+
+def expect_only_operation(prefix: str, keys: Sequence[str]) -> list[Any]:
+    """Return the wire form of a condition: no other key than these starts with `prefix`."""
+    if isinstance(keys, str):
+        raise InvalidArgumentError(argument="keys", reason="must be several keys, not text")
+    wanted = [check_key(key) for key in keys]
+    _check_delete_count(len(wanted))
+    return [EXPECT_PREFIX, check_key(prefix), wanted]
+
+
+def expect_unchanged_operation(prefix: str, revision: int) -> list[Any]:
+    """Return the wire form of a condition: no key that starts with `prefix` was set or deleted
+    after `revision`."""
+    return [EXPECT_PREFIX, check_key(prefix), None, check_count("revision", revision)]
 
 
 def pack_batch(operations: Sequence[list[Any]], limit_bytes: int) -> PackedBatch:

@@ -24,6 +24,7 @@ from holdfast.persist.operations.arguments import (
     integer,
     padded,
 )
+from holdfast.persist.operations.prefixes import prefix_operations
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_ENTRY
@@ -375,6 +376,8 @@ _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]
         frames.PUT_CHUNK: uploads.put_chunk,
         frames.DROP_UPLOADS: uploads.drop,
         frames.EXPECT: _expect_entry,
+        frames.DELETE_PREFIX: prefix_operations.delete_prefix,
+        frames.EXPECT_PREFIX: prefix_operations.expect_prefix,
     },
 }
 #: An append without options looks at no other message.
@@ -390,5 +393,7 @@ _IN_BATCHES: Final = frozenset(
         frames.SET_CURSOR,
         frames.DELETE_CURSOR,
         frames.EXPECT,
+        frames.DELETE_PREFIX,
+        frames.EXPECT_PREFIX,
     }
 )

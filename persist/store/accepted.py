@@ -21,7 +21,7 @@ from holdfast.persist.consumers.consumers import Consumers
 from holdfast.persist.consumers.cursors import Cursors
 from holdfast.persist.store.change_sizes import CHANGE_BYTES, bytes_of, variable_bytes
 from holdfast.persist.store.contents import Contents
-from holdfast.persist.store.memtable import Upload
+from holdfast.persist.store.memtable import KeyOrder, Upload
 from holdfast.persist.store.pending import Pending, PendingTrim
 from holdfast.persist.store.retention import NEVER, Retention
 from holdfast.persist.store.store_writers import StoreWriters
@@ -536,6 +536,15 @@ class Accepted:
     def subjects(self) -> MessageSubjects:
         """The subjects of messages after the last accepted change."""
         return self.contents.subjects.in_tick(self.mark)
+
+    @property
+    def key_order(self) -> KeyOrder:
+        """The keys of the changes that the file lacks, in order."""
+        return self._memtable.key_order.in_tick(self.mark)
+
+    def know_entry(self, key: str, state: tuple[int, int]) -> None:
+        """Note the `(revision, bytes)` of a key as the file has it, which spares looking it up."""
+        self._memtable.put(self._memtable.entries, key, state)
 
     def savepoint(self) -> tuple[Mark, int]:
         """Return the present position, for `go_back`."""

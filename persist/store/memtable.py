@@ -8,13 +8,16 @@ an atomic batch can be taken back; trims and clears never belong to a batch.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from holdfast.persist.history.pending_versions import PendingVersions, size_of
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.protocol import changes, frames
+from holdfast.protocol.errors import RateLimitedError
+from holdfast.protocol.limits import MAX_LOOKS
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.history.history_rows import kept_of
@@ -23,6 +26,9 @@ from holdfast.shared_fs.store_file.history.history_rows import kept_of
 #: keys that are set again and again.
 _MIN_KEPT: Final = 1024
 _ABSENT: Final = object()
+#: From so many new keys on, sorting all of them is faster than inserting each.
+_SORTED_KEYS: Final = 64
+_RETRY_SECONDS: Final = 0.1
 
 
 class Upload(NamedTuple):
@@ -150,6 +156,78 @@ class PendingSubjects:
             del self.removed_of[subject]
 
 
+class KeyOrder:
+    """The keys of a memtable in their order, for operations on all keys with a prefix. It costs
+    nothing until the first of them.
+
+    What such an operation looks through takes from a number of looks, which a tick renews: one tick
+    never looks at more, however many operations ask for it.
+    """
+
+    __slots__ = ("_entries", "_keys", "_known", "_looks_left", "_tick")
+
+    def __init__(self, entries: dict[str, tuple[int, int] | None]) -> None:
+        self._entries = entries
+        #: In order; keys that an undone batch had set may be left in it.
+        self._keys: list[str] = []
+        #: So many of the entries, which keep the order in which they came, are in `_keys`.
+        self._known = 0
+        self._tick: object = None
+        self._looks_left = MAX_LOOKS
+
+    def in_tick(self, tick: object) -> KeyOrder:
+        """Return itself for the operations of a tick, which is any object of its own."""
+        if self._tick is not tick:
+            self._tick = tick
+            self._looks_left = MAX_LOOKS
+        return self
+
+    def look(self, count: int) -> None:
+        """Take so many looks. Raises RateLimitedError if the tick has not got as many."""
+        self._looks_left -= count
+        if self._looks_left < 0:
+            raise RateLimitedError(
+                what="what a turn looks through for prefixes",
+                limit=MAX_LOOKS,
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+
+    def with_prefix(self, prefix: str, after_key: str | None = None) -> list[str]:
+        """Return the keys of the memtable that start with `prefix`, in order; after `after_key`, if
+        it is given."""
+        self._catch_up()
+        keys, entries = self._keys, self._entries
+        at = bisect_left(keys, prefix)
+        if after_key is not None:
+            at = bisect_right(keys, after_key, at)
+        found = []
+        while at < len(keys) and keys[at].startswith(prefix):
+            if keys[at] in entries:
+                found.append(keys[at])
+            at += 1
+        return found
+
+    def undone(self) -> None:
+        """Note that the entries that came last may be gone."""
+        self._known = min(self._known, len(self._entries))
+
+    def forget(self) -> None:
+        """Note that all entries are gone."""
+        self._keys.clear()
+        self._known = 0
+
+    def _catch_up(self) -> None:
+        count = len(self._entries) - self._known
+        self._known += count
+        if count > _SORTED_KEYS or len(self._keys) > 2 * len(self._entries) + _SORTED_KEYS:
+            self._keys = sorted(self._entries)
+            return
+        for key in islice(reversed(self._entries), count):
+            at = bisect_left(self._keys, key)
+            if at == len(self._keys) or self._keys[at] != key:
+                self._keys.insert(at, key)
+
+
 class Memtable:
     """What is known without the file. None marks what was removed."""
 
@@ -159,6 +237,7 @@ class Memtable:
         "_versions_in_file",
         "cleared",
         "entries",
+        "key_order",
         "messages",
         "msg_ids",
         "subjects",
@@ -178,6 +257,7 @@ class Memtable:
         self.messages: dict[int, int | None] = {}
         #: `(revision, bytes)` by key.
         self.entries: dict[str, tuple[int, int] | None] = {}
+        self.key_order = KeyOrder(self.entries)
         #: `(seq, revision, time)` by msg_id.
         self.msg_ids: dict[str, tuple[int, int, int]] = {}
         self.uploads: dict[bytes, Upload | None] = {}
@@ -240,6 +320,7 @@ class Memtable:
         if self.versions is not None:
             self.versions.clear(self.entries.items())
         self.entries.clear()
+        self.key_order.forget()
         self.cleared = True
 
     @property
@@ -265,12 +346,14 @@ class Memtable:
             else:
                 part[key] = old
         self._undo = None
+        self.key_order.undone()
         self.subjects.undo_batch()
 
     def reset(self) -> None:
         """Forget everything: the file holds it all."""
         self.messages.clear()
         self.entries.clear()
+        self.key_order.forget()
         self.msg_ids.clear()
         self.uploads.clear()
         self.subjects.reset()

@@ -77,6 +77,8 @@ RIGHT_OF_OPERATION: Final = {
     frames.CONSUMER_FETCH: Right.CONSUME,
     frames.CONSUMER_ACK: Right.CONSUME,
     frames.CONSUMER_DELETE: Right.CONSUME,
+    frames.DELETE_PREFIX: Right.WRITE,
+    frames.EXPECT_PREFIX: Right.WRITE,
     frames.GET_MESSAGE: Right.READ,
     frames.GET_MESSAGES: Right.READ,
     frames.GET_ENTRY: Right.READ,

@@ -479,6 +479,13 @@ SELECT_KEYS: Final = (
     "SELECT key, revision, time, NULL, NULL FROM entries WHERE key >= ? AND key < ?"
     " ORDER BY key LIMIT ?"
 )
+SELECT_ENTRY_STATES: Final = (
+    f"SELECT key, revision, {ENTRY_BYTES} FROM entries WHERE key >= ? AND key < ?"
+    " ORDER BY key LIMIT ?"
+)
+SELECT_KEYS_AFTER_REVISION: Final = (
+    "SELECT key, revision FROM entries WHERE revision > ? ORDER BY revision LIMIT ?"
+)
 SELECT_ENTRIES_AFTER_REVISION: Final = (
     "SELECT key, revision, time, value, headers FROM entries WHERE revision > ?"
     " ORDER BY revision LIMIT ?"

@@ -509,6 +509,33 @@ class StoreRows(ABC):
         return self._large_in(self._rows(statement, (start, _prefix_end(prefix), limit)))
 
     @raises_ours
+    def entry_states(
+        self, prefix: str, after_key: str | None, limit: int
+    ) -> list[tuple[str, int, int]]:
+        """Return `(key, revision, bytes)` of the first `limit` keys with `prefix` after
+        `after_key`, in their order."""
+        start = prefix if after_key is None else max(prefix, after_key + "\x00")
+        bindings = (start, _prefix_end(prefix), limit)
+        found: list[Any] = self._execute(schema.SELECT_ENTRY_STATES, bindings).fetchall()
+        return found
+
+    @raises_ours
+    def keys_after_revision(self, revision: int, limit: int) -> list[tuple[str, int]]:
+        """Return `(key, revision)` of the first `limit` keys set after a revision, by revision."""
+        bindings = (revision, limit)
+        found: list[Any] = self._execute(schema.SELECT_KEYS_AFTER_REVISION, bindings).fetchall()
+        return found
+
+    @raises_ours
+    def removals_after(
+        self, revision: int, limit: int
+    ) -> list[tuple[int, frames.WireChange]]:
+        """Return `(revision, change)` of the first `limit` changes that the change log has after a
+        revision: deletes, and changes of the configuration."""
+        rows: Any = self._execute(schema.SELECT_CHANGES_AFTER, (revision, limit)).fetchall()
+        return [(row[0], frames.unpack(row[2])) for row in rows]
+
+    @raises_ours
     def entry_at(self, key: str, revision: int) -> tuple[Row | None, bool]:
         """Return a row as `entry` does as of a revision, or None; and whether None means that there
         was none."""

@@ -190,3 +190,17 @@ async def test_keys_that_take_several_pages_are_of_one_moment_too(kv: KV, other:
                 assert [present(each).value for each in found[1:-1]] == [filler] * 28
         finally:
             stopped.set()
+
+
+async def test_keys_with_a_prefix_are_deleted_at_once_or_not_at_all(kv: KV, other: Client) -> None:
+    await kv.set_many({f"s.{number}": b"" for number in range(1500)} | {"t": b""})
+    with pytest.raises(InvalidNameError):
+        await kv.delete_all(prefix="s" * 5000, atomic=True)
+    revision = (await kv.head()).revision
+    deleted = await kv.delete_all(prefix="s.", atomic=True)
+    assert deleted == Deleted(1500, revision + 1)
+    assert await keys(other.kv("k")) == ["t"]
+    assert await kv.delete_all(prefix="s.", atomic=True) == Deleted(0, revision + 1)
+    await kv.set_many({f"s.{number}": b"" for number in range(1500)})
+    assert (await kv.delete_all(prefix="s.")).count == 1500
+    assert await keys(other.kv("k")) == ["t"]

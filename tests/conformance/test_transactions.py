@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from holdfast.client import (
@@ -12,6 +14,7 @@ from holdfast.client import (
     Deleted,
     Entry,
     InvalidArgumentError,
+    InvalidNameError,
     Stream,
     WrongLastSeqError,
     WrongRevisionError,
@@ -66,6 +69,102 @@ async def test_an_update_to_nothing_deletes(kv: KV) -> None:
     await kv.set("counter", b"20")
     await kv.update("counter", lambda _: None)
     assert await kv.get("counter") is None
+
+
+async def test_a_transaction_that_read_a_prefix_fails_if_a_key_appears_in_it_or_goes(
+    kv: KV, other: Client
+) -> None:
+    await kv.set_many({"seat.1": b"ada", "seat.2": b"bob", "other": b""})
+    theirs = other.kv("k")
+    for change in (
+        theirs.set("seat.3", b"eve"),
+        theirs.set("seat.1", b"eve"),
+        theirs.delete("seat.1"),
+        theirs.delete_all(prefix="seat."),
+        theirs.delete_all(),
+    ):
+        with pytest.raises(WrongRevisionError):
+            async with kv.transaction() as t:
+                seats = await t.get_all(prefix="seat.")
+                await change
+                t.set("count", b"%d" % len(seats))
+        assert await kv.get("count") is None
+        await kv.set_many({"seat.1": b"ada", "seat.2": b"bob"})
+    async with kv.transaction() as t:
+        t.set("seat.9", b"mine")
+        t.delete("seat.2")
+        seats = await t.get_all(prefix="seat.")
+        assert {seat.key: seat.value for seat in seats} == {"seat.1": b"ada", "seat.9": b"mine"}
+        await theirs.set("elsewhere", b"")
+        t.set("count", b"%d" % len(seats))
+    assert present(await kv.get("count")).value == b"2"
+    with pytest.raises(WrongRevisionError):
+        async with kv.transaction() as t:
+            assert await t.get_all(prefix="nothing.") == []
+            await theirs.set("nothing.1", b"")
+
+
+async def test_of_many_who_expect_that_nobody_is_there_one_succeeds(
+    kv: KV, hf: Client, other: Client
+) -> None:
+    async def enter(client: Client, name: str) -> None:
+        async with client.kv("k").transaction() as t:
+            t.expect_only("room.")
+            t.set(f"room.{name}", b"")
+
+    entering = [enter(client, f"{n}") for n, client in enumerate((hf, other) * 5)]
+    found = await asyncio.gather(*entering, return_exceptions=True)
+    assert sum(each is None for each in found) == 1
+    assert all(each is None or isinstance(each, WrongRevisionError) for each in found)
+    [there] = [key async for key in kv.keys(prefix="room.")]
+    async with kv.transaction() as t:
+        t.expect_only("room.", [there, "room.absent"])
+        t.set("room.second", b"")
+    with pytest.raises(WrongRevisionError) as conflict:
+        async with kv.transaction() as t:
+            t.expect_only("room.", [there])
+    assert (conflict.value.key, conflict.value.expected) == ("room.second", 0)
+
+
+async def test_a_prefix_that_has_not_changed_since_a_revision_may_be_expected(
+    kv: KV, other: Client
+) -> None:
+    revision = (await kv.set("a.1", b"")).revision
+    await other.kv("k").set("b.1", b"")
+    async with kv.transaction() as t:
+        t.expect_unchanged("a.", revision)
+        t.set("seen", b"")
+    await other.kv("k").delete("a.1")
+    with pytest.raises(WrongRevisionError) as conflict:
+        async with kv.transaction() as t:
+            t.expect_unchanged("a.", revision)
+    assert (conflict.value.key, conflict.value.actual) == ("a.1", 0)
+    t = kv.transaction()
+    with pytest.raises(InvalidArgumentError):
+        t.expect_unchanged("a.", -1)
+    with pytest.raises(InvalidArgumentError):
+        t.expect_only("a.", "a.1")
+    with pytest.raises(InvalidNameError):
+        await kv.transaction().get_all(prefix=7)  # type: ignore[arg-type]
+
+
+async def test_a_transaction_deletes_all_with_a_prefix_and_then_sets_some(
+    kv: KV, other: Client
+) -> None:
+    await kv.set_many({"s.1": b"", "s.2": b"", "t.1": b""})
+    async with other.kv("k").watch(with_state=False) as changes:
+        async with kv.transaction() as t:
+            t.set("s.0", b"before")
+            t.delete_all(prefix="s.")
+            t.set("s.9", b"after")
+            assert await t.get("s.1") is None
+            assert await t.get_many(["s.2", "s.9", "s.0"]) == [None, await t.get("s.9"), None]
+            assert [entry.key for entry in await t.get_all(prefix="t")] == ["t.1"]
+            await other.kv("k").set("s.3", b"late")
+        found = await take(changes, 4)
+    assert [change.entry and change.entry.key for change in found] == ["s.3", "s.0", None, "s.9"]
+    assert found[2].keys == ("s.0", "s.1", "s.2", "s.3")
+    assert [key async for key in kv.keys(prefix="")] == ["s.9", "t.1"]
 
 
 async def test_a_transaction_of_a_stream_appends_sets_and_deletes(stream: Stream) -> None:

@@ -258,6 +258,18 @@ OPERATIONS: Final[dict[int, _Make]] = {
         rng.choice((None, None, 1)),
     ],
     frames.EXPECT: _expect,
+    frames.DELETE_PREFIX: lambda rng, world: [
+        frames.DELETE_PREFIX,
+        _key(rng)[: rng.choice((0, 1, 3, 100))],
+        rng.choice((None, 1, 1_024, 2**40)),
+        rng.choice((None, _key(rng))),
+    ],
+    frames.EXPECT_PREFIX: lambda rng, world: [
+        frames.EXPECT_PREFIX,
+        _key(rng)[: rng.choice((0, 1, 3, 100))],
+        rng.choice((None, [], [_key(rng) for _ in range(3)])),
+        rng.choice((None, _seq(rng))),
+    ],
     frames.CONSUMER_CONFIGURE: lambda rng, world: [
         frames.CONSUMER_CONFIGURE,
         f"c{rng.randrange(70)}",
@@ -382,6 +394,8 @@ _OF_A_KV: Final = frozenset(
         frames.SET_ENTRY,
         frames.DELETE_ENTRIES,
         frames.CLEAR,
+        frames.DELETE_PREFIX,
+        frames.EXPECT_PREFIX,
         frames.GET_ENTRY,
         frames.GET_ENTRIES,
         frames.GET_KEYS,
@@ -393,7 +407,9 @@ _OF_A_KV: Final = frozenset(
 #: Writes of a gateway, besides appends.
 _OF_GATEWAYS: Final = (frames.PURGE, frames.SET_CURSOR, frames.DELETE_CURSOR)
 #: Removes much at once: drawn less often, so that there is something to read.
-_RARE: Final = frozenset((frames.TRIM, frames.CLEAR, frames.CONFIGURE, frames.PURGE))
+_RARE: Final = frozenset(
+    (frames.TRIM, frames.CLEAR, frames.CONFIGURE, frames.PURGE, frames.DELETE_PREFIX)
+)
 
 
 def operation(number: int, rng: random.Random, world: World) -> Operation:
