@@ -238,6 +238,7 @@ def compose(
         TurnBuilder(server, path.inbox, open_stores, promises, quotas, loads),
         path.progress,
         path.releaser,
+        path.materialiser,
         stored,
     )
 

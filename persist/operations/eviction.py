@@ -9,6 +9,8 @@ has them, followers see them, and nobody else decides by its own clock. Invarian
 - Expired rows are removed before the owner gives an answer that could show them.
 - One turn of the loop removes at most MAX_EVICTED_ROWS of what exceeds limits, and MAX_EXPIRED_ROWS
   of what has expired. If there is more, `due_at` is 0, and the next turn continues.
+- If much more of a front has expired, a thread can count it (`begin_measuring`), and the next turn
+  then removes all that was counted.
 
 The file and the pending changes are examined together. Scanning the pending changes costs at most
 as much as a transaction, and is done once for all that a turn removes from a store. The front of a
@@ -17,7 +19,7 @@ stream that is trimmed already, but still in the file, is not read again.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from heapq import merge
 from itertools import takewhile
@@ -27,7 +29,7 @@ from holdfast.persist.operations import subject_limits
 from holdfast.persist.operations.history import former_values
 from holdfast.persist.operations.purging import remove_messages
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
-from holdfast.persist.store.retention import NEVER
+from holdfast.persist.store.retention import NEVER, MeasuredFront, UncountedFront
 from holdfast.persist.store.store import Store
 from holdfast.protocol import changes, frames
 from holdfast.protocol.changes import REASON_LIMIT, REASON_TTL
@@ -42,6 +44,8 @@ from holdfast.protocol.store_config import Discard
 from holdfast.shared_fs.store_file.store_rows import GoingOrder, GoingRow
 
 _ROUNDS: Final = MAX_EVICTED_ROWS // MAX_DELETE_COUNT
+#: A thread counts the rest of a front that is longer than this many turns.
+_TURNS_IN_LOOP: Final = 4
 #: The rows of a turn that are looked at one by one, since some of a front may not be due.
 _LOOKED_AT_ROWS: Final = MAX_EXPIRED_ROWS // 4
 
@@ -164,13 +168,43 @@ def aged_front(store: Store, now: int, unwritten: Unwritten) -> Eviction | None:
         return None
     if store.config.subject_marker_seconds is not None:
         return None
-    front = file.front(unwritten.trimmed_to, MAX_EXPIRED_ROWS)
-    if front is None or front.lasts or front.time + age_ms > now:
-        return None
+    front = retention.take_measured()
+    if front is None:
+        front = file.front(unwritten.trimmed_to, MAX_EXPIRED_ROWS)
+        if front is None or front.lasts or front.time + age_ms > now:
+            return None
+        far_seq = front.last_seq + _TURNS_IN_LOOP * MAX_EXPIRED_ROWS
+        time = file.time_from(far_seq)
+        is_due = time is not None and time + age_ms <= now
+        if is_due and not unwritten.touches(file.meta.last_seq):
+            # This removal is one more change.
+            changes_before = retention.front_changes + 1
+            retention.uncounted = UncountedFront(front.last_seq, changes_before)
     if unwritten.touches(front.last_seq):
         return None
     retention.due_at = 0
     return Eviction(front.last_seq, front.message_count, front.size_bytes, [])
+
+
+def begin_measuring(store: Store, now: int) -> Callable[[], None] | None:
+    """Return a function that counts, in a thread that has the file, how much of the store has
+    reached the maximum age at `now`, for the next `expire`. None if that is not much.
+
+    It raises StorageError.
+    """
+    retention, file = store.retention, store.file
+    if retention is None or retention.uncounted is None or file is None:
+        return None
+    (after_seq, changes_before), retention.uncounted = retention.uncounted, None
+    assert retention.max_age_ms is not None
+    written_before = now - retention.max_age_ms
+
+    def measure() -> None:
+        front = file.aged_front(after_seq, written_before)
+        if front is not None:
+            retention.measured = MeasuredFront(front, changes_before)
+
+    return measure
 
 
 def due(store: Store, now: int, unwritten: Unwritten) -> Eviction | None:

@@ -238,6 +238,7 @@ class Accepted:
                 self.chain = after(self.chain, rows.leaf(change, self.time))
         else:
             assert self.chain is None, "messages under a chain are not replaced"
+            self._front_changes()
             old = self.contents.message_bytes(seq)
             if old is None:
                 self.count += 1
@@ -269,6 +270,7 @@ class Accepted:
         where they are known. `reason` is that of the change; None if a writer asked for it."""
         sizes = self.contents.sizes_of(seqs)
         assert len(sizes) == len(seqs), "messages that are deleted exist"
+        self._front_changes()
         self.count -= len(seqs)
         self.bytes -= sum(sizes.values())
         subjects = self.contents.subjects
@@ -286,6 +288,7 @@ class Accepted:
     ) -> None:
         """Accept a trim up to `end_seq`, which removes `count` messages of `size_bytes`."""
         assert not self.in_batch, "a trim is not part of a batch"
+        self._front_changes()
         self.count -= count
         self.bytes -= size_bytes
         self._memtable.trim(end_seq)
@@ -426,6 +429,7 @@ class Accepted:
 
     def archive(self, end_seq: int, table: str) -> None:
         """Accept that `table` holds the values up to `end_seq`, which then leave the file."""
+        self._front_changes()
         change = [rows.CHANGE_ARCHIVE, end_seq, table]
         self._accept(change, variable_bytes(change))
 
@@ -622,6 +626,10 @@ class Accepted:
         self.changes.append(change)
         self.changes_bytes += size_bytes + CHANGE_BYTES
 
+    def _front_changes(self) -> None:
+        if self.retention is not None:
+            self.retention.front_changes += 1
+
     def _cut(self, mark: Mark, change_count: int) -> None:
         cut = self.changes[change_count:]
         if not CURSOR_CHANGES.isdisjoint(map(rows.number_of, cut)):
@@ -656,6 +664,7 @@ class Accepted:
         if self.retention is not None:
             # Removed rows are back, so something may be due at once.
             self.retention.due_at = 0
+        self._front_changes()
         self.uploads_due_at = 0
         self._tell_of_expiry()
 

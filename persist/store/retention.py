@@ -16,14 +16,30 @@ A store without limits and ttls has no Retention. Rates live in memory: a new ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from holdfast.protocol.errors import LimitExceededError, RateLimitedError
 from holdfast.protocol.store_config import DEFAULT_CONFIG, Discard, StoreConfig
+from holdfast.shared_fs.store_file.store_rows import Front
 
 NEVER: Final = (1 << 63) - 1
 #: The burst that a rate allows: what it yields in this time.
 _BURST_SECONDS: Final = 1
+
+
+class UncountedFront(NamedTuple):
+    """The front of a stream from a seq on, of which much has reached the maximum age."""
+
+    after_seq: int
+    #: `Retention.front_changes` then.
+    front_changes: int
+
+
+class MeasuredFront(NamedTuple):
+    """The messages of an `UncountedFront` that have reached the maximum age."""
+
+    front: Front
+    front_changes: int
 
 
 class TokenBucket:
@@ -69,11 +85,14 @@ class Retention:
         "_message_rate",
         "config",
         "due_at",
+        "front_changes",
         "has_ttl",
         "hurries",
         "max_age_ms",
+        "measured",
         "swept_to",
         "touched",
+        "uncounted",
     )
 
     def __init__(self, config: StoreConfig, *, has_ttl: bool) -> None:
@@ -85,6 +104,11 @@ class Retention:
         )
         #: When to look for expired rows. 0 means that it is not known.
         self.due_at = 0
+        #: Grows with each change to messages that exist. Appends do not count.
+        self.front_changes = 0
+        self.measured: MeasuredFront | None = None
+        #: Much more has reached the maximum age, for a thread to count.
+        self.uncounted: UncountedFront | None = None
         #: Subjects that may have more messages than `max_messages_per_subject`.
         self.touched: dict[str, None] = {}
         #: All subjects of the file beyond this id may; None: no others do. They are looked through
@@ -111,6 +135,14 @@ class Retention:
     def is_due(self, now: int) -> bool:
         """Tell if something may have expired."""
         return self.due_at <= now
+
+    def take_measured(self) -> Front | None:
+        """Return the front that a thread has counted, once, unless something in it has changed
+        since."""
+        measured, self.measured = self.measured, None
+        if measured is None or measured.front_changes != self.front_changes:
+            return None
+        return measured.front
 
     def wrote(self, now: int) -> None:
         """Note a write, which may reach the maximum age whatever its own ttl is."""

@@ -166,6 +166,11 @@ class Inbox:
         if self.overdue:
             self._wake()
 
+    def look_again(self, store: Store) -> None:
+        """Go on with what is due in a store."""
+        self.overdue[store.id] = store
+        self._wake()
+
     def archive(self, archiving: Archiving) -> None:
         """Let the next tick archive values, as a change like any other."""
         self.archivings.append(archiving)

@@ -2,8 +2,8 @@
 
 A store's changes are in the log. They wait in memory until the file is read or checkpointed, or
 until there are so many that memory and the next read would suffer. Then the loop applies them in
-slices, and gives way to writes between two of them. Removing much takes SQLite seconds, so a thread
-does that, and operations that need the file wait meanwhile.
+slices, and gives way to writes between two of them. Removing much takes SQLite seconds, and so does
+counting what has expired, so a thread does that, and operations that need the file wait meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from holdfast.persist.operations.eviction import begin_measuring
 from holdfast.persist.store.leases import FileLease, Leases
 from holdfast.persist.store.pending import PendingTick
 from holdfast.persist.store.states import OpenState
@@ -53,6 +54,7 @@ class Materialiser:
         self._laden: dict[Store, int] = {}
         self._mishaps = Mishaps(logger)
         self._failing = Trouble(logger, "store.apply_failed", logging.ERROR)
+        self._counting_failing = Trouble(logger, "store.count_expired_failed")
 
     def relieve(self, broadcasts: Sequence[tuple[Store, bytes]]) -> None:
         """Apply the pending changes of those stores that have gathered many, soon. In bulk that is
@@ -124,6 +126,27 @@ class Materialiser:
                 self._failing.note("store=%s reason=%s", lease.store.id, error, of=lease.store.id)
             else:
                 self._failing.over(lease.store.id)
+
+    def count_expired(self, store: Store, time: int, go_on: Callable[[Store], None]) -> None:
+        """Lease the file of a store, if nobody has it, and count in a thread what has reached the
+        maximum age at `time`. Then call `go_on`. Returns at once."""
+        count = begin_measuring(store, store.now(time))
+        if count is not None and store.state is OpenState.SERVING:
+            self._tasks.spawn(self._count_leased(self._leases.lend(store), count, go_on))
+
+    async def _count_leased(
+        self, lease: FileLease, count: Callable[[], None], go_on: Callable[[Store], None]
+    ) -> None:
+        store = lease.store
+        with lease:
+            try:
+                await self._run_in_thread(count)
+            except StorageError as error:
+                # The next turns look at the front part by part, and find out more.
+                self._counting_failing.note("store=%s reason=%s", store.id, error, of=store.id)
+            else:
+                self._counting_failing.over(store.id)
+        go_on(store)
 
     async def apply_in_thread(self, store: Store) -> None:
         """Apply the pending changes of a store that the caller has leased. Raises StorageError."""

@@ -33,6 +33,7 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.write_path.inbox import Archiving, Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.persist.write_path.releasing import Release, Releaser
 from holdfast.persist.write_path.tick import Tick, answer_count
 from holdfast.persist.write_path.turn import Conditions, Failure, StoreWork, TurnBuilder
@@ -69,6 +70,7 @@ class Pipeline:
         builder: TurnBuilder,
         progress: LogProgress,
         releaser: Releaser,
+        materialiser: Materialiser,
         stored: StoredWriter | None = None,
     ) -> None:
         """`stored` takes writes of level `stored` to the bucket."""
@@ -81,6 +83,7 @@ class Pipeline:
         self._builder = builder
         self._progress = progress
         self._releaser = releaser
+        self._materialiser = materialiser
         self._stored = stored
         #: Requests to archive values; each future gets the tick of the change.
         self._archivings: dict[Archiving, asyncio.Future[int]] = {}
@@ -218,6 +221,8 @@ class Pipeline:
         written = answer_count(tick.synced) + answer_count(tick.applied) + len(tick.stored)
         if written:
             self._times.queue.observe(waited_seconds, written)
+        for store in builder.uncounted:
+            self._materialiser.count_expired(store, tick.time, self._inbox.look_again)
         self._queue(tick)
         if self._stored is not None:
             self._stored.take(tick, records)

@@ -113,6 +113,8 @@ class TurnBuilder:
         self._loads = loads or StoreLoads()
         #: What went wrong in the last tick, to be logged.
         self.failures: list[Failure] = []
+        #: Stores in which so much has expired that a thread should count it.
+        self.uncounted: list[Store] = []
         #: The values that the last tick was to archive, and the number of its operations.
         self.archivings: list[Archiving] = []
         self.operation_count = 0
@@ -132,6 +134,7 @@ class TurnBuilder:
         )
         tick.now = conditions.now
         self.failures.clear()
+        self.uncounted.clear()
         for reply, index, error in inbox.refusals:
             tick.refuse_at(reply, index, error)
         inbox.refusals.clear()
@@ -306,7 +309,10 @@ class TurnBuilder:
             return True
         self._quotas.touched(store)
         try:
-            return tick.expire(store)
+            is_complete = tick.expire(store)
+            if store.retention is not None and store.retention.uncounted is not None:
+                self.uncounted.append(store)
+            return is_complete
         except StorageError as error:
             self._fail(tick, StoreWork.EXPIRE, store, error)
         except Exception as error:  # noqa: BLE001 (concerns this store alone)

@@ -266,6 +266,8 @@ SELECT_FRONT: Final = (
     f" max(coalesce(expires, 0) = {NEVER_EXPIRES}) FROM (SELECT seq, time, expires,"
     f" {MESSAGE_BYTES} AS bytes FROM messages WHERE seq > ? ORDER BY seq LIMIT ?)"
 )
+#: When the first message from a seq on was written.
+SELECT_TIME_FROM: Final = "SELECT time FROM messages WHERE seq >= ? ORDER BY seq LIMIT 1"
 SELECT_APPENDED_BY_TIME: Final = (
     f"{_GOING_MESSAGE} WHERE replaced IS NULL AND {_AGING} AND seq > ? ORDER BY seq"
 )

@@ -97,6 +97,10 @@ class GoingRow(NamedTuple):
     expires: int | None
 
 
+#: How many messages `aged_front` looks at in one statement: many, then as few as it may leave out.
+_MEASURED_ROWS: Final = (65_536, 4096)
+
+
 class Front(NamedTuple):
     """The first messages of a stream, from a seq on."""
 
@@ -107,6 +111,16 @@ class Front(NamedTuple):
     time: int
     #: One of them at least is never ended by its age.
     lasts: bool
+
+    def followed_by(self, other: Front) -> Front:
+        """Return both as one; `other` comes right after this one."""
+        return Front(
+            self.message_count + other.message_count,
+            other.last_seq,
+            self.size_bytes + other.size_bytes,
+            max(self.time, other.time),
+            self.lasts or other.lasts,
+        )
 
 
 _GOING: Final = {
@@ -709,6 +723,35 @@ class StoreRows(ABC):
         if message_count < count:
             return None
         return Front(message_count, last_seq, size_bytes, time, bool(lasts))
+
+    @raises_ours
+    def time_from(self, seq: int) -> int | None:
+        """Return the time of the first message from a seq on; None if there is none."""
+        found: Any = self._execute(schema.SELECT_TIME_FROM, (seq,)).get
+        return None if found is None else int(found)
+
+    @raises_ours
+    def aged_front(self, after_seq: int, time: int) -> Front | None:
+        """Return all messages after a seq up to the first one that was written after `time` or is
+        never ended by its age, or some thousand fewer; None if there are none, or some of them may
+        be in the archive.
+
+        For threads: it takes a second for each million of messages.
+        """
+        if self._archived.exists:
+            return None
+        statement = self.subjects.variant(schema.SELECT_FRONT)
+        found: Front | None = None
+        for count in _MEASURED_ROWS:
+            is_full = True
+            while is_full:
+                row: Any = self._execute(statement, (after_seq, count)).get
+                part = Front(row[0], row[1] or 0, row[2] or 0, row[3] or 0, bool(row[4]))
+                if not part.message_count or part.lasts or part.time > time:
+                    break
+                found = part if found is None else found.followed_by(part)
+                after_seq, is_full = part.last_seq, part.message_count == count
+        return found
 
     # Inside
     @raises_ours

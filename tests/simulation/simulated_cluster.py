@@ -476,6 +476,7 @@ def small_limits(chance: random.Random) -> Iterator[None]:
         expired = min(changes, MAX_EXPIRED_ROWS)
         stack.enter_context(patch.object(eviction, "MAX_EXPIRED_ROWS", expired))
         stack.enter_context(patch.object(eviction, "_LOOKED_AT_ROWS", max(1, expired // 4)))
+        stack.enter_context(patch.object(eviction, "_TURNS_IN_LOOP", 1))
         stack.enter_context(patch.object(freshness, "PROOF_ROUNDS", 2))
         # Neither what is drawn elsewhere nor the time of this machine may show in a trace.
         tokens = SimpleNamespace(token_hex=lambda count: "5a" * count)

@@ -32,7 +32,9 @@ class World(WritePath):
         disk.make_directory(layout.incarnation("a", "1"))
         create_fence(disk, layout.fence("a", "1"))
         self.peer = network.connect("peer")
-        life = a_life(layout, bus=network.connect("server"))
+        #: What its clock says.
+        self.time = 1000
+        life = a_life(layout, bus=network.connect("server"), clock_ms=lambda: self.time)
         super().__init__(life, CommitLog(disk, layout.log("a", "1")))
         self.stores = [self.open(name) for name in ("a", "b")]
         self.answers: dict[str, list[Any]] = {}

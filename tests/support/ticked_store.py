@@ -26,6 +26,8 @@ class Bench:
         #: Whether the file has each tick at once.
         self.keeps_up = keeps_up
         self.number = 0
+        #: How often what has expired was counted aside.
+        self.counts = 0
         self.time = 1000
         self.broadcasts: list[Any] = []
         self.records: list[LogRecord] = []
@@ -56,6 +58,10 @@ class Bench:
         if store.retention is not None and store.retention.is_due(now):
             while not eviction.expire(store, now):
                 self.commit()
+                count = eviction.begin_measuring(store, now)
+                if count is not None:
+                    self.counts += 1
+                    count()
         results = self.execute(*wanted) if wanted else []
         if store.mark is not None and store.retention is not None:
             eviction.evict(store)

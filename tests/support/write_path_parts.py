@@ -96,7 +96,13 @@ class WritePath:
         )
         builder = TurnBuilder(life.server, self.inbox, self.open_stores, Promises())
         self.pipeline = Pipeline(
-            life, SyncedLog(log, sync), self.inbox, builder, self.progress, self.releaser
+            life,
+            SyncedLog(log, sync),
+            self.inbox,
+            builder,
+            self.progress,
+            self.releaser,
+            self.materialiser,
         )
 
         self.places = WaitingPlaces(
