@@ -6,10 +6,10 @@ is then read, so that its file is brought up to date within the load. JetStream 
 quiet publishers, with its default syncs: a purge and a maximum age, and a stream that is written as
 fast as possible. Each side is compared with the same server's quiet users alone.
 
-A round fills the stream anew, which is not timed. With 3,000,000 messages that takes a minute. After
-that the quiet users append for a second, which is not timed either: their stores were closed, or
-their files rested, because nobody used them meanwhile, and opening a hundred at once is not what is
-measured here.
+A round fills the stream anew, which is not timed. With 3,000,000 messages that takes a minute.
+After that the quiet users append for a second, which is not timed either: their stores were closed,
+or their files rested, because nobody used them meanwhile, and opening a hundred at once is not what
+is measured here.
 """
 
 from __future__ import annotations
