@@ -112,6 +112,7 @@ from holdfast.protocol.messages import (
     Message,
     RemovalReason,
     SubjectInfo,
+    WrittenMessage,
 )
 from holdfast.protocol.monitoring.samples import HistogramValue, PartStatistics, Sample
 from holdfast.protocol.names import StoreKind, quote, unquote
@@ -212,6 +213,7 @@ __all__ = [
     "ValueReader",
     "ValueReplacedError",
     "ValueUnreadableError",
+    "WrittenMessage",
     "WrongLastMsgIdError",
     "WrongLastSeqError",
     "WrongRevisionError",

@@ -92,6 +92,21 @@ class Message(NamedTuple, Generic[V]):
         return None
 
 
+class WrittenMessage(NamedTuple, Generic[V]):
+    """A message that was written elsewhere before, as `Stream.append_written` takes it.
+
+    `time` is int milliseconds since the epoch, in the past; None means now. `ttl_seconds` is how
+    long it has still to live. With `never_expires` it stays whatever `max_age_seconds` is.
+    """
+
+    value: V | bytes
+    time: int | None = None
+    headers: Headers | None = None
+    subject: str | None = None
+    ttl_seconds: float | None = None
+    never_expires: bool = False
+
+
 class Entry(NamedTuple, Generic[V]):
     """The last value of a key in a kv. `time` is int milliseconds since the epoch, by the owner's
     clock.

@@ -41,18 +41,19 @@ STATE_COLUMNS: Final = (
     "subject",
     "large_bytes",
     "large_sha256",
+    "expires",
 )
 _SPARK_TYPES: Final = (
     "tenant string, date date, store string, kind string, operation string, epoch bigint,"
     " revision bigint, seq bigint, key string, time timestamp, headers map<string,string>,"
     " value binary, run bigint, source string, subject string,"
-    " large_bytes bigint, large_sha256 string"
+    " large_bytes bigint, large_sha256 string, expires timestamp"
 )
 
 _LISTED_HERE: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _MOST_LISTED: Final = "100000"
 
-_STATE: Final = """
+_VALID: Final = """
 WITH beginnings AS (
     SELECT tenant, kind, store, max(run) AS run FROM {changes} AS changes
     WHERE operation IN ('reset', 'drop') AND {condition} GROUP BY tenant, kind, store
@@ -62,7 +63,8 @@ valid AS (
     LEFT JOIN beginnings ON changes.tenant = beginnings.tenant
         AND changes.kind = beginnings.kind AND changes.store = beginnings.store
     WHERE (beginnings.run IS NULL OR changes.run >= beginnings.run) AND {condition}
-),
+)"""
+_STATE: Final = f"""{_VALID},
 aged AS (
     SELECT *,
         row_number() OVER (
@@ -76,8 +78,20 @@ aged AS (
         ) AS trimmed
     FROM valid
 )
-SELECT {columns} FROM aged
+SELECT {{columns}} FROM aged
 WHERE operation = 'set' AND age = 1 AND (trimmed IS NULL OR trimmed < coalesce(seq, 0))
+"""
+#: A store that was deleted has no configuration, but the one of its next life.
+_SETTINGS: Final = f"""{_VALID},
+aged AS (
+    SELECT *,
+        row_number() OVER (
+            PARTITION BY tenant, kind, store ORDER BY run DESC, revision DESC
+        ) AS age
+    FROM valid WHERE operation IN ('configure', 'drop')
+)
+SELECT tenant, kind, store, value AS settings FROM aged
+WHERE operation = 'configure' AND age = 1
 """
 
 
@@ -91,6 +105,12 @@ def state_sql(
     `changes.time <= TIMESTAMP '2026-11-21 12:00:00'`. `columns` are the columns of the result.
     """
     return _STATE.format(changes=changes, condition=condition, columns=", ".join(columns))
+
+
+def settings_sql(changes: str = "changes", *, condition: str = "true") -> str:
+    """Return a query for the configurations of the stores that have one other than the default, as
+    JSON in the column `settings`. The arguments are those of `state_sql`."""
+    return _SETTINGS.format(changes=changes, condition=condition)
 
 
 def read_table(

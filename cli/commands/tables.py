@@ -20,6 +20,7 @@ from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError, StorageError
+from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.table_layout import MAX_TENANT_GROUPS, TableLayout
 
 if TYPE_CHECKING:
@@ -65,6 +66,14 @@ _MASTER: Final = click.option(
     "With --compact, rewrite a table of folders.  [default: 16 for a new table]",
 )
 @click.option(
+    "--large-values",
+    type=click.IntRange(0, 64),
+    default=0,
+    metavar="MIB",
+    show_default=True,
+    help="Put large values of up to so many MiB into the table; the log is not read then.",
+)
+@click.option(
     "--keep-hours",
     type=click.IntRange(0),
     default=_DEFAULT_KEEP_HOURS,
@@ -82,6 +91,7 @@ def export_command(
     compact: bool,
     latest: bool,
     tenant_groups: int | None,
+    large_values: int,
     keep_hours: int,
 ) -> None:
     """Export what is new in the bucket to a Delta table.
@@ -108,6 +118,7 @@ def export_command(
                 keep_hours=keep_hours,
                 layout=layout,
                 latest=latest,
+                large_bytes=large_values * MIB,
             )
         compaction = None
         if tenant_groups and compact and report.version is not None:
@@ -159,6 +170,11 @@ def export_command(
     "--time", "moment", metavar="TIME", help="Import the state at this time: ISO 8601, UTC."
 )
 @click.option("--renumber", is_flag=True, help="Give messages new seqs, without gaps.")
+@click.option(
+    "--keep-configuration",
+    is_flag=True,
+    help="Leave the configurations of the cluster's stores as they are.",
+)
 @_MASTER
 @client_command
 def import_command(
@@ -171,6 +187,7 @@ def import_command(
     version: int | None,
     moment: str | None,
     renumber: bool,
+    keep_configuration: bool,
     master: str | None,
 ) -> None:
     """Write a table or Parquet files to stores.
@@ -188,6 +205,7 @@ def import_command(
             renumber,
             settings.login,
             settings.inbox_prefix,
+            configure=not keep_configuration,
         )
         report = import_table(
             spark,

@@ -40,6 +40,7 @@ from holdfast.protocol.messages import (
     Message,
     SubjectInfo,
     V,
+    WrittenMessage,
 )
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
@@ -216,6 +217,35 @@ class Stream(Generic[V]):
                 subject=subject,
                 expected_last_subject_seq=expected_last_subject_seq,
                 expected_subject=expected_subject,
+            )
+        )
+
+    def append_written(
+        self,
+        messages: Sequence[WrittenMessage[V]],
+        *,
+        expected_last_seq: int | None = None,
+        durability: AnyDurability | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Ack]:
+        """Append messages that were written elsewhere before, with their times: all or none. Return
+        an ack for each, in order; its time is that of the append.
+
+        It is for copies and imports. The age of a message begins at its `time`, and reads from a
+        time on find it there, so times should not decrease. A message alone may be of any size.
+
+        Raises InvalidArgumentError for a time that is not in the past; TooLargeError unless all of
+        several fit into one frame of about 1 MB and 4096 messages; and what `append` raises.
+
+            noon = WrittenMessage(b"hello", time=1_795_255_200_000)
+            stream.append_written([noon], expected_last_seq=0)
+        """
+        return self._background.run(
+            self._stream.append_written(
+                messages,
+                expected_last_seq=expected_last_seq,
+                durability=durability,
+                timeout_seconds=timeout_seconds,
             )
         )
 

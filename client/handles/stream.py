@@ -44,6 +44,7 @@ from holdfast.client.wire.operations import (
     range_start,
     set_message_operation,
     split_value,
+    written_fields,
 )
 from holdfast.protocol.chain.checking import ChainReport
 from holdfast.protocol.chain.hashing import ChainLink
@@ -63,6 +64,7 @@ from holdfast.protocol.messages import (
     Message,
     SubjectInfo,
     V,
+    WrittenMessage,
 )
 from holdfast.protocol.names import StoreKind, StoreName
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
@@ -247,6 +249,46 @@ class Stream(Generic[V]):
                 )
             )
             expected_last_seq = options = None
+        return await self._batch(operations, durability, timeout_seconds)
+
+    async def append_written(
+        self,
+        messages: Sequence[WrittenMessage[V]],
+        *,
+        expected_last_seq: int | None = None,
+        durability: AnyDurability | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Ack]:
+        """Append messages that were written elsewhere before, with their times: all or none. Return
+        an ack for each, in order; its time is that of the append.
+
+        It is for copies and imports. The age of a message begins at its `time`, and reads from a
+        time on find it there, so times should not decrease. A message alone may be of any size.
+
+        Raises InvalidArgumentError for a time that is not in the past; TooLargeError unless all of
+        several fit into one frame of about 1 MB and 4096 messages; and what `append` raises.
+
+            noon = WrittenMessage(b"hello", time=1_795_255_200_000)
+            await stream.append_written([noon], expected_last_seq=0)
+        """
+        if len(messages) == 1:
+            [message] = messages
+            data = self._values.encoded(message.value)
+            append = self._committing(
+                *(None, message.headers, written_fields(message, expected_last_seq)),
+                *(durability, timeout_seconds),
+            )
+            if is_large(data):
+                return [await put_value(self._link, self._key, data, append, timeout_seconds)]
+            return [await append(data)]
+        operations = []
+        for message in messages:
+            data, headers = self._values.stored(
+                self._values.encoded(message.value), message.headers
+            )
+            fields = written_fields(message, expected_last_seq)
+            operations.append(append_operation(data, headers, *fields))
+            expected_last_seq = None
         return await self._batch(operations, durability, timeout_seconds)
 
     async def set(

@@ -48,6 +48,7 @@ from holdfast.protocol.messages import (
     Headers,
     LargeValue,
     Message,
+    WrittenMessage,
 )
 from holdfast.protocol.names import check_key
 from holdfast.protocol.own_headers import given
@@ -153,6 +154,18 @@ def append_options(
             raise InvalidArgumentError(argument="rollup", reason=reason)
         options["rollup"] = rollup
     return options or None
+
+
+def written_fields(message: WrittenMessage[Any], expected_last_seq: int | None) -> tuple[Any, ...]:
+    """Return the arguments of `append_operation` from `msg_id` on for a message that was written
+    elsewhere before."""
+    options: dict[str, Any] = {}
+    if message.time is not None:
+        check_count("time", message.time)
+        options["time_ms"] = message.time
+    if message.never_expires:
+        options["never_expires"] = True
+    return None, expected_last_seq, message.ttl_seconds, message.subject, options or None
 
 
 def set_message_operation(

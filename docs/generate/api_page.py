@@ -38,7 +38,8 @@ CLIENT: Final = {
         *("MessageChangeKind", "Origin", "Rejection"),
     ),
     "Values and answers": (
-        *("Message", "Entry", "LargeValue", "Ack", "Durability", "Deleted", "Head", "Codec"),
+        *("Message", "WrittenMessage", "Entry", "LargeValue", "Ack", "Durability", "Deleted"),
+        *("Head", "Codec"),
         *("SubjectInfo", "HeaderBlock"),
         *("ChainLink", "ChainReport", "check_chain", "leaf_of_message"),
         *("StoreConfig", "Discard", "ServerInfo", "StoreInfo", "StoreKind", "StoreState"),

@@ -24,10 +24,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import SparkSession
 
+from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
@@ -62,7 +64,17 @@ from holdfast.spark.tables.writing import FILE_BYTES
 #: objects are removed only rarely while an export runs.
 _MAX_ROUNDS: Final = 3
 
+#: Of one large value in a table. A task has one of them in memory, several times.
+MAX_LARGE_BYTES: Final = 64 * MIB
+
 RunTask = Callable[[Job, Task], TaskOutcome]
+
+
+class TableSizes(NamedTuple):
+    """At which size a file is closed, and up to which size large values are in it."""
+
+    file_bytes: int
+    large_bytes: int
 
 
 @dataclass(slots=True)
@@ -137,6 +149,7 @@ def export(
     task: RunTask = run_task,
     layout: TableLayout | None = None,
     latest: bool = False,
+    large_bytes: int = 0,
 ) -> ExportReport:
     """Add everything that is new in the bucket to the table.
 
@@ -152,17 +165,23 @@ def export(
       every later export keeps (`latest_view.py`).
     - `layout` is how a new table is divided: by 16 groups of tenants if it is not given. A table
       that exists keeps its own.
+    - `large_bytes` puts large values of up to that size, at most MAX_LARGE_BYTES, into the table.
+      It then reads snapshots alone, because the log has values only in parts.
 
     The rows and the position that the run has reached are one commit. A run that is killed leaves
     nothing visible; call `export` again.
 
-    Raises NoBucketError; TableConflictError if another export has committed meanwhile;
-    TableDamagedError; SparkFailedError; BucketError; and errors of deltalake and boto3.
+    Raises InvalidArgumentError; NoBucketError; TableConflictError if another export has committed
+    meanwhile; TableDamagedError; SparkFailedError; BucketError; and errors of deltalake and boto3.
 
         report = export(session(), "s3://acme/holdfast")
         print(report.rows, report.damaged)
     """
     begun = time.monotonic()
+    if not 0 <= large_bytes <= MAX_LARGE_BYTES:
+        reason = f"must be from 0 to {MAX_LARGE_BYTES}"
+        raise InvalidArgumentError(argument="large_bytes", reason=reason)
+    sizes = TableSizes(file_bytes, large_bytes)
     opened = existing_bucket(bucket)
     try:
         manifests = open_manifests(opened)
@@ -177,7 +196,7 @@ def export(
         with ExportPin(opened, f"export to {url}") as pin:
             for _ in range(_MAX_ROUNDS):
                 lacking = staleness(read_marks(opened), int(time.time() * 1000))
-                one_round = _Round(spark, bucket, manifests, target, task, file_bytes, skipped, pin)
+                one_round = _Round(spark, bucket, manifests, target, task, sizes, skipped, pin)
                 with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
                     one_round.do(report, progress, Path(folder))
                 usage = _sum(usage, one_round.usage)
@@ -226,7 +245,7 @@ class _Round:
         manifests: Manifests,
         table: ChangesTable,
         task: RunTask,
-        file_bytes: int,
+        sizes: TableSizes,
         skipped: set[StoreId | str],
         pin: ExportPin,
     ) -> None:
@@ -243,7 +262,7 @@ class _Round:
         self._manifests = manifests
         self._table = table
         self._task = task
-        self._file_bytes = file_bytes
+        self._sizes = sizes
         self.usage = Usage()
 
     def do(self, report: ExportReport, progress: Progress | None, folder: Path) -> None:
@@ -251,12 +270,15 @@ class _Round:
         report.stale = False
         before = self._table.watermarks(folder)
         self._pin.hold_everything()
-        coverage, damaged = read_coverage(self._manifests.bucket)
+        coverage: dict[StoreId, list[Coverage]] = {}
+        damaged: list[str] = []
+        if not self._sizes.large_bytes:
+            coverage, damaged = read_coverage(self._manifests.bucket)
         report.damaged += [text for text in damaged if text not in report.damaged]
         report.pinned = self._pin.is_held is True
         version = watermarks.next_version(self._table.export_version)
         table, run = self._table, watermarks.run_of(version)
-        job = Job(self._bucket, table.location, table.layout, run, self._file_bytes)
+        job = Job(self._bucket, table.location, table.layout, run, *self._sizes)
         # Read after the logs: if a slot is gone by now, a snapshot in the manifests covers it.
         groups = self._groups(before, coverage)
         taken = _Taken(folder / "marks")

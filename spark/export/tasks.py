@@ -51,6 +51,8 @@ class Job:
     layout: TableLayout
     run: int
     file_bytes: int = FILE_BYTES
+    #: Large values of up to this size are put into the table.
+    large_bytes: int = 0
 
 
 class StoreOutcome(NamedTuple):
@@ -94,7 +96,7 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
     snapshots = [work for work in task.stores if isinstance(work, SnapshotWork)]
     with (
         _without_cycles(),
-        Images(bucket, snapshots) as images,
+        Images(bucket, snapshots, job.large_bytes) as images,
         TableWriter(job.table, name, job.layout, file_bytes=job.file_bytes) as writer,
     ):
         output = _Output(writer)

@@ -14,6 +14,9 @@ was created anew or restored in the meantime. Then it is read from its beginning
 
 from __future__ import annotations
 
+import hashlib
+import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import merge
@@ -36,18 +39,19 @@ from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta, pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
-from holdfast.shared_fs.store_file.subject_schema import SUBJECT
+from holdfast.spark.rows import image_statements as statements
 from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
 from holdfast.spark.rows.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
     RESET,
-    SET,
     ExportedRow,
     Piece,
     RowOrigin,
     Shape,
+    configured,
     rows_of_change,
+    set_row,
 )
 from holdfast.spark.tables.watermarks import Watermark
 
@@ -55,59 +59,6 @@ _CACHE_KIB: Final = 8192
 #: Where the header of an image has it.
 _USER_VERSION: Final = slice(60, 64)
 _revision: Final = attrgetter("revision")
-
-#: Asks what every image is asked for in one statement. The last columns tell whether the file has
-#: changes and replaced messages, which most do not.
-_META: Final = schema.SELECT_META.removesuffix(" FROM meta WHERE id = 1") + (
-    ", created, EXISTS(SELECT 1 FROM changes), {} FROM meta WHERE id = 1"
-)
-_SELECT_META: Final = {
-    StoreKind.STREAM: _META.format("EXISTS(SELECT 1 FROM messages WHERE replaced = 1)"),
-    StoreKind.KV: _META.format("0"),
-}
-_SELECT_APPENDED: Final = (
-    "SELECT seq, revision, time, {value}, headers{more} FROM messages"
-    " WHERE seq >= ? AND replaced IS NULL ORDER BY seq"
-)
-_PROBE_APPENDED: Final = (
-    "SELECT revision FROM messages WHERE seq >= ? AND replaced IS NULL ORDER BY seq LIMIT 1"
-)
-_LAST_APPENDED: Final = (
-    "SELECT revision, time FROM messages WHERE seq < ? AND replaced IS NULL"
-    " ORDER BY seq DESC LIMIT 1"
-)
-_SELECT_REPLACED: Final = (
-    "SELECT seq, revision, time, {value}, headers{more} FROM messages"
-    " WHERE replaced = 1 AND revision > ? AND revision <= ? ORDER BY revision"
-)
-_SELECT_ENTRIES: Final = (
-    "SELECT key, revision, time, {value}, headers{more} FROM entries"
-    " WHERE revision > ? AND revision <= ? ORDER BY revision"
-)
-_SELECT_CHANGES: Final = (
-    "SELECT revision, time, change FROM changes"
-    " WHERE revision > ? AND revision <= ? ORDER BY revision"
-)
-_HAS_LARGE: Final = "SELECT EXISTS(SELECT 1 FROM bodies WHERE place IS NOT NULL)"
-#: The last columns of a row, if any row of the file is of a large value.
-_LARGE: Final = (
-    ", {subject}, body_bytes, CASE WHEN body_bytes IS NOT NULL THEN"
-    " (SELECT lower(hex(sha256)) FROM bodies WHERE place = {place}) END"
-)
-#: The times of the last rows at or before a revision.
-_LAST_TIMES: Final = (
-    "SELECT max(time) FROM (SELECT time FROM changes WHERE revision <= ?1"
-    " ORDER BY revision DESC LIMIT 1)"
-)
-_LAST_ARCHIVED_TIME: Final = (
-    "SELECT coalesce(max(last_time), 0) FROM archived WHERE last_revision <= ?"
-)
-_LAST_ENTRY_TIME: Final = (
-    "SELECT time FROM entries WHERE revision <= ? ORDER BY revision DESC LIMIT 1"
-)
-_LAST_REPLACED_TIME: Final = (
-    "SELECT time FROM messages WHERE replaced = 1 AND revision <= ? ORDER BY revision DESC LIMIT 1"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +68,8 @@ class ImageReading:
     after: int
     upto: int
     is_reset: bool
+    #: Whether neither the table nor the changes have the configuration.
+    lacks_config: bool = False
 
 
 class StoreImage:
@@ -128,9 +81,11 @@ class StoreImage:
         content: bytes | Path,
         archive: Archive | None = None,
         slot: ImageSlot | None = None,
+        large_bytes: int = 0,
     ) -> None:
         """`archive` has the values of archived messages. A `slot` opens images in memory faster;
-        it has one at a time. Raises StoreDamagedError, NewerFormatError."""
+        it has one at a time. Large values of up to `large_bytes` are read, others are not. Raises
+        StoreDamagedError, NewerFormatError."""
         self.store = store
         self._archive = archive
         self._is_borrowed = slot is not None and isinstance(content, bytes)
@@ -139,23 +94,28 @@ class StoreImage:
             version = _version_of(content, self._connection)
             if version > schema.LATEST_FORMAT:
                 raise NewerFormatError(what=str(store), found=version, known=schema.LATEST_FORMAT)
-            row: Any = self._connection.execute(_SELECT_META[StoreKind(store.kind)]).get
+            row: Any = self._connection.execute(
+                statements.select_meta(StoreKind(store.kind), version)
+            ).get
         except apsw.Error as error:
             raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
         if row is None or (*row[:3],) != store:
             raise StoreDamagedError(store=str(store), reason="its image is of another store")
-        *meta, self.created, self._has_changes, self._has_replaced = row[3:]
+        *meta, self.created, self._has_changes, self._has_replaced, self._config = row[3:]
         #: Files of earlier formats have no `body_bytes`. Large values stay in their stores.
         can_have_large = "bodies" in names
         self._value = "CASE WHEN body_bytes IS NULL THEN value END" if can_have_large else "value"
-        self._has_large = can_have_large and bool(self._connection.execute(_HAS_LARGE).get)
+        has_large = can_have_large and self._connection.execute(statements.HAS_LARGE).get
+        self._has_large = bool(has_large)
+        self._large_bytes = large_bytes
+        self._has_ttl = statements.TTL_INDEX in names
         self._has_subjects = "subjects" in names
-        subject = SUBJECT if self._has_subjects else "NULL"
-        if self._has_large:
-            place = "seq" if store.kind == StoreKind.STREAM else "key"
-            self._more = _LARGE.format(subject=subject, place=place)
-        else:
-            self._more = f", {subject}" if self._has_subjects else ""
+        self._more = statements.more_columns(
+            StoreKind(store.kind),
+            subjects=self._has_subjects,
+            large=self._has_large,
+            ttl=self._has_ttl,
+        )
         self.meta = StoreMeta(*meta)
         self._archived = ArchivedBlocks(self._connection.execute)
         if "archived" in names:
@@ -171,7 +131,14 @@ class StoreImage:
     def watermark(self) -> Watermark:
         """Return the watermark of a table that has the whole image."""
         meta = self.meta
-        return Watermark(meta.epoch, meta.revision, meta.last_seq, meta.time, self.created)
+        return Watermark(
+            *(meta.epoch, meta.revision, meta.last_seq, meta.time, self.created, False),
+            self._config_mark,
+        )
+
+    @property
+    def _config_mark(self) -> int:
+        return zlib.crc32(self._config.encode()) if self._config else 0
 
     def reading(self, since: Watermark | None, part: int = 0, parts: int = 1) -> ImageReading:
         """Return the `part`-th of `parts` equal parts of the changes after `since`."""
@@ -180,11 +147,20 @@ class StoreImage:
         if is_reset:
             after = 0
         length = self.meta.revision - after
+        is_last = part == parts - 1
         return ImageReading(
             after + length * part // parts,
             after + length * (part + 1) // parts,
             is_reset and part == 0,
+            is_last and self._lacks_config(after, 0 if since is None else since.config),
         )
+
+    def _lacks_config(self, after: int, known: int) -> bool:
+        """Return whether a table that goes up to `after`, with a known configuration, lacks that of
+        the image: the change log has forgotten it, or earlier versions did not export it."""
+        if self._config_mark == (known if after else 0):
+            return False
+        return not self._connection.execute(statements.HAS_CONFIGURED, (after,)).get
 
     def pieces(self, reading: ImageReading, run: int, source: str) -> Iterator[Piece]:
         """Yield the changes of a reading, in the order of revisions."""
@@ -199,6 +175,9 @@ class StoreImage:
                 yield from self._entries(origin, reading)
         except apsw.Error as error:
             raise StoreDamagedError(store=str(self.store), reason=f"its image: {error}") from error
+        if reading.lacks_config:
+            config = json.loads(self._config or "{}")
+            yield Piece(origin, Shape.CHANGES, [configured(config, reading.upto, self.meta.time)])
 
     # Both kinds
     def _continues(self, since: Watermark) -> bool:
@@ -213,19 +192,19 @@ class StoreImage:
         return all(time <= since.time for time in self._times_up_to(since.revision))
 
     def _times_up_to(self, revision: int) -> Iterator[int]:
-        statements = [_LAST_TIMES]
+        asked = [statements.LAST_TIMES]
         if self.store.kind == StoreKind.STREAM:
-            statements.append(_LAST_REPLACED_TIME)
+            asked.append(statements.LAST_REPLACED_TIME)
             appended: Any = self._connection.execute(
-                _LAST_APPENDED, (self._first_seq_after(revision),)
+                statements.LAST_APPENDED, (self._first_seq_after(revision),)
             ).get
             if appended is not None:
                 yield appended[1]
             if self._archived.exists:
-                yield self._connection.execute(_LAST_ARCHIVED_TIME, (revision,)).get
+                yield self._connection.execute(statements.LAST_ARCHIVED_TIME, (revision,)).get
         else:
-            statements.append(_LAST_ENTRY_TIME)
-        for statement in statements:
+            asked.append(statements.LAST_ENTRY_TIME)
+        for statement in asked:
             time: Any = self._connection.execute(statement, (revision,)).get
             if time is not None:
                 yield time
@@ -237,14 +216,14 @@ class StoreImage:
     def _changes(self, reading: ImageReading) -> Iterator[ExportedRow]:
         if not self._has_changes:
             return
-        found = self._connection.execute(_SELECT_CHANGES, (reading.after, reading.upto))
+        found = self._connection.execute(statements.SELECT_CHANGES, (reading.after, reading.upto))
         for revision, time, change in found:
             yield from rows_of_change(frames.unpack(change), revision, time)
 
     # Streams
     def _messages(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
         appended: Iterator[Any] = self._connection.execute(
-            self._with_value(_SELECT_APPENDED), (self._first_seq_after(reading.after),)
+            self._with_value(statements.SELECT_APPENDED), (self._first_seq_after(reading.after),)
         )
         if self._archived.exists:
             # Values that the table has are not read from it again. Nearly always it has all of
@@ -268,8 +247,8 @@ class StoreImage:
             for message in messages:
                 value, headers = bodies[message.seq, message.revision]
                 row = (message.seq, message.revision, message.time, value, pack_headers(headers))
-                if self._has_large:
-                    yield (*row, None, None, None)
+                if self._is_rich:
+                    yield (*row, None, None, None, None)
                 else:
                     yield (*row, None) if self._has_subjects else row
 
@@ -277,9 +256,9 @@ class StoreImage:
         if not self._has_replaced:
             return self._changes(reading)
         replaced = (
-            _set_row(row, is_stream=True)
+            set_row(row, is_stream=True)
             for row in self._connection.execute(
-                self._with_value(_SELECT_REPLACED), (reading.after, reading.upto)
+                self._with_value(statements.SELECT_REPLACED), (reading.after, reading.upto)
             )
         )
         return _merged(replaced, self._changes(reading))
@@ -291,7 +270,7 @@ class StoreImage:
         low, high = 1, self.meta.last_seq + 1
         while low < high:
             middle = (low + high) // 2
-            found: Any = self._connection.execute(_PROBE_APPENDED, (middle,)).get
+            found: Any = self._connection.execute(statements.PROBE_APPENDED, (middle,)).get
             if found is None or found > revision:
                 high = middle
             else:
@@ -301,7 +280,7 @@ class StoreImage:
     # Kvs
     def _entries(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
         entries = self._connection.execute(
-            self._with_value(_SELECT_ENTRIES), (reading.after, reading.upto)
+            self._with_value(statements.SELECT_ENTRIES), (reading.after, reading.upto)
         )
         yield from self._interleaved(origin, entries, _Queue(self._changes(reading)), reading.upto)
 
@@ -322,9 +301,9 @@ class StoreImage:
             while rows:
                 last = rows[-1][1]
                 if others.revision is None or others.revision > last:
-                    if self._has_large:
-                        sets_here = [_set_row(row, is_stream=is_stream) for row in rows]
-                        yield Piece(origin, Shape.CHANGES, sets_here)
+                    if self._is_rich:
+                        found = [set_row(row, is_stream=is_stream) for row in rows]
+                        yield from self._filled(origin, found)
                     else:
                         yield Piece(origin, shape_of_sets, rows)
                     break
@@ -333,13 +312,47 @@ class StoreImage:
                     last = min(last, max(others.revision - 1, mixed[-1].revision))
                 here = [row for row in rows if row[1] <= last]
                 rows = rows[len(here) :]
-                mixed += [_set_row(row, is_stream=is_stream) for row in here]
+                mixed += [set_row(row, is_stream=is_stream) for row in here]
                 mixed.sort(key=_revision)
-                yield Piece(origin, Shape.CHANGES, mixed)
+                yield from self._filled(origin, mixed)
             if ended:
                 break
         while mixed := others.take_up_to(upto, size):
-            yield Piece(origin, Shape.CHANGES, mixed)
+            yield from self._filled(origin, mixed)
+
+    @property
+    def _is_rich(self) -> bool:
+        """Whether rows have all fields of an ExportedRow."""
+        return self._has_large or self._has_ttl
+
+    def _filled(self, origin: RowOrigin, rows: list[ExportedRow]) -> Iterator[Piece]:
+        """Yield rows as a piece, or, with the bytes of large values, as several: so few of them are
+        in memory."""
+        if not self._large_bytes or not self._has_large:
+            yield Piece(origin, Shape.CHANGES, rows)
+            return
+        held: list[ExportedRow] = []
+        held_bytes = 0
+        for row in rows:
+            if row.large_bytes is not None and row.large_bytes <= self._large_bytes:
+                row = row._replace(value=self._body(row))
+                held_bytes += row.large_bytes or 0
+            held.append(row)
+            if held_bytes >= BATCH_BYTES:
+                yield Piece(origin, Shape.CHANGES, held)
+                held, held_bytes = [], 0
+        if held:
+            yield Piece(origin, Shape.CHANGES, held)
+
+    def _body(self, row: ExportedRow) -> bytes:
+        """Return a large value. Raises StoreDamagedError, apsw.Error."""
+        place = row.seq if self.store.kind == StoreKind.STREAM else row.key
+        found = self._connection.execute(statements.SELECT_BODY, (place,))
+        value = b"".join(data for (data,) in found)
+        if len(value) != row.large_bytes or hashlib.sha256(value).hexdigest() != row.large_sha256:
+            reason = f"the large value of {place!r} has other bytes than were stored"
+            raise StoreDamagedError(store=str(self.store), reason=reason)
+        return value
 
 
 def _version_of(content: bytes | Path, connection: apsw.Connection) -> int:
@@ -382,12 +395,6 @@ class _Queue:
             taken.append(self._next)
             self._next = next(self._rows, None)
         return taken
-
-
-def _set_row(row: tuple[Any, ...], *, is_stream: bool) -> ExportedRow:
-    name, revision, time, value, headers, *more = row
-    seq, key = (name, None) if is_stream else (None, name)
-    return ExportedRow(SET, revision, seq, key, time, headers, value, *more)
 
 
 def _merged(first: Iterator[ExportedRow], second: Iterator[ExportedRow]) -> Iterator[ExportedRow]:

@@ -51,8 +51,10 @@ class Images:
     """The images of one task, as a context manager. Images that are close together in a pack are
     fetched in one request. One image is open at a time."""
 
-    def __init__(self, bucket: Bucket, works: Sequence[SnapshotWork]) -> None:
+    def __init__(self, bucket: Bucket, works: Sequence[SnapshotWork], large_bytes: int = 0) -> None:
+        """Large values of up to `large_bytes` are read with the images."""
         self._bucket = bucket
+        self._large_bytes = large_bytes
         self._archive = Archive(bucket.url)
         self._spans = _spans([work.version for work in works])
         self._read: dict[str, bytes] = {}
@@ -73,16 +75,19 @@ class Images:
         if work.parts == 1 and image_bytes <= _SHARED_CONNECTION_BYTES:
             content = self._content(work)
             try:
-                yield StoreImage(work.store, content, self._archive, self._slot)
+                yield StoreImage(
+                    work.store, content, self._archive, self._slot, large_bytes=self._large_bytes
+                )
             except BaseException:
                 # A cursor on it may still be open.
                 self._slot.reopen()
                 raise
             return
         if work.parts == 1 and image_bytes <= _IN_MEMORY_BYTES:
-            image = StoreImage(work.store, self._content(work), self._archive)
+            content = self._content(work)
+            image = StoreImage(work.store, content, self._archive, large_bytes=self._large_bytes)
         else:
-            image = _open_shared(self._bucket, work, _folder(), self._archive)
+            image = _open_shared(self._bucket, work, _folder(), self._archive, self._large_bytes)
         try:
             yield image
         finally:
@@ -139,7 +144,9 @@ def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
     return spans
 
 
-def _open_shared(bucket: Bucket, work: SnapshotWork, folder: Path, archive: Archive) -> StoreImage:
+def _open_shared(
+    bucket: Bucket, work: SnapshotWork, folder: Path, archive: Archive, large_bytes: int
+) -> StoreImage:
     version = work.version
     name = version.sha256
     if version.origin is not None:
@@ -154,7 +161,7 @@ def _open_shared(bucket: Bucket, work: SnapshotWork, folder: Path, archive: Arch
             fetch(bucket, work.store, version, draft, small_bytes=0)
             draft.rename(path)
         # Once it is open, the file may be removed.
-        return StoreImage(work.store, path, archive)
+        return StoreImage(work.store, path, archive, large_bytes=large_bytes)
 
 
 def _folder() -> Path:

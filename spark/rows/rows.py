@@ -7,8 +7,9 @@ into batches of some thousand rows.
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -35,17 +36,24 @@ CLEAR: Final = "clear"
 RESET: Final = "reset"
 #: The store was deleted; all its earlier rows are void.
 DROP: Final = "drop"
+#: The store has this configuration, as JSON. No message and no entry is affected.
+CONFIGURE: Final = "configure"
 
 #: The limits of a batch, and of a piece: rows, and bytes of values.
 BATCH_ROWS: Final = 8192
 BATCH_BYTES: Final = 8 * MIB
+#: Up to so many rows are brought into another shape, rather than into a batch of their own.
+_SMALL_ROWS: Final = 1024
+#: In the table, the end of what never expires: the last day that most programs know.
+NEVER_MS: Final = 253_402_214_400_000
 _MAP_TYPE: Final = FILE_SCHEMA.field("headers").type
 _TIME_TYPE: Final = FILE_SCHEMA.field("time").type
 
 
 class ExportedRow(NamedTuple):
-    """One change. `headers` is a map, its packed form, a header block as bytes, or None. The last
-    two are set if the value is a large one, which stays in its store."""
+    """One change. `headers` is a map, its packed form, a header block as bytes, or None. Size and
+    digest are set if the value is a large one. `expires` is when its ttl ends, in milliseconds
+    since the epoch, or NEVER_EXPIRES."""
 
     operation: str
     revision: int
@@ -58,6 +66,7 @@ class ExportedRow(NamedTuple):
     large_bytes: int | None = None
     #: In lower-case hexadecimal.
     large_sha256: str | None = None
+    expires: int | None = None
 
 
 class RowOrigin(NamedTuple):
@@ -79,11 +88,12 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
             ExportedRow(
                 *(SET, revision, said.seq, None, written, said.headers),
                 *_held(said.value, said.subject),
+                said.expires,
             )
         ]
     if number == changes.CHANGE_SET_ENTRY:
-        key, value, headers, _ = changes.entry_set(change)
-        return [ExportedRow(SET, revision, None, key, time, headers, *_held(value))]
+        key, value, headers, expires = changes.entry_set(change)
+        return [ExportedRow(SET, revision, None, key, time, headers, *_held(value), expires)]
     if number == changes.CHANGE_DELETE_MESSAGES:
         gone = changes.deleted(change)
         return [ExportedRow(DELETE, revision, seq, None, time, None, None) for seq in gone]
@@ -95,14 +105,22 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
         return [ExportedRow(TRIM, revision, end_seq, None, time, None, None)]
     if number == changes.CHANGE_CLEAR:
         return [ExportedRow(CLEAR, revision, None, None, time, None, None)]
+    if number == changes.CHANGE_CONFIGURE:
+        return [configured(changes.configured(change), revision, time)]
     # Other changes do not affect messages or entries.
     return []
+
+
+def configured(config: Mapping[str, Any], revision: int, time: int) -> ExportedRow:
+    """Return the row of a configuration, without defaults, that a store has."""
+    text = json.dumps(config, ensure_ascii=False, sort_keys=True)
+    return ExportedRow(CONFIGURE, revision, None, None, time, None, text.encode())
 
 
 def _held(
     value: Any, subject: str | None = None
 ) -> tuple[bytes | None, str | None, int | None, str | None]:
-    """Return the last fields of an `ExportedRow`."""
+    """Return the value, and the fields after it, of an `ExportedRow`."""
     if type(value) is bytes:
         return value, subject, None, None
     large = LargeValue(*value)
@@ -146,7 +164,8 @@ _HEADERS_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
 
 class RowGathering:
     """Gathers pieces into batches. Small stores share a batch, because a batch of fifty rows takes
-    as long as one of thousands. All pieces of a batch have one tenant and one shape."""
+    as long as one of thousands. All pieces of a batch have one tenant and one shape; small pieces
+    of different shapes become changes."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
@@ -161,8 +180,18 @@ class RowGathering:
             yield from self._add(exported_piece)
 
     def _add(self, piece: Piece) -> Iterator[RowBatch]:
-        if self._pieces and not _go_together(self._pieces[-1], piece):
-            yield from self.rest()
+        if self._pieces:
+            last = self._pieces[-1]
+            if last.origin.store.tenant != piece.origin.store.tenant:
+                yield from self.rest()
+            elif last.shape is not piece.shape:
+                converted = 0 if last.shape is Shape.CHANGES else self._row_count
+                converted += 0 if piece.shape is Shape.CHANGES else len(piece.rows)
+                if converted > _SMALL_ROWS:
+                    yield from self.rest()
+                else:
+                    self._pieces = list(map(_as_changes, self._pieces))
+                    piece = _as_changes(piece)
         self._pieces.append(piece)
         self._row_count += len(piece.rows)
         self.row_count += len(piece.rows)
@@ -211,8 +240,10 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
     subjects: Sequence[str | None] = ()
     sizes: Sequence[int | None] = ()
     digests: Sequence[str | None] = ()
+    expiries: Sequence[int | None] = ()
     if shape is Shape.CHANGES:
-        names, revisions, seqs, keys, times, headers, values, subjects, sizes, digests = columns
+        names, revisions, seqs, keys, times, headers, values, *others = columns
+        subjects, sizes, digests, expiries = others
         operations = pa.array(names, pa.string())
         seq_array, key_array = pa.array(seqs, pa.int64()), pa.array(keys, pa.string())
     else:
@@ -244,6 +275,7 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
             # A value of no byte is not large.
             _seldom(sizes, count, pa.int64()),
             _seldom(digests, count, pa.string()),
+            _seldom(tuple(map(_moment_us, expiries)), count, _TIME_TYPE),
         ],
         schema=FILE_SCHEMA,
     )
@@ -281,10 +313,23 @@ def _exported_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*row[:3], value, headers, *row[5:])
 
 
-def _go_together(first: Piece, second: Piece) -> bool:
-    return (
-        first.shape is second.shape and first.origin.store.tenant == second.origin.store.tenant
-    )
+def _as_changes(piece: Piece) -> Piece:
+    """Return the same rows as changes."""
+    if piece.shape is Shape.CHANGES:
+        return piece
+    rows = [set_row(row, is_stream=piece.shape is not Shape.ENTRIES) for row in piece.rows]
+    return Piece(piece.origin, Shape.CHANGES, rows)
+
+
+def set_row(row: tuple[Any, ...], *, is_stream: bool) -> ExportedRow:
+    """Return a row of a store file as a change; it may have the last fields of one."""
+    name, revision, time, value, headers, *more = row
+    seq, key = (name, None) if is_stream else (None, name)
+    return ExportedRow(SET, revision, seq, key, time, headers, value, *more)
+
+
+def _moment_us(expires: int | None) -> int | None:
+    return None if expires is None else min(expires, NEVER_MS) * 1000
 
 
 def _spread(values: Sequence[str | int], counts: Sequence[int]) -> pa.Array:

@@ -60,6 +60,7 @@ FILE_SCHEMA: Final = pa.schema(
         pa.field("subject", pa.string()),
         pa.field("large_bytes", pa.int64()),
         pa.field("large_sha256", pa.string()),
+        pa.field("expires", pa.timestamp("us", tz="UTC")),
     ]
 )
 #: The columns whose least and greatest values the table knows for each file that has them: all
@@ -68,7 +69,7 @@ STATISTICS: Final = (
     *("tenant", "date"),
     *("store", "kind", "operation", "epoch", "revision"),
     *("seq", "key", "time", "run", "source", "subject"),
-    *("large_bytes", "large_sha256"),
+    *("large_bytes", "large_sha256", "expires"),
 )
 TABLE_SCHEMA: Final = pa.schema(
     [

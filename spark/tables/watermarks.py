@@ -65,6 +65,8 @@ class Watermark(NamedTuple):
     created: int = 0
     #: Whether the store was deleted, and the table has that.
     dropped: bool = False
+    #: The CRC-32 of the configuration that the table has, as JSON; 0 for none, or if unknown.
+    config: int = 0
 
 
 Watermarks = Mapping[StoreId, Watermark]
@@ -280,7 +282,7 @@ def _unpacker() -> Any:
 
 
 def _mark_of(row: Any) -> tuple[StoreId, Watermark]:
-    return StoreId(sys.intern(row[0]), *row[1:3]), Watermark(*row[3:9])
+    return StoreId(sys.intern(row[0]), *row[1:3]), Watermark(*row[3:10])
 
 
 def _frame(marks: Watermarks) -> bytes:

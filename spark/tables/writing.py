@@ -33,6 +33,7 @@ FILE_BYTES: Final = 256 * MIB
 BUFFER_BYTES: Final = 96 * MIB
 _ROW_GROUP_BYTES: Final = 64 * MIB
 _DAY_US: Final = 86_400_000_000
+_TIMES: Final = frozenset(["time", "expires"])
 _PARQUET: Final[dict[str, Any]] = {
     "compression": "zstd",
     # Higher levels take half as long again and gain nothing on edits, JSON and random text.
@@ -229,7 +230,7 @@ def _note_statistics(part: _Part, table: pa.Table) -> None:
         low, high = found["min"], found["max"]
         if low is None:
             continue
-        if name == "time":
+        if name in _TIMES:
             low, high = _moment(low), _moment(high, 1)
         elif name == "date":
             low, high = low.isoformat(), high.isoformat()

@@ -43,8 +43,10 @@ def test_the_columns_and_operations_are_those_of_the_table() -> None:
     columns = re.findall(r"^\| `(\w+)` \| ([a-z<>, ]+) \|", section, re.MULTILINE)
     expected = [(field.name, TYPES[field.type]) for field in TABLE_SCHEMA]
     assert columns[: len(expected)] == expected
-    operations = re.findall(r"^\| `(\w+)` \| [^|]*\|$", section, re.MULTILINE)[-6:]
-    assert operations == [rows.SET, rows.DELETE, rows.TRIM, rows.CLEAR, rows.RESET, rows.DROP]
+    operations = re.findall(r"^\| `(\w+)` \| [^|]*\|$", section, re.MULTILINE)[-7:]
+    assert operations == [
+        *(rows.SET, rows.DELETE, rows.TRIM, rows.CLEAR, rows.RESET, rows.DROP, rows.CONFIGURE),
+    ]
     assert f"{MAX_CHANGE_LOG_ROWS:,} deletes" in re.sub(r"\s+", " ", section)
 
 

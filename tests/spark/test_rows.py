@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgpack
-import pyarrow as pa
 
 from holdfast.protocol.names import StoreId
 from holdfast.spark.rows.rows import (
@@ -50,7 +49,7 @@ def test_small_stores_share_a_batch_and_every_row_knows_its_store() -> None:
     }
 
 
-def test_batches_end_with_a_tenant_with_a_shape_and_when_they_are_full() -> None:
+def test_batches_end_with_a_tenant_and_when_they_are_full_and_small_ones_share_a_shape() -> None:
     origin = RowOrigin(kv("k"), 1, 1, "log/1")
     trim = Piece(origin, Shape.CHANGES, [ExportedRow(TRIM, 9, 4, None, 1, None, None)])
     entries = Piece(origin, Shape.ENTRIES, [("a", 1, 1, b"x", None), ("b", 2, 2, b"", None)])
@@ -65,12 +64,20 @@ def test_batches_end_with_a_tenant_with_a_shape_and_when_they_are_full() -> None
         trim,
     )
     assert [(batch.tenant, batch.rows.num_rows) for batch in batches] == [
-        ("acme", 1), ("other", BATCH_ROWS + 1), ("other", 3), ("acme", 2), ("acme", 1),
+        ("acme", 1), ("other", BATCH_ROWS + 1), ("other", 3), ("acme", 3),
     ]  # fmt: skip
-    kvs = pa.Table.from_batches([batch.rows for batch in batches[-2:]]).to_pylist()
+    kvs = batches[-1].rows.to_pylist()
     assert [(row["operation"], row["seq"], row["key"], row["value"]) for row in kvs] == [
         ("set", None, "a", b"x"), ("set", None, "b", b""), ("trim", 4, None, None),
     ]  # fmt: skip
+
+
+def test_many_rows_of_one_shape_are_a_batch_before_a_change_of_another() -> None:
+    origin = RowOrigin(stream("b"), 1, 1, "log/1")
+    trim = Piece(origin, Shape.CHANGES, [ExportedRow(TRIM, 9, 4, None, 1, None, None)])
+    many, few = messages(stream("a"), 2000), messages(stream("c"), 10)
+    batches = gathered(many, trim, few, many)
+    assert [batch.rows.num_rows for batch in batches] == [2000, 11, 2000]
 
 
 def test_the_rows_of_a_damaged_store_are_taken_back_unless_they_are_in_a_batch() -> None:

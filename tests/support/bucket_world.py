@@ -15,8 +15,10 @@ from deltalake import DeltaTable
 from holdfast.protocol import frames
 from holdfast.protocol.changes import (
     CHANGE_CLEAR,
+    CHANGE_CONFIGURE,
     CHANGE_DELETE_ENTRIES,
     CHANGE_DELETE_MESSAGES,
+    CHANGE_PUT_CHUNK,
     CHANGE_SET_ENTRY,
     CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
@@ -160,7 +162,7 @@ class BucketWorld:
 def _note(held: Held, change: Sequence[Any]) -> None:
     number = change[0]
     if number in (CHANGE_SET_MESSAGE, CHANGE_SET_ENTRY):
-        headers = change[3] if len(change) > 3 else {}
+        headers = (change[3] if len(change) > 3 else None) or {}
         held.rows[change[1]] = (change[2], headers, held.revision)
     elif number in (CHANGE_DELETE_MESSAGES, CHANGE_DELETE_ENTRIES):
         for name in change[1]:
@@ -168,7 +170,7 @@ def _note(held: Held, change: Sequence[Any]) -> None:
     elif number == CHANGE_TRIM:
         for seq in [seq for seq in held.rows if seq <= change[1]]:
             del held.rows[seq]
-    else:
+    elif number not in (CHANGE_CONFIGURE, CHANGE_PUT_CHUNK):
         assert number == CHANGE_CLEAR, number
         held.rows.clear()
 

@@ -37,8 +37,9 @@ def read(path: Path) -> Watermarks:
 
 
 STORES = st.builds(StoreId, st.sampled_from(["a", "b"]), st.sampled_from([1, 2]), st.text())
+NUMBERS = st.integers(0, 1 << 62)
 MARKS = st.dictionaries(
-    STORES, st.builds(Watermark, *[st.integers(0, 1 << 62)] * 5, st.booleans()), max_size=5
+    STORES, st.builds(Watermark, *[NUMBERS] * 5, st.booleans(), NUMBERS), max_size=5
 )
 
 

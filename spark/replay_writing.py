@@ -1,0 +1,356 @@
+"""The executor's side of an import: writes rows, which come grouped by store, into stores.
+
+A stream is written in the order of its seqs, each write on condition of the last seq, so a repeated
+task goes on where the last one has ended. Messages get the times that their rows have, and live as
+long as they would have. A gap between seqs is filled with empty messages, which the same batch
+removes; a stream that begins later begins with the setting `first_seq` instead. Entries of a kv get
+the time of the import.
+"""
+
+from __future__ import annotations
+
+import json
+import time as clock
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from holdfast.client import Client, WrittenMessage, connect
+from holdfast.client.wire.operations import append_operation
+from holdfast.protocol.bus.login import NatsLogin
+from holdfast.protocol.errors import InvalidArgumentError, RequestError
+from holdfast.protocol.header_block import HeaderBlock
+from holdfast.protocol.limits import KIB, MAX_FRAME_OPERATIONS, MAX_VALUE_BYTES
+from holdfast.protocol.messages import Headers
+from holdfast.protocol.names import StoreKind
+from holdfast.protocol.store_config import OF_KVS, OF_STREAMS, StoreConfig
+from holdfast.protocol.subject_filters import is_literal
+from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.spark.event_loop import EventLoop, running_loop
+from holdfast.spark.rows.rows import NEVER_MS
+
+#: The columns of rows. A row with `settings` is the configuration of its store and nothing else; it
+#: comes before the others of the store.
+ROW_COLUMNS: Final = (
+    *("tenant", "kind", "store", "seq", "key", "headers", "value", "subject"),
+    *("time", "expires", "settings"),
+)
+RESULT: Final = (
+    "tenant string, kind string, store string, written bigint, present bigint, bytes bigint"
+)
+_TIMES: Final = frozenset(["time", "expires"])
+#: Bytes of the values in one write, which must fit into a frame.
+_BATCH_BYTES: Final = 512 * KIB
+#: How many messages fill a gap at a time.
+_FILL: Final = 1000
+#: Of what ends while it is written.
+_SHORTEST_TTL_SECONDS: Final = 0.001
+
+
+class TargetDiffersError(RequestError):
+    """A stream that an import writes to has other messages at the same seqs."""
+
+    code = "target_differs"
+    template = "stream {store!r} of tenant {tenant!r} holds something else at seq {seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an import writes. `nats` and `prefix` are those of the cluster. `tenant` replaces the
+    tenant of every row, and `store_prefix` is put before every store name. With `renumber`,
+    missing seqs are closed up; otherwise messages keep their seqs. `login` is a `NatsLogin` of
+    `holdfast.protocol.bus.login`, with files at the same paths on every machine. Without
+    `configure`, stores keep the configurations that they have in the cluster.
+    """
+
+    #: It may contain a password.
+    nats: str = field(repr=False)
+    prefix: str = DEFAULT_PREFIX
+    tenant: str | None = None
+    store_prefix: str = ""
+    renumber: bool = False
+    login: NatsLogin = field(default_factory=NatsLogin)
+    inbox_prefix: str | None = None
+    configure: bool = True
+
+
+class _Row(NamedTuple):
+    tenant: str
+    kind: str
+    store: str
+    seq: int | None
+    key: str | None
+    headers: dict[str, str] | None
+    value: bytes
+    subject: str | None
+    #: In milliseconds since the epoch.
+    time: int | None = None
+    expires: int | None = None
+    settings: bytes | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        headers = sum(len(name) + len(text) for name, text in (self.headers or {}).items())
+        return len(self.value) + headers + len(self.key or "") + len(self.subject or "") + 32
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it does not fit into a batch."""
+        return self.size_bytes > MAX_VALUE_BYTES // 2
+
+    def ttl_seconds(self, now_ms: int) -> float | None:
+        """Return how long it has still to live; None without a ttl."""
+        if self.expires is None or self.expires >= NEVER_MS:
+            return None
+        return max(_SHORTEST_TTL_SECONDS, (self.expires - now_ms) / 1000)
+
+    def is_over(self, now_ms: int) -> bool:
+        """Return whether its ttl has ended."""
+        return self.expires is not None and self.expires <= now_ms
+
+    def written(self, now_ms: int) -> WrittenMessage[bytes]:
+        """Return it as a message. A time that is not in the past, by the clock of this machine,
+        becomes that of the append."""
+        return WrittenMessage(
+            self.value,
+            self.time if self.time is not None and 0 < self.time < now_ms else None,
+            self._stored_headers(),
+            # The marker of a roll-up has a filter in place of a subject.
+            self.subject if self.subject is None or is_literal(self.subject) else None,
+            self.ttl_seconds(now_ms),
+            self.expires is not None and self.expires >= NEVER_MS,
+        )
+
+    def _stored_headers(self) -> Headers | None:
+        """Return the headers as they are written. Those of a message with a subject were a header
+        block, most likely, and become one again."""
+        if self.subject is None or not self.headers:
+            return self.headers
+        try:
+            return HeaderBlock.of(self.headers)
+        except InvalidArgumentError:
+            return self.headers
+
+
+class _Written(NamedTuple):
+    tenant: str
+    kind: str
+    store: str
+    written: int
+    present: int
+    bytes: int
+
+
+def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write rows, which come grouped by store. Yield the result of each store."""
+    rows = (_checked(_Row(*row)) for batch in batches for row in zip(*_lists(batch), strict=True))
+    with running_loop() as loop:
+        for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
+            connecting = connect(
+                target.nats,
+                tenant=target.tenant or tenant,
+                prefix=target.prefix,
+                name="holdfast-import",
+                inbox_prefix=target.inbox_prefix,
+                **target.login.connect_arguments(),
+            )
+            with loop.entered(connecting) as client:
+                for (kind, name), found in groupby(of_tenant, key=lambda row: row[1:3]):
+                    writer = _Writer(loop, client, target.store_prefix + name, target)
+                    writer.write(kind, found)
+                    counts = (writer.written, writer.present, writer.size_bytes)
+                    result = _Written(tenant, kind, name, *counts)
+                    yield pa.RecordBatch.from_pylist([result._asdict()])
+
+
+def _checked(row: _Row) -> _Row:
+    if row.value is None and row.settings is None:
+        at = f"seq {row.seq}" if row.key is None else f"key {row.key!r}"
+        reason = (
+            f"no value at {at} of {row.store}: the table has no bytes of large values; export them "
+            "with --large-values"
+        )
+        raise InvalidArgumentError(argument="source", reason=reason)
+    return row
+
+
+def _lists(batch: pa.RecordBatch) -> list[list[Any]]:
+    lists = []
+    for name in ROW_COLUMNS:
+        if name not in batch.schema.names:
+            lists.append([None] * batch.num_rows)
+            continue
+        column = batch.column(name)
+        if name in _TIMES and pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+        values = column.to_pylist()
+        if name == "headers":
+            values = [None if value is None else dict(value) for value in values]
+        lists.append(values)
+    return lists
+
+
+class _Writer:
+    """Writes one store."""
+
+    def __init__(self, loop: EventLoop, client: Client, name: str, target: Target) -> None:
+        self._loop = loop
+        self._client = client
+        self._name = name
+        self._target = target
+        self._last_seq = 0
+        self.written = 0
+        self.present = 0
+        self.size_bytes = 0
+
+    def write(self, kind: str, rows: Iterator[_Row]) -> None:
+        settings: dict[str, Any] = {}
+        first = next(rows, None)
+        if first is not None and first.settings is not None:
+            if self._target.configure:
+                settings = StoreConfig.from_wire(json.loads(first.settings)).to_wire()
+            first = next(rows, None)
+        others = _chained(first, rows)
+        if kind == StoreKind.STREAM.word:
+            self._write_stream(others, settings)
+        else:
+            self._write_kv(others)
+        self._configure(kind, settings)
+
+    def _write_stream(self, rows: Iterator[_Row], settings: dict[str, Any]) -> None:
+        stream = self._client.stream(self._name)
+        head = self._loop.run(stream.head())
+        self._last_seq = head.last_seq
+        batch: list[_Row] = []
+        batch_bytes = 0
+        next_seq = 1
+        begins = self._last_seq == 0
+        for row in self._living(rows):
+            seq = next_seq if self._target.renumber or row.seq is None else max(row.seq, next_seq)
+            next_seq = seq + 1
+            if begins:
+                self._begin(seq, settings)
+                begins = False
+            if seq <= self._last_seq:
+                self.present += 1
+                if seq == self._last_seq:
+                    self._compare(seq, row)
+                continue
+            gap = seq > self._last_seq + len(batch) + 1
+            full = batch_bytes + row.size_bytes > _BATCH_BYTES or len(batch) == MAX_FRAME_OPERATIONS
+            if batch and (gap or full):
+                self._append(batch)
+                batch, batch_bytes = [], 0
+            if gap:
+                self._leave_out(seq, row.time)
+            batch.append(row)
+            batch_bytes += row.size_bytes
+        if batch:
+            self._append(batch)
+
+    def _living(self, rows: Iterator[_Row]) -> Iterator[_Row]:
+        """Return the rows whose ttl has not ended."""
+        return (row for row in rows if not row.is_over(_now_ms()))
+
+    def _begin(self, seq: int, settings: dict[str, Any]) -> None:
+        """Give a stream that never had a message what must be set before the first one."""
+        wanted: dict[str, Any] = {"chain": True} if settings.get("chain") else {}
+        if seq > 1:
+            wanted["first_seq"] = seq
+        serving = self._client.serving_stream(self._name)
+        config = self._loop.run(serving.config())
+        changed = {name: value for name, value in wanted.items() if getattr(config, name) != value}
+        if changed:
+            self._loop.run(serving.configure(**changed))
+            self._last_seq = self._loop.run(serving.head()).last_seq
+
+    def _append(self, batch: Sequence[_Row]) -> None:
+        stream = self._client.stream(self._name)
+        now_ms = _now_ms()
+        messages = [row.written(now_ms) for row in batch]
+        self._loop.run(stream.append_written(messages, expected_last_seq=self._last_seq))
+        self._last_seq += len(batch)
+        self._count(batch)
+
+    def _leave_out(self, until_seq: int, time_ms: int | None) -> None:
+        """Let the next message be `until_seq`: fill the gap, and remove what fills it."""
+        serving = self._client.serving_stream(self._name)
+        options = {"time_ms": time_ms} if time_ms is not None and 0 < time_ms < _now_ms() else None
+        while self._last_seq + 1 < until_seq:
+            seqs = range(self._last_seq + 1, min(until_seq, self._last_seq + 1 + _FILL))
+            expected = [self._last_seq, *[None] * (len(seqs) - 1)]
+            filling = [append_operation(b"", None, None, one, options=options) for one in expected]
+            self._loop.run(serving.batch([*filling, serving.packer.delete_operation(seqs)]))
+            self._last_seq = seqs[-1]
+
+    def _compare(self, seq: int, row: _Row) -> None:
+        stream = self._client.stream(self._name)
+        found = self._loop.run(stream.get(seq))
+        if found is None or found.value != row.value:
+            raise TargetDiffersError(store=self._name, tenant=row.tenant, seq=seq)
+
+    def _write_kv(self, rows: Iterator[_Row]) -> None:
+        entries = self._client.kv(self._name)
+
+        async def put(batch: Sequence[_Row]) -> None:
+            now_ms = _now_ms()
+            pending = []
+            for row in batch:
+                key, ttl_seconds = row.key or "", row.ttl_seconds(now_ms)
+                others: Any = {"headers": row.headers, "ttl_seconds": ttl_seconds}
+                if row.is_large:
+                    await entries.set(key, row.value, **others)
+                else:
+                    pending.append(await entries.set_async(key, row.value, **others))
+            for each in pending:
+                await each
+
+        batch: list[_Row] = []
+        batch_bytes = 0
+        for row in self._living(rows):
+            if batch and batch_bytes + row.size_bytes > _BATCH_BYTES:
+                self._loop.run(put(batch))
+                self._count(batch)
+                batch, batch_bytes = [], 0
+            batch.append(row)
+            batch_bytes += row.size_bytes
+        if batch:
+            self._loop.run(put(batch))
+            self._count(batch)
+
+    def _count(self, batch: Sequence[_Row]) -> None:
+        self.written += len(batch)
+        self.size_bytes += sum(len(row.value) for row in batch)
+
+    def _configure(self, kind: str, settings: dict[str, Any]) -> None:
+        """Give the store the settings that it does not have already."""
+        foreign = OF_KVS if kind == StoreKind.STREAM.word else OF_STREAMS
+        # The first seq is that of the first message; it cannot be set any more.
+        unset = foreign | {"first_seq"}
+        wanted = {name: value for name, value in settings.items() if name not in unset}
+        if not wanted:
+            return
+        is_stream = kind == StoreKind.STREAM.word
+        stream, kv = self._client.serving_stream(self._name), self._client.kv(self._name)
+        handle: Any = stream if is_stream else kv
+        found = self._loop.run(handle.config())
+        held = found.to_wire()
+        wanted = {name: value for name, value in wanted.items() if held.get(name) != value}
+        if wanted.get("serving_epoch", 0) <= (found.serving_epoch or 0):
+            # It only grows.
+            wanted.pop("serving_epoch", None)
+        if wanted:
+            self._loop.run(handle.configure(**wanted))
+
+
+def _chained(first: _Row | None, rows: Iterator[_Row]) -> Iterator[_Row]:
+    if first is not None:
+        yield first
+        yield from rows
+
+
+def _now_ms() -> int:
+    return clock.time_ns() // 1_000_000

@@ -1,0 +1,165 @@
+"""What an import keeps: times, ttls, subjects, headers, large values, and configurations."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from holdfast.client import LargeValue, Message, StoreConfig, connect
+from holdfast.protocol.changes import (
+    CHANGE_CONFIGURE,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_PUT_CHUNK,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+    NEVER_EXPIRES,
+)
+from holdfast.shared_fs.archive.table_location import default_table
+from holdfast.spark.export.export import export
+from holdfast.spark.replay import Target, import_table
+from holdfast.spark.replay_writing import write_rows
+from tests.support.bucket_world import BucketWorld, entry, kv, message, stream
+from tests.support.holdfast_up import RunningUp
+
+ORDERS, TRIMMED, SETTINGS = stream("orders"), stream("trimmed"), kv("settings")
+HOUR_MS = 3_600_000
+NOW_MS = time.time_ns() // 1_000_000
+VALUE = bytes(range(256)) * 8000
+LARGE = LargeValue(bytes(16), len(VALUE), hashlib.sha256(VALUE).digest(), zlib.crc32(VALUE))
+LIMITS = {"max_messages": 7, "max_age_seconds": 86_400.0, "description": "of a shop"}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[BucketWorld]:
+    (tmp_path / "stores").mkdir()
+    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
+    made.time = NOW_MS - 2 * HOUR_MS
+    yield made
+    made.close()
+
+
+async def held_by(cluster: RunningUp, tenant: str, name: str) -> list[Message]:
+    async with connect(cluster.nats, tenant=tenant) as client:
+        return [one async for one in client.stream(name).get_all()]
+
+
+async def config_of(cluster: RunningUp, tenant: str, name: str) -> StoreConfig:
+    async with connect(cluster.nats, tenant=tenant) as client:
+        return await client.stream(name).config()
+
+
+def test_an_import_keeps_times_ttls_subjects_large_values_and_configurations(
+    spark: SparkSession, world: BucketWorld, cluster: RunningUp
+) -> None:
+    ends = NOW_MS + HOUR_MS
+    world.change(ORDERS, [CHANGE_CONFIGURE, {"max_messages": 3}])
+    world.change(ORDERS, message(1, b"one", {"user": "ada"}))
+    world.change(ORDERS, [CHANGE_SET_MESSAGE, 2, b"two", None, None, ends, "orders.eu"])
+    world.change(
+        ORDERS,
+        [CHANGE_SET_MESSAGE, 3, b"over", None, None, NOW_MS - 1000],
+        [CHANGE_SET_MESSAGE, 4, b"stays", None, None, NEVER_EXPIRES],
+        [CHANGE_PUT_CHUNK, LARGE.upload_id, 0, VALUE, LARGE.crc32],
+        [CHANGE_SET_MESSAGE, 5, list(LARGE)],
+    )
+    world.change(ORDERS, message(6, b"gone"), message(7, b"last"))
+    world.change(ORDERS, [CHANGE_DELETE_MESSAGES, [6]], [CHANGE_CONFIGURE, LIMITS])
+    world.change(TRIMMED, *[message(seq, b"v%d" % seq) for seq in range(1, 4)])
+    world.change(TRIMMED, [CHANGE_DELETE_MESSAGES, [1, 2]])
+    world.change(SETTINGS, [CHANGE_CONFIGURE, {"history": 5}], entry("theme", b"dark"))
+    world.change(SETTINGS, [CHANGE_SET_ENTRY, "over", b"x", None, NOW_MS - 1000])
+    world.change(SETTINGS, [CHANGE_SET_ENTRY, "soon", b"y", None, ends])
+    world.publish()
+    report = export(spark, world.url, large_bytes=len(VALUE))
+    table = default_table(world.url)
+    # Nothing has changed but a message: the configuration is not exported again.
+    world.change(TRIMMED, message(4, b"v4"))
+    world.change(ORDERS, message(8, b"newest"))
+    world.publish()
+    assert export(spark, world.url, large_bytes=len(VALUE)).rows == 2
+    # Messages and entries, also those that are over, deletions, and changes of configurations.
+    assert report.rows == (6 + 1 + 2) + (3 + 0 + 0) + (3 + 0 + 1)
+
+    target = Target(cluster.nats, tenant="kept")
+    done = import_table(spark, table, target)
+    assert (done.stores, done.rows) == (3, 6 + 2 + 2)
+    found = asyncio.run(held_by(cluster, "kept", ORDERS.name))
+    times = {seq: when for seq, when in world_times(world, ORDERS).items() if seq != 3}
+    assert [(one.seq, one.time) for one in found] == sorted(times.items())
+    assert [(one.subject, dict(one.headers)) for one in found[:2]] == [
+        (None, {"user": "ada"}), ("orders.eu", {}),
+    ]  # fmt: skip
+    assert found[3].large is not None
+    config = asyncio.run(config_of(cluster, "kept", ORDERS.name))
+    assert config.to_wire() == LIMITS
+
+    async def others() -> tuple[Any, ...]:
+        async with connect(cluster.nats, tenant="kept") as client:
+            body = await client.stream(ORDERS.name).get(5)
+            trimmed = client.stream(TRIMMED.name)
+            settings = client.kv(SETTINGS.name)
+            keys = [one.key async for one in settings.get_all()]
+            kept = await settings.config()
+            head = await trimmed.head()
+            assert body is not None
+            return body.value, (head.first_seq, head.last_seq), sorted(keys), kept.history
+
+    assert asyncio.run(others()) == (VALUE, (3, 4), ["soon", "theme"], 5)
+    again = import_table(spark, table, target)
+    # Entries are set again; they have no place of their own.
+    assert (again.rows, again.present) == (2, 8)
+    assert asyncio.run(held_by(cluster, "kept", ORDERS.name)) == found
+
+    unlike = Target(cluster.nats, tenant="plain", configure=False)
+    import_table(spark, table, unlike, store=ORDERS.name)
+    assert asyncio.run(config_of(cluster, "plain", ORDERS.name)).to_wire() == {}
+
+
+def world_times(world: BucketWorld, store: Any) -> dict[int, int]:
+    rows = world.held[store].file.messages(1, None, 1 << 62)
+    return {row[0]: row[2] for row in rows}
+
+
+def rows_from(*rows: dict[str, Any]) -> pa.RecordBatch:
+    plain = {
+        "tenant": "acme", "kind": "stream", "store": "s", "seq": None, "key": None,
+        "headers": None, "value": None, "subject": None, "time": None, "expires": None,
+        "settings": None,
+    }  # fmt: skip
+    return pa.RecordBatch.from_pylist([{**plain, **row} for row in rows])
+
+
+def test_a_stream_that_begins_at_a_great_seq_takes_no_fillers(cluster: RunningUp) -> None:
+    far = 1_000_000_000_000
+    rows = [
+        {"settings": b'{"chain": true, "sealed": true, "of the future": 1}'},
+        {"seq": far, "value": b"first", "time": NOW_MS - 5000},
+        {"seq": far + 3, "value": b"second", "time": NOW_MS - 4000},
+    ]
+    target = Target(cluster.nats, tenant="far")
+    for written, present in ((2, 0), (0, 2)):
+        [result] = write_rows(target, [rows_from(*rows)])
+        [counts] = result.to_pylist()
+        assert (counts["written"], counts["present"]) == (written, present)
+    found = asyncio.run(held_by(cluster, "far", "s"))
+    assert [(one.seq, one.value, one.time) for one in found] == [
+        (far, b"first", NOW_MS - 5000), (far + 3, b"second", NOW_MS - 4000),
+    ]  # fmt: skip
+    config = asyncio.run(config_of(cluster, "far", "s"))
+    assert (config.first_seq, config.chain, config.sealed) == (far, True, True)
+
+
+def test_a_time_of_a_clock_that_is_ahead_becomes_that_of_the_append(cluster: RunningUp) -> None:
+    ahead = {"seq": 1, "value": b"ahead", "time": NOW_MS + HOUR_MS}
+    list(write_rows(Target(cluster.nats, tenant="ahead"), [rows_from(ahead)]))
+    [found] = asyncio.run(held_by(cluster, "ahead", "s"))
+    assert NOW_MS <= found.time < NOW_MS + HOUR_MS
