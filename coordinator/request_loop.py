@@ -36,6 +36,7 @@ from holdfast.coordinator.answering.transaction import Reply
 from holdfast.coordinator.decisions.claims import ClaimBook
 from holdfast.coordinator.decisions.events import DrainChanged, Released, ServerForgotten
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
+from holdfast.coordinator.decisions.told_grants import ToldGrants
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import MembershipDriver
 from holdfast.coordinator.peers.rebalancer import Rebalancer
@@ -108,6 +109,8 @@ class RequestLoop:
                 self._driver.recording_failed(records, outcome.failure)
             for mishap in outcome.mishaps:
                 self._life.mishaps.note("coordinator.request_failed", "a request", mishap)
+            for told in outcome.told_grants:
+                self._tell_grants(told)
             for (request, reply_to), reply in zip(asked, outcome.replies, strict=True):
                 if isinstance(request, Register) and not isinstance(reply, HoldfastError):
                     registration = self._driver.register(
@@ -142,6 +145,18 @@ class RequestLoop:
                 self._replies.add(reply_to, reply)
         self._driver.settle_waiting()
         await self._replies.send()
+
+    def _tell_grants(self, told: ToldGrants) -> None:
+        """Grant an owner the stores that clients were told of, before their first frames arrive."""
+        self._replies.tell(
+            self._life.subjects.control(told.server),
+            command="granted",
+            term=self._state.term,
+            incarnation=told.incarnation,
+            given_up=told.given_up,
+            ended=self._state.servers.ended_count,
+            stores=[[*store, epoch, revision] for store, epoch, revision in told.stores],
+        )
 
     def _record(
         self,

@@ -250,6 +250,7 @@ def compose(
         tier,
         coordination,
         asks_for_tokens=gatekeeper.asks_for_tokens,
+        takes_early_grants=storage.hands_over,
     )
     heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
     open_stores.on_opened(quotas.opened, quotas.gone)

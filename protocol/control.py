@@ -120,10 +120,12 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
 Heartbeats, published on `hf._.hb` without a reply; `state` is a ServerPhase:
 
     {server, incarnation, state, open_stores, log_bytes, operations_per_second, snapshot_backlog,
-     bucket_requests, cluster, loop_seconds, asks_for_tokens, roles, zone, report}
+     bucket_requests, cluster, loop_seconds, asks_for_tokens, roles, zone, given_up, report}
 
 `report` is what the server counts (`monitoring/telling.py`), in every second heartbeat. Standbys
-tell theirs in some of the messages to themselves.
+tell theirs in some of the messages to themselves. `given_up` is how many requests by which it gives
+up stores (`release`, `deleted`, `cold`, `vacate`) the server has begun; nil, or left out, while one
+of them is under way.
 
 Every request of a server, and every answer and command of the coordinator, has the field `cluster`:
 the id of the sender's cluster (`shared_fs/bucket/cluster_id.py`), unless the sender does not know
@@ -144,6 +146,11 @@ that the server has heard is refused with DeposedError:
     move      {command: "move", term, incarnation, to, stores: [[tenant, kind, name, epoch], ...]}
               -> the same and {moving}
               it hands these stores over, and releases them to the server `to`
+    granted   {command: "granted", term, incarnation, given_up, ended,
+               stores: [[tenant, kind, name, epoch, revision], ...]}, without an answer
+              the coordinator has just named it as the owner of these stores, which are durable and
+              hot, and grants them as `open` would. Void unless `given_up` is what the server would
+              tell in a heartbeat. Only told to those that tell that
 
 Operators to a server, on the same subject:
 
@@ -353,6 +360,8 @@ class Heartbeat(NamedTuple):
     asks_for_tokens: bool = False
     roles: Roles = ALL_ROLES
     zone: str = NOWHERE
+    #: How many requests by which it gives up stores it has begun, if all are answered; else None.
+    given_up: int | None = None
 
     @property
     def hangs(self) -> bool:
@@ -380,6 +389,7 @@ class Heartbeat(NamedTuple):
             asks_for_tokens=_flag(fields, "asks_for_tokens"),
             roles=roles_of_wire(fields.get("roles")),
             zone=zone_of_wire(fields),
+            given_up=_count(fields.get("given_up")),
         )
 
 
@@ -388,6 +398,14 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name, False)
     if type(value) is not bool:
         raise InvalidArgumentError(argument=name, reason="it must be true or false")
+    return value
+
+
+def _count(value: object) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+        raise InvalidArgumentError(argument="given_up", reason="it must be a number from 0 on")
     return value
 
 

@@ -533,6 +533,15 @@ MAX_MOVING_STORES: Final = 1024
 #: How long a store that is in use by a job, or cannot be made durable, is tried.
 MOVE_PATIENCE_SECONDS: Final = 10.0
 
+# Grants told before they are asked for
+#: Stores of which one transaction of the coordinator tells their owners. More than so many are not
+#: opened alone, so that a question for each few hundred costs next to nothing.
+MAX_TOLD_GRANTS: Final = 64
+#: Such grants that a server keeps: 0.5 MiB with the longest names.
+MAX_EARLY_GRANTS: Final = 1024
+#: How long: the first frame of the client that was told of the owner needs some milliseconds.
+EARLY_GRANT_SECONDS: Final = 5.0
+
 # What a JetStream gateway holds for its clients
 #: Messages whose appends are unanswered, of all streams: JetStream's own bounds are 10,000 and 128
 #: MiB for each stream. Further publishers get 429.
@@ -562,5 +571,6 @@ assert MIN_PAYLOAD_BYTES * 4 < MAX_GRANT_WAITING_BYTES
 assert MAX_STAGED_BATCH_BYTES < MAX_UNANSWERED_PUBLISH_BYTES
 assert MAX_CATALOGUE_CHANGES < MAX_FRAME_OPERATIONS
 assert MAX_HOT_STORES <= MAX_MOVING_STORES <= MAX_FRAME_OPERATIONS
+assert MAX_TOLD_GRANTS < MAX_EARLY_GRANTS
 assert MAX_HOT_BYTES < MIN_PAYLOAD_BYTES
 assert MAX_HOT_STORES < MAX_COUNTED_STORES

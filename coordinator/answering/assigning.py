@@ -37,6 +37,7 @@ from holdfast.coordinator.decisions.claims import (
 )
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
+from holdfast.coordinator.decisions.told_grants import GrantsToTell, ToldGrants
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
 from holdfast.protocol.control import Grant, Owner, ServerState, StoreState
@@ -74,6 +75,12 @@ class Assigner:
         #: Also of dead servers.
         self._zones = {member.server: member.zone for member in members}
         self._made_balancer: Balancer | None = None
+        self._to_tell = GrantsToTell(members)
+
+    @property
+    def told_grants(self) -> list[ToldGrants]:
+        """What owners are to be told of the stores that clients asked for."""
+        return self._to_tell.told
 
     def owner(self, store: StoreId | HoldfastError, zone: str = NOWHERE) -> Sequence[object]:
         """Return the owner of a store, assigning one if it has none: near its last one, or else in
@@ -88,13 +95,16 @@ class Assigner:
             _assignment(row), self._balancer, self._first_epoch(), (last_zone, zone)
         )
         match decision:
-            case Keep(owner):
-                return owner
-            case Assign(owner):
-                if row is None or row.promised:
-                    self._state.stores.promise(store, owner)
-                else:
-                    self._state.stores.assign(store, owner)
+            case Keep(owner) | Assign(owner):
+                if isinstance(decision, Assign):
+                    if row is None or row.promised:
+                        self._state.stores.promise(store, owner)
+                    else:
+                        self._state.stores.assign(store, owner)
+                if row is not None and not row.promised and self._may_open(owner):
+                    self._to_tell.named(
+                        store, owner, state=row.state, cold=row.cold, revision=row.revision
+                    )
                 return owner
             case _:
                 return _error_slot(NoServerError())
@@ -189,6 +199,11 @@ class Assigner:
             for each in self._members
             if (each.server, each.incarnation) == (server, incarnation)
         )
+
+    def _may_open(self, owner: Owner) -> bool:
+        """Tell if the owner would be granted the store if it asked."""
+        state = self._states.get((owner.server, owner.incarnation))
+        return state is not None and state is not ServerState.DEAD
 
     def _first_epoch(self) -> int:
         return self._state.cluster.last_forgotten_epoch() + 1

@@ -21,6 +21,7 @@ from holdfast.coordinator.answering.transaction import Reply, Transaction
 from holdfast.coordinator.decisions.claims import ClaimBook
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.decisions.tenant_limits import TenantLimits
+from holdfast.coordinator.decisions.told_grants import ToldGrants
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.protocol.errors import (
     DeposedError,
@@ -45,17 +46,20 @@ class RequestBatch:
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
     """`failure` says why the records are not durable. There is one reply for each request.
-    `mishaps` are unexpected exceptions, each of which was answered too."""
+    `mishaps` are unexpected exceptions, each of which was answered too. `told_grants` are for the
+    owners of stores, before the replies."""
 
     failure: StorageError | None
     replies: list[Reply]
     mishaps: Sequence[Exception] = ()
+    told_grants: Sequence[ToldGrants] = ()
 
 
 def execute(state: StateFile, batch: RequestBatch) -> BatchOutcome:
     """Execute a batch. Errors of the storage are returned in the outcome, not raised."""
     try:
-        return BatchOutcome(None, _commit(state, batch, batch.records, batch.requests))
+        replies, told = _commit(state, batch, batch.records, batch.requests)
+        return BatchOutcome(None, replies, told_grants=told)
     except DeposedError:
         raise
     except Exception:  # noqa: BLE001 (the request that it came from raises it again)
@@ -70,9 +74,12 @@ def _one_by_one(state: StateFile, batch: RequestBatch) -> BatchOutcome:
     except StorageError as error:
         failure = error
     replies: list[Reply] = []
+    told_grants: list[ToldGrants] = []
     for request in batch.requests:
         try:
-            replies.extend(_commit(state, batch, (), (request,)))
+            answers, told = _commit(state, batch, (), (request,))
+            replies.extend(answers)
+            told_grants.extend(told)
         except StorageError as error:
             # A server that ends may only be told so once that is recorded.
             replies.append(error)
@@ -84,16 +91,17 @@ def _one_by_one(state: StateFile, batch: RequestBatch) -> BatchOutcome:
         else:
             if failure is not None and isinstance(request, ReleaseAll):
                 replies[-1] = failure
-    return BatchOutcome(failure, replies, mishaps)
+    return BatchOutcome(failure, replies, mishaps, told_grants)
 
 
 def _commit(
     state: StateFile, batch: RequestBatch, records: Sequence[Record], requests: Sequence[Request]
-) -> list[Reply]:
+) -> tuple[list[Reply], list[ToldGrants]]:
     with state.transaction():
         for record in records:
             write_record(state, record, batch.now_ms)
         transaction = Transaction(
             state, batch.members, batch.now_ms, batch.limits, batch.claims
         )
-        return [transaction.answer(request) for request in requests]
+        replies = [transaction.answer(request) for request in requests]
+    return replies, transaction.told_grants

@@ -59,6 +59,10 @@ class Replies:
         self._packed.append((reply_to, payload))
         self._wakeup.set()
 
+    def tell(self, subject: str, **fields: object) -> None:
+        """Send something that nobody asked for, before the replies that are added later."""
+        self._packed.append((subject, encode_control(cluster=self._cluster, **fields)))
+
     def refuse(self, reply_to: str, error: HoldfastError) -> None:
         """Answer a request that was not taken, unless too many replies wait already."""
         if len(self._packed) < MAX_WAITING_REFUSALS:

@@ -39,6 +39,7 @@ from holdfast.coordinator.decisions.assignment import HandOver
 from holdfast.coordinator.decisions.claims import ClaimBook, Holder
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.decisions.tenant_limits import Held, TenantLimits
+from holdfast.coordinator.decisions.told_grants import ToldGrants
 from holdfast.coordinator.state.server_records import IncarnationState
 from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
@@ -83,6 +84,11 @@ class Transaction:
         self._limits = limits or TenantLimits()
         self._assigner = Assigner(state, members, self._limits)
         self._work = WorkAssigner(state, members, now_ms, claims or ClaimBook())
+
+    @property
+    def told_grants(self) -> list[ToldGrants]:
+        """What owners of stores are to be told once the transaction is committed."""
+        return self._assigner.told_grants
 
     def answer(self, request: Request) -> Reply:
         """Return the fields of the reply, or the error to answer with. Raises StorageError."""

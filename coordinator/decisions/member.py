@@ -41,6 +41,8 @@ class MemberView(NamedTuple):
     asks_for_tokens: bool = False
     roles: Roles = ALL_ROLES
     zone: str = NOWHERE
+    #: As its last heartbeat told: see `Heartbeat`.
+    given_up: int | None = None
 
 
 class Doubt(StrEnum):
@@ -138,6 +140,7 @@ class Member:
             asks_for_tokens=self.load.asks_for_tokens,
             roles=self.load.roles,
             zone=self.load.zone,
+            given_up=self.load.given_up,
         )
 
     def validate(self) -> None:

@@ -46,8 +46,10 @@ class Load:
         coordination: Coordination,
         *,
         asks_for_tokens: bool = False,
+        takes_early_grants: bool = True,
     ) -> None:
         self._life = life
+        self._takes_early_grants = takes_early_grants
         self._asks_for_tokens = asks_for_tokens
         self._phase = phase
         self._open_stores = open_stores
@@ -71,6 +73,7 @@ class Load:
             asks_for_tokens=self._asks_for_tokens,
             roles=self._life.roles,
             zone=self._life.zone,
+            given_up=self._coordination.early_grants.given_up if self._takes_early_grants else None,
         )
 
 

@@ -2,6 +2,9 @@
 
     wanted ──▶ room made ──▶ coordinator asked, many at once ──▶ dead logs read ──▶ `openings.py`
 
+A store that the coordinator has just granted without being asked (`early_grants.py`) waits for no
+answer.
+
 `open_stores.py` keeps the operations that wait for a store and returns them in the order of
 arrival. A server that opens nothing any more releases what it was granted and sends the
 clients elsewhere.
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from holdfast.persist.life_phase import LifePhase
@@ -29,6 +33,7 @@ from holdfast.protocol.errors import (
     UnavailableError,
     error_from_wire,
 )
+from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 
@@ -97,7 +102,7 @@ class OpenQueue:
                 wanted = await self._room.admit(wanted)
             if not wanted:
                 return
-            grants = await self._coordination.open(wanted, self._giving_back.epochs)
+            grants = await self._grants(wanted)
             for each, grant in zip(wanted, grants, strict=True):
                 if grant[0] is not None:
                     self._giving_back.granted(each.store)
@@ -128,6 +133,21 @@ class OpenQueue:
             else:
                 self._openings.begin(each, Grant(*grant[:5]), tasks)
 
+    async def _grants(self, wanted: list[WantedStore]) -> list[Sequence[Any]]:
+        """Return for each store its grant, or why there is none, as `Coordination.open` does."""
+        epochs = self._giving_back.epochs
+        known: dict[StoreId, Sequence[Any]] = {}
+        for store, _ in wanted:
+            # One that was given back needs a higher epoch.
+            early = None if store in epochs else self._coordination.open_early(store)
+            if early is not None:
+                known[store] = early
+        unknown = [each for each in wanted if each.store not in known]
+        if unknown:
+            answers = await self._coordination.open(unknown, epochs)
+            known.update(zip((each.store for each in unknown), answers, strict=True))
+        return [known[each.store] for each in wanted]
+
     def _free(self, wanted: list[WantedStore]) -> list[WantedStore]:
         """Return the stores that can be opened now; leased ones are asked for again when
         their lease ends.
@@ -157,7 +177,7 @@ class OpenQueue:
         opened = self._open_stores.open_count + self._openings.opens.count
         return opened + count - self._max_open_stores
 
-    async def _turn_away(self, wanted: list[WantedStore], grants: list[list[Any]]) -> None:
+    async def _turn_away(self, wanted: list[WantedStore], grants: list[Sequence[Any]]) -> None:
         """Release the stores that were granted but are not open, and send the clients elsewhere."""
         granted = []
         for each, grant in zip(wanted, grants, strict=True):

@@ -1,5 +1,5 @@
 """The coordinator's commands to a server: to answer a probe, register again, drain, tell its load,
-hand over stores, or snapshot stores."""
+hand over stores, keep grants of stores, or snapshot stores."""
 
 from __future__ import annotations
 
@@ -83,6 +83,9 @@ class Commands:
                 if fields.get("incarnation") == self._incarnation:
                     return {"moving": self._move(stores, to)}
                 return {"moving": 0}
+            case "granted":
+                if fields.get("incarnation") == self._incarnation:
+                    self._coordination.early_grants.hear(fields)
             case "snapshot":
                 return {"snapshots": self._request_snapshots(_stores(fields.get("stores")))}
             case unknown:

@@ -20,13 +20,16 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.peers.early_grants import EarlyGrants
 from holdfast.protocol import frames
-from holdfast.protocol.control import Heartbeat
+from holdfast.protocol.control import Grant, Heartbeat
 from holdfast.protocol.errors import (
     DeposedError,
+    FencedError,
     NoCoordinatorError,
     OtherClusterError,
     ProtocolError,
+    StorageError,
     UnavailableError,
     UnknownOperationError,
     error_from_wire,
@@ -68,6 +71,7 @@ class Coordination:
         self._subjects = life.subjects
         self._server = life.server
         self._incarnation = life.id
+        self._gate = life.gate
         self._roles = life.roles
         self._zone = life.zone
         self._read_cluster = read_cluster
@@ -83,6 +87,8 @@ class Coordination:
         self.term = 0
         #: True once the coordinator has accepted this incarnation, which then may own stores.
         self.registered = False
+        #: Grants that were told before they were asked for.
+        self.early_grants = EarlyGrants(_loop_time)
 
     def recognise(self, found: str | None) -> None:
         """Raise OtherClusterError if a coordinator belongs to another cluster."""
@@ -213,6 +219,24 @@ class Coordination:
         grants: list[list[Any]] = answer["grants"]
         return grants
 
+    def open_early(self, store: StoreId) -> Grant | None:
+        """Return the grant of a store that the coordinator told without being asked, or None if
+        this server must ask. Raises FencedError."""
+        early = self.early_grants.take(store)
+        if early is None:
+            return None
+        try:
+            # The coordinator would tell a fenced incarnation that asked.
+            self._gate.check()
+        except FencedError:
+            raise
+        except StorageError:
+            return None
+        if self.ended is None or self.ended < (early.term, early.ended):
+            # Who owned the store before had ended by then.
+            self.ended = (early.term, early.ended)
+        return early.grant
+
     async def raise_epoch(self, store: StoreId, known_epoch: int) -> int:
         """Report an epoch that was found on disk, and return a higher one for this server.
 
@@ -306,7 +330,7 @@ class Coordination:
         this server works on it, if it is not its own. Return for each if that is recorded, so that
         its file may be removed. Raises NoCoordinatorError, FencedError."""
         named = [[*store, *at, *(claim or ())] for store, *at, claim in stores]
-        answer = await self._ask("cold", stores=named)
+        answer = await self._give_up("cold", stores=named)
         recorded: list[bool] = answer["cold"]
         return recorded
 
@@ -327,21 +351,26 @@ class Coordination:
             else [*store, epoch, *([True] if nothing else [])]
             for store, epoch in stores
         ]
-        await self._ask("release", stores=released, **({"to": to} if to else {}))
+        await self._give_up("release", stores=released, **({"to": to} if to else {}))
 
     async def deleted(self, store: StoreId, epoch: int) -> bool:
         """Report that a store is deleted. Return whether that is recorded. Raises
         NoCoordinatorError, FencedError."""
-        answer = await self._ask("deleted", stores=[[*store, epoch]])
+        answer = await self._give_up("deleted", stores=[[*store, epoch]])
         return bool(answer.get("deleted") == [True])
 
     async def release_all(self) -> None:
         """Give up everything: this incarnation ends. Raises NoCoordinatorError."""
-        await self._ask("release", stores=None)
+        await self._give_up("release", stores=None)
 
     async def vacate(self, number: int) -> None:
         """Give up everything while nothing is open, and live on. Raises NoCoordinatorError."""
-        await self._ask("vacate", number=number)
+        await self._give_up("vacate", number=number)
+
+    async def _give_up(self, verb: str, **fields: object) -> Any:
+        """Ask for something that ends an assignment, or changes what a grant would say."""
+        with self.early_grants.giving_up():
+            return await self._ask(verb, **fields)
 
     async def _ask(self, verb: str, **fields: object) -> Any:
         """Ask the coordinator. Raises NoCoordinatorError, or the error it answers with."""
@@ -361,6 +390,10 @@ class Coordination:
         decoded = frames.decode_control(answer)
         self.hear(decoded)
         return decoded
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def encode_heartbeat(heartbeat: Heartbeat, report: bytes | None = None) -> bytes:

@@ -32,6 +32,8 @@ from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.consumers.consumers import ConsumerState
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import appending, cursors, operations, purging
+from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.peers.early_grants import EarlyGrants
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import evidence, freshness
 from holdfast.persist.shared_disk.fresh_files import FreshFiles
@@ -503,7 +505,11 @@ def move_what_is_being_opened() -> Iterator[None]:
     def of_closed(leases: Leases, store: StoreId) -> Iterator[bool]:
         yield True
 
-    with patch.object(Leases, "of_closed", of_closed):
+    with (
+        patch.object(Leases, "of_closed", of_closed),
+        # An opening that has to ask takes longer, so more moves meet one.
+        patch.object(Coordination, "open_early", lambda coordination, store: None),
+    ):
         yield
 
 
@@ -520,6 +526,13 @@ def move_before_all_is_in_the_file() -> Iterator[None]:
         return stores
 
     with patch.object(Checkpointer, "close_held", close_held):
+        yield
+
+
+@contextlib.contextmanager
+def believe_stale_grants() -> Iterator[None]:
+    """A grant that was told before it was asked for counts whatever was given up since."""
+    with patch.object(EarlyGrants, "_knew_all", lambda grants, given_up: True):
         yield
 
 
@@ -582,6 +595,7 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         write_without_the_right,
         move_what_is_being_opened,
         move_before_all_is_in_the_file,
+        believe_stale_grants,
         give_work_to_whoever_asks,
     )
 }

@@ -91,8 +91,9 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "believe_every_refusal": (3, "revoke_while_unanswered"),
     "believe_any_signature": (4, "revoke_token"),
     "write_without_the_right": (3, "revoke_token"),
-    "move_what_is_being_opened": (17, "move_stores"),
+    "move_what_is_being_opened": (4, "move_stores"),
     "move_before_all_is_in_the_file": (4, "move_stores"),
+    "believe_stale_grants": (4, "move_stores"),
     "give_work_to_whoever_asks": (7, "kill_server"),
 }
 #: The first seed that finds it, where that is not seed 1. It is tried before the others.
@@ -119,8 +120,9 @@ _FOUND_BY = {
     "key_writers_by_token": 4,
     "drop_admitted_of_revoked": 4,
     "believe_any_signature": 4,
-    "move_what_is_being_opened": 17,
+    "move_what_is_being_opened": 4,
     "move_before_all_is_in_the_file": 4,
+    "believe_stale_grants": 4,
     "give_work_to_whoever_asks": 7,
 }
 #: In so many virtual seconds most are found, which is a third of a run's work.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from holdfast.protocol.errors import (
     NotOwnerError,
     OtherClusterError,
     ProtocolError,
+    StorageFailedError,
 )
 from holdfast.protocol.frames import decode_control, encode_control, encode_control_error
 from holdfast.protocol.names import StoreId
@@ -218,3 +220,93 @@ async def test_an_epoch_that_was_found_is_told_and_a_higher_one_is_required(worl
     world.answer = encode_control_error(NotOwnerError(server="a"))
     with pytest.raises(NotOwnerError):
         await world.coordination.vacate(1)
+
+
+GRANTED: dict[str, Any] = {
+    "command": "granted",
+    "term": 3,
+    "incarnation": "1",
+    "given_up": 0,
+    "ended": 2,
+    "stores": [[*ONE, 7, 30]],
+}
+
+
+def open_gate(world: World) -> list[HoldfastError]:
+    """Let the server's fence say `open`, or what is put into the list."""
+    errors: list[HoldfastError] = []
+
+    def check() -> None:
+        for error in errors:
+            raise error
+
+    gate: Any = world.coordination._gate
+    gate.check = check
+    return errors
+
+
+async def test_a_store_that_the_coordinator_granted_by_itself_is_open_to_this_life_alone(
+    world: World,
+) -> None:
+    open_gate(world)
+    world.command(**{**GRANTED, "incarnation": "2"})
+    assert world.coordination.open_early(ONE) is None
+    world.command(**GRANTED)
+    grant = world.coordination.open_early(ONE)
+    assert grant is not None
+    assert grant.epoch == 7
+    # The logs of those who had ended by then must have been read.
+    assert world.coordination.ended == (3, 2)
+
+
+async def test_a_late_grant_hides_no_end_that_was_told_before(world: World) -> None:
+    open_gate(world)
+    world.coordination.ended = (3, 5)
+    world.command(**GRANTED)
+    assert world.coordination.open_early(ONE) is not None
+    assert world.coordination.ended == (3, 5)
+
+
+async def test_a_fenced_server_opens_nothing_that_was_granted_by_itself(world: World) -> None:
+    errors = open_gate(world)
+    world.command(**GRANTED)
+    errors.append(FencedError(server="a", incarnation="1"))
+    with pytest.raises(FencedError):
+        world.coordination.open_early(ONE)
+
+
+async def test_a_server_that_cannot_read_its_fence_asks(world: World) -> None:
+    errors = open_gate(world)
+    world.command(**GRANTED)
+    errors.append(StorageFailedError(reason="the mount hangs"))
+    assert world.coordination.open_early(ONE) is None
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_whatever_is_given_up_voids_the_grants_before_it(
+    world: World, is_answered: bool
+) -> None:
+    open_gate(world)
+    await world.listen()
+    if is_answered:
+        world.answer = encode_control(term=3, cold=[True], deleted=[True])
+    gives_up: list[Callable[[], Awaitable[object]]] = [
+        lambda: world.coordination.release([(ONE, 7)]),
+        lambda: world.coordination.deleted(ONE, 7),
+        lambda: world.coordination.cold([(ONE, 7, 30, None)]),
+        lambda: world.coordination.vacate(1),
+        world.coordination.release_all,
+    ]
+    for count, give_up in enumerate(gives_up):
+        world.command(**{**GRANTED, "given_up": count})
+        asking = asyncio.ensure_future(give_up())
+        await asyncio.sleep(0)
+        assert world.coordination.open_early(ONE) is None
+        assert world.coordination.early_grants.given_up is None
+        if is_answered:
+            await asking
+        else:
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+        assert world.coordination.early_grants.given_up == count + 1

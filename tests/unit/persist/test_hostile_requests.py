@@ -75,6 +75,7 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
 HEARTBEAT = {
     **Heartbeat("a", "a1", ServerPhase.RUNNING, 1, 2, 3.0, 4, 5)._asdict(),
     "roles": ["persist", "tier"],
+    "given_up": 5,
 }
 COMMANDS: list[dict[str, Any]] = [
     {"command": "probe", "term": 3},
@@ -84,6 +85,8 @@ COMMANDS: list[dict[str, Any]] = [
     {"command": "load", "term": 3, "limit": 5},
     {"command": "move", "term": 3, "incarnation": "1", "to": "b",
      "stores": [["acme", 1, "one", 5]]},
+    {"command": "granted", "term": 3, "incarnation": "1", "given_up": 0, "ended": 1,
+     "stores": [["acme", 1, "one", 5, 5]]},
 ]  # fmt: skip
 JOBS = [
     {"job": "j", "verb": "versions", "store": ["acme", 1, "one"]},
@@ -194,7 +197,7 @@ def _moves(stores: list[tuple[StoreId, int]], to: str) -> int:
     return len(stores)
 
 
-def test_whatever_a_server_is_commanded_it_answers() -> None:
+async def test_whatever_a_server_is_commanded_it_answers() -> None:
     for command in COMMANDS:
         for message in mutations(command):
             life = a_life(Layout(Path("/nowhere")))

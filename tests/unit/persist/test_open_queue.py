@@ -38,7 +38,12 @@ class World:
         self.most_at_once = 0
         tasks, phase = SpawnedTasks(), LifePhase("s1")
         inbox: Any = SimpleNamespace(submit_again=self._submitted)
-        coordination: Any = SimpleNamespace(open=self._grant)
+        self.early: dict[StoreId, Grant] = {}
+        self.asked: list[str] = []
+        self.granted: dict[str, int] = {}
+        coordination: Any = SimpleNamespace(
+            open=self._grant, open_early=lambda store: self.early.pop(store, None)
+        )
         checkpointer: Any = SimpleNamespace()
         self.openings = Openings(
             self.open_stores,
@@ -49,17 +54,19 @@ class World:
             tasks=tasks,
             statistics=Statistics(PartKind.PERSIST, "s1", 0),
         )
+        self.giving_back = GivingBack(coordination, phase, tasks)
         self.queue = OpenQueue(
             self.open_stores,
             coordination,
             checkpointer,
             phase,
-            GivingBack(coordination, phase, tasks),
+            self.giving_back,
             self.openings,
             max_open_stores,
         )
 
     async def _grant(self, wanted: list[Any], known: object = None) -> list[list[Any]]:
+        self.asked += [each.store.name for each in wanted]
         return [[1, 1, 1, None] for _ in wanted]
 
     async def _read_dead_logs(self) -> None:
@@ -69,6 +76,7 @@ class World:
         self.opened += [arrival.store.name for arrival in arrivals]
 
     async def open(self, store: StoreId, grant: Grant, *, to_read: bool = False) -> Store:
+        self.granted[store.name] = grant.epoch
         self.most_at_once = max(self.most_at_once, len(self.opening) + 1)
         if store.name.startswith("large"):
             await self.opening.setdefault(store.name, asyncio.Event()).wait()
@@ -94,6 +102,29 @@ async def test_stores_that_take_long_to_open_hold_up_no_others() -> None:
     for event in world.opening.values():
         event.set()
     await until(lambda: len(world.opened) == len(large) + 2)
+    running.cancel()
+
+
+async def test_a_store_that_was_granted_already_is_not_asked_for() -> None:
+    world = World()
+    running = asyncio.create_task(world.queue.run())
+    world.early[stream_id("told")] = Grant(7, StoreState.DURABLE, StoreState.DURABLE)
+    world.want("told", "other")
+    await until(lambda: len(world.opened) == 2)
+    assert world.asked == ["other"]
+    assert world.granted == {"told": 7, "other": 1}
+    running.cancel()
+
+
+async def test_a_store_that_was_given_back_is_asked_for_even_if_it_was_granted_already() -> None:
+    world = World()
+    store = store_of(stream_id("told"), 7)
+    running = asyncio.create_task(world.queue.run())
+    world.giving_back.unwritten(store)
+    world.early[store.id] = Grant(7, StoreState.DURABLE, StoreState.DURABLE)
+    world.want("told")
+    await until(lambda: world.opened == ["told"])
+    assert world.asked == ["told"]
     running.cancel()
 
 
