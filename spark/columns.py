@@ -35,6 +35,7 @@ from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import Entry, Headers, LargeValue, Message
 from holdfast.protocol.names import StoreKind
+from holdfast.spark.typed_values import ERROR, TYPED, typed_columns
 
 COLUMNS: Final[dict[str, DataType]] = {
     "tenant": StringType(),
@@ -133,9 +134,13 @@ class Gathering:
 class BatchMaker:
     """Makes Arrow batches with the columns of a schema."""
 
-    def __init__(self, schema: StructType, tenant: str) -> None:
-        """Raises InvalidArgumentError if the schema has an unknown column."""
+    def __init__(self, schema: StructType, tenant: str, value_format: str = "json") -> None:
+        """The columns `typed` and `typed_error` have values of that format: see `typed_values.py`.
+        Raises InvalidArgumentError if the schema has an unknown column."""
+        self._typed = typed_columns(schema, value_format)
         for field in schema.fields:
+            if self._typed is not None and field.name in (TYPED, ERROR):
+                continue
             known_type = COLUMNS.get(field.name)
             if known_type is None or known_type.simpleString() != field.dataType.simpleString():
                 known = ", ".join(f"{name} {of.simpleString()}" for name, of in COLUMNS.items())
@@ -165,7 +170,14 @@ class BatchMaker:
     def batch(self, pieces: Sequence[ColumnRows]) -> pa.RecordBatch:
         """Return the rows of one store or more, at least one, as a batch."""
         arrays = []
+        typed: dict[str, pa.Array] = {}
+        if self._typed is not None:
+            values = [value for rows in pieces for value in rows.values]
+            typed = dict(zip((TYPED, ERROR), self._typed.columns(values), strict=True))
         for field in self._schema:
+            if field.name in typed:
+                arrays.append(typed[field.name])
+                continue
             make = self._makers[field.name]
             arrays.append(pa.concat_arrays([make(rows, field.type) for rows in pieces]))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

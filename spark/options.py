@@ -20,6 +20,8 @@ Reading:
                 zone
     rows_per_partition    the approximate number of rows of a task
     pushdown    `true`: filters restrict what is read; see `source.py`
+    value_schema    columns of values, as in `user string, amount double`; see `typed_values.py`
+    value_format    `json` (the default) or `msgpack`
     maxRowsPerTrigger     the most rows in a micro-batch
     failOnDataLoss        `false`: continue if messages were removed before they were read
 
@@ -63,7 +65,7 @@ _BOTH: Final = frozenset(
 #: The options for reading, and for writing.
 READ_NAMES: Final = _BOTH | {
     *("bucket", "kv", "start_seq", "end_seq", "start_time", "rows_per_partition", "pushdown"),
-    *("maxRowsPerTrigger", "failOnDataLoss"),
+    *("maxRowsPerTrigger", "failOnDataLoss", "value_schema", "value_format"),
 }
 WRITE_NAMES: Final = _BOTH | {"kv", "kind", "query", "durability"}
 #: Spark passes these of a streaming query on to the source and the sink.
@@ -151,6 +153,7 @@ class ReadOptions:
     pushdown: bool = False
     max_rows_per_trigger: int | None = None
     fail_on_data_loss: bool = True
+    value_format: str = "json"
 
     @property
     def patterns(self) -> list[tuple[StoreKind, NamePattern]]:
@@ -200,6 +203,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         pushdown=flag(options, "pushdown", False),
         max_rows_per_trigger=number(options, "maxRowsPerTrigger"),
         fail_on_data_loss=flag(options, "failOnDataLoss", True),
+        value_format=value_format(options),
     )
 
 
@@ -285,6 +289,14 @@ def _connection(options: Mapping[str, str]) -> Connection:
     # Raises for an inbox_prefix that is wrong, here on the driver.
     _ = connection.inboxes
     return connection
+
+
+def value_format(options: Mapping[str, str]) -> str:
+    """Return the format of typed values. Raises InvalidArgumentError."""
+    schema, found = options.get("value_schema"), options.get("value_format")
+    if found is not None and schema is None:
+        raise InvalidArgumentError(argument="value_format", reason="it needs a value_schema")
+    return found or "json"
 
 
 def number(options: Mapping[str, str], name: str, *, least: int = 1) -> int | None:

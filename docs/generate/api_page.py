@@ -58,7 +58,7 @@ TYPES: Final = (
 SPARK: Final = {
     "Sessions": ("session", "register_sources"),
     "Export and compaction": ("export", "ExportReport", "compact", "CompactionReport"),
-    "Reading the table": ("state_sql", "read_table", "latest"),
+    "Reading the table": ("state_sql", "read_table", "latest", "typed_values"),
     "Import": ("import_table", "Target", "ImportReport"),
 }
 #: Methods that only other parts of holdfast call.

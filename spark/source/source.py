@@ -49,6 +49,7 @@ from holdfast.spark.source.ranges import SeqRange, limited, tasks
 from holdfast.spark.source.stream_reader import StreamReader
 from holdfast.spark.source.table_reader import SCHEMA as TABLE_SCHEMA
 from holdfast.spark.source.table_reader import table_reader
+from holdfast.spark.typed_values import schema_with
 
 
 class HoldfastSource(DataSource):
@@ -58,8 +59,9 @@ class HoldfastSource(DataSource):
     def name(cls) -> str:
         return "holdfast"
 
-    def schema(self) -> StructType:
-        return TABLE_SCHEMA if "table" in self.options else SCHEMA
+    def schema(self) -> StructType | str:
+        names = TABLE_SCHEMA if "table" in self.options else SCHEMA
+        return schema_with(names, self.options.get("value_schema"))
 
     @briefly
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -112,7 +114,7 @@ class Reader(DataSourceReader):
         self._schema = schema
         self._wanted = PushedFilters(options.start_seq, options.end_seq)
         # Made here, so that a wrong column raises before anything runs.
-        BatchMaker(schema, options.tenant)
+        BatchMaker(schema, options.tenant, options.value_format)
 
     @briefly
     def partitions(self) -> Sequence[InputPartition]:
@@ -138,7 +140,7 @@ class Reader(DataSourceReader):
     @briefly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
-        maker = BatchMaker(self._schema, options.tenant)
+        maker = BatchMaker(self._schema, options.tenant, options.value_format)
         if isinstance(partition, LivePartition):
             assert options.connection is not None
             yield from live.batches(maker, options.connection, partition.ranges)

@@ -75,7 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._extents: dict[str, StoreExtent] = {}
         #: With `start_time`: where streams that were not read yet begin.
         self._begins: dict[str, StoreExtent] = {}
-        BatchMaker(schema, options.tenant)
+        BatchMaker(schema, options.tenant, options.value_format)
 
     def initialOffset(self) -> dict[str, Any]:
         return {}
@@ -112,7 +112,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)
         return live.batches(
-            BatchMaker(self._schema, self._options.tenant),
+            BatchMaker(self._schema, self._options.tenant, self._options.value_format),
             self._connection,
             partition.ranges,
             fail_on_data_loss=self._options.fail_on_data_loss,

@@ -10,6 +10,7 @@ after one. Options:
     version     an earlier version of it
     since_run   only rows of later runs than this one
     pushdown    `true`: filters restrict what is read; see `source.py`
+    value_schema, value_format    as for stores
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ from pyspark.sql.types import StructType
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.failures import briefly, briefly_each
-from holdfast.spark.options import check_names, flag, number
+from holdfast.spark.options import check_names, flag, number, value_format
 from holdfast.spark.tables.scan import RowCondition, in_tasks, read_file, scan
 from holdfast.spark.tables.table import TABLE_SCHEMA
+from holdfast.spark.typed_values import ERROR, TYPED, settable, typed_columns
 
 SCHEMA: Final[StructType] = from_arrow_schema(TABLE_SCHEMA)
-NAMES: Final = frozenset(["table", "version", "since_run", "pushdown"])
+NAMES: Final = frozenset(
+    ["table", "version", "since_run", "pushdown", "value_schema", "value_format"]
+)
 _OPERATORS: Final[dict[type[Filter], str]] = {
     EqualTo: "=",
     EqualNullSafe: "=",
@@ -77,8 +81,11 @@ class TableReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         known = {each.name: each.dataType.simpleString() for each in SCHEMA}
+        self._value_format = value_format(options)
+        self._typed = typed_columns(schema, self._value_format)
+        typed = () if self._typed is None else (TYPED, ERROR)
         for each in schema:
-            if known.get(each.name) != each.dataType.simpleString():
+            if each.name not in typed and known.get(each.name) != each.dataType.simpleString():
                 columns = ", ".join(f"{name} {of}" for name, of in known.items())
                 reason = f"{each.name!r} is not among {columns}"
                 raise InvalidArgumentError(argument="schema", reason=reason)
@@ -98,17 +105,29 @@ class TableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TablePartition)
         wanted = to_arrow_schema(self._schema, timezone="UTC")
+        plain = pa.schema([each for each in wanted if each.name in TABLE_SCHEMA.names])
         conditions = [*self._since, *self._conditions]
         # Spark does not know of `since_run`, and so does not apply it.
-        hidden = [each.column for each in self._since if each.column not in wanted.names]
-        read = wanted
+        needed = [each.column for each in self._since]
+        if self._typed is not None:
+            needed += ["operation", "value"]
+        hidden = [name for name in needed if name not in plain.names]
+        read = plain
         for name in hidden:
             read = read.append(TABLE_SCHEMA.field(name))
         for path in partition.paths:
             for batch in read_file(self._location, path, read, conditions):
                 for each in self._since:
                     batch = batch.filter(pc.greater(batch.column(each.column), each.value))
-                yield batch.select(wanted.names).cast(wanted) if hidden else batch
+                if self._typed is not None:
+                    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    typed = self._typed.columns(settable(batch), None)
+                    columns |= dict(zip((TYPED, ERROR), typed, strict=True))
+                    arrays = [columns[each.name].cast(each.type) for each in wanted]
+                    batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
+                elif hidden:
+                    batch = batch.select(wanted.names).cast(wanted)
+                yield batch
 
 
 class FilteringTableReader(TableReader):
