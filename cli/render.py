@@ -329,6 +329,7 @@ def head_json(head: Head) -> JsonObject:
         "epoch": head.epoch,
         "time": head.time,
         "chain": None if head.chain is None else head.chain.hex(),
+        "ephemeral": head.ephemeral,
     }
 
 

@@ -18,6 +18,7 @@ from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
 from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator, BucketJobs
+from holdfast.persist.jobs.beginning_in_memory import EphemeralBeginnings
 from holdfast.persist.jobs.closing import StoreCloser
 from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.jobs.erasure import ErasureJobs, LogTurnover
@@ -296,6 +297,8 @@ def compose(
         coordination=coordination,
         opens=openings.opens,
     )
+    ephemeral_beginnings = EphemeralBeginnings(open_stores, closer, tasks)
+    pipeline.on_becoming_ephemeral(ephemeral_beginnings.begin)
     mover = Mover(
         phase,
         open_stores,

@@ -12,6 +12,7 @@ of many thousand plain appends uses the arrays directly, and names the benchmark
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
@@ -79,6 +80,10 @@ CHANGE_CONSUMER_DELETE: Final = 19
 #: longer in the owner's file. Changes no state.
 CHANGE_ARCHIVE: Final = 20
 
+#: [CHANGE_RESERVE, config, revision, seq]: in the log of an ephemeral store alone, never sent. Its
+#: next owner begins at this revision and after this seq, with this configuration and no content.
+CHANGE_RESERVE: Final = 22
+
 #: Changes that concern no message and no entry, and that leave nothing in a change log.
 UPLOAD_CHANGES: Final = frozenset((CHANGE_PUT_CHUNK, CHANGE_DROP_UPLOADS))
 #: Changes that followers skip, since they change no message and no entry.
@@ -91,6 +96,7 @@ STATELESS_CHANGES: Final = UPLOAD_CHANGES | {
     CHANGE_CONSUMER_ACK,
     CHANGE_CONSUMER_DELETE,
     CHANGE_ARCHIVE,
+    CHANGE_RESERVE,
 }
 
 #: Returns the number of a change: one of `CHANGE_...`.
@@ -190,6 +196,14 @@ class CursorSet(NamedTuple):
     state: bytes | None
     rows: list[list[Any]]
     removed: list[int]
+
+
+class Reserved(NamedTuple):
+    """The numbers after which the next owner of an ephemeral store begins."""
+
+    config: dict[str, Any]
+    revision: int
+    last_seq: int
 
 
 class ConsumerConfigured(NamedTuple):
@@ -299,6 +313,18 @@ def configured(change: WireChange) -> dict[str, Any]:
     """Return the configuration after a change, without defaults."""
     config: dict[str, Any] = change[1]
     return config
+
+
+def reserved(change: WireChange) -> Reserved:
+    """Return what a reservation says."""
+    return Reserved(*change[1:4])
+
+
+def end_of(previous_revision: int, changes: Sequence[WireChange]) -> int:
+    """Return the revision that changes after `previous_revision` reach."""
+    if changes and changes[-1][0] == CHANGE_RESERVE:
+        return reserved(changes[-1]).revision
+    return previous_revision + len(changes)
 
 
 def chunk(change: WireChange) -> Chunk:

@@ -339,6 +339,10 @@ MAX_AWAKE_FILES: Final = 2048
 #: store and opening it again costs about 8 ms and two syncs, so a client that returns
 #: within a minute should find it open.
 IDLE_CLOSE_SECONDS: Final = 60.0
+#: The content of one ephemeral store, as `Head.bytes` counts it: also the default of its
+#: `max_bytes`. And the memory of all ephemeral stores of one server, with all that SQLite adds.
+MAX_EPHEMERAL_STORE_BYTES: Final = 64 * MIB
+MAX_EPHEMERAL_BYTES: Final = 256 * MIB
 #: Images of cold stores that are read in memory: one, and all
 #: together. Larger stores get a file again.
 MAX_COLD_READ_BYTES: Final = 256 * KIB
@@ -468,6 +472,7 @@ assert SYNC_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert ARCHIVE_READ_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert SYNC_STALL_SECONDS < PUT_STALL_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES
+assert MAX_EPHEMERAL_STORE_BYTES * 4 <= MAX_EPHEMERAL_BYTES
 assert LOG_OBJECT_IDLE_SECONDS < LOG_OBJECT_SECONDS < MAX_LOG_OBJECT_SECONDS
 assert MAX_LOG_OBJECT_SECONDS < FRAME_TIMEOUT_SECONDS
 assert LOG_OBJECT_BYTES <= MAX_UNSYNCED_BYTES // 2

@@ -40,15 +40,17 @@ class Durability(IntEnum):
     SYNCED = 2
     #: In the bucket: survives the loss of the file system.
     STORED = 3
+    #: In the memory of the owner, and nowhere else: the level of ephemeral stores.
+    MEMORY = 4
 
     @property
     def word(self) -> str:
-        """The level as text: "default", "applied", "synced" or "stored"."""
+        """The level as text: "default", "applied", "synced", "stored" or "memory"."""
         return self.name.lower()
 
 
 #: A durability, as a member or as its word.
-AnyDurability = Durability | Literal["default", "applied", "synced", "stored"]
+AnyDurability = Durability | Literal["default", "applied", "synced", "stored", "memory"]
 
 
 class LargeValue(NamedTuple):
@@ -198,6 +200,8 @@ class Head:
     time: int = 0
     #: The chain after `last_seq`, 32 bytes; None if the store keeps none.
     chain: builtins.bytes | None = None
+    #: Its content is in the owner's memory alone.
+    ephemeral: bool = False
 
 
 class ChangeKind(StrEnum):

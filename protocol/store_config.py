@@ -59,6 +59,7 @@ class ConfigSettings(TypedDict, total=False):
     serving_epoch: int | None
     history: int | None
     chain: bool | None
+    ephemeral: bool | None
     description: str | None
 
 
@@ -108,6 +109,9 @@ class StoreConfig:
     #: Keep a chain of hashes over the messages. It cannot be ended, and messages of such a stream
     #: cannot be replaced.
     chain: bool = False
+    #: Keep the content in the owner's memory alone. It ends with its owner, and can be set only as
+    #: long as the store is empty.
+    ephemeral: bool = False
     #: Text of at most MAX_DESCRIPTION_BYTES.
     description: str = ""
 
@@ -267,6 +271,7 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "serving_epoch": _count,
     "history": _history,
     "chain": _flag,
+    "ephemeral": _flag,
     "description": _text,
 }
 _DEFAULTS: Final[dict[str, Any]] = {each.name: each.default for each in fields(StoreConfig)}

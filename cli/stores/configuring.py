@@ -152,6 +152,11 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "BOOLEAN",
         "help": "Keep a chain of hashes. It cannot be ended again.",
     },
+    "ephemeral": {
+        "type": bool,
+        "metavar": "BOOLEAN",
+        "help": "Keep an empty store in its owner's memory alone, from now on.",
+    },
     "description": {"metavar": "TEXT", "help": "What the store is for."},
 }
 

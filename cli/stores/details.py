@@ -37,6 +37,8 @@ class StoreDetails:
     #: When it last changed, in milliseconds since the epoch.
     time: int | None = None
     revision: int | None = None
+    #: Its content is in its owner's memory alone.
+    ephemeral: bool = False
     #: The newest snapshot: the revision that it has, and when it was taken.
     snapshot_revision: int | None = None
     snapshot_time: int | None = None
@@ -48,13 +50,15 @@ class StoreDetails:
     @property
     def tier(self) -> str:
         """Where its data is."""
+        if self.ephemeral:
+            return "memory"
         tier = "cold" if self.info.cold else "hot"
         return f"{tier}, archived" if self.archived_seq else tier
 
     @property
     def lag(self) -> int | None:
         """How many changes the newest snapshot lacks; all if there is none."""
-        if self.revision is None or self.snapshot_revision is None:
+        if self.revision is None or self.snapshot_revision is None or self.ephemeral:
             return None
         return max(0, self.revision - self.snapshot_revision)
 
@@ -66,6 +70,7 @@ class StoreDetails:
             bytes=head.bytes,
             time=head.time or None,
             revision=head.revision,
+            ephemeral=head.ephemeral,
         )
 
     def with_entry(self, entry: StoreEntry | None) -> StoreDetails:

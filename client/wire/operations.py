@@ -475,10 +475,9 @@ def dated_changes(answer: Any) -> tuple[list[Change], int | None]:
 
 def head_from_wire(wire: Iterable[Any]) -> Head:
     """Return the head in `[revision, first_seq, last_seq, count, bytes, epoch, server, ..., time,
-    chain]`.
-    An earlier owner leaves out the time."""
+    chain, ephemeral]`. An earlier owner leaves out the time."""
     fields = list(wire)
-    return Head(*fields[:7], *fields[_HEAD_TIME : _HEAD_TIME + 2])
+    return Head(*fields[:7], *fields[_HEAD_TIME : _HEAD_TIME + 3])
 
 
 def _without_trailing_nil(operation: list[Any]) -> list[Any]:

@@ -113,7 +113,7 @@ class StoreCloser:
             if not await self._checkpointer.close_held([opened]):
                 raise BusyError(what=f"the file of {store}")
             try:
-                yield RetiredStore(opened.epoch, opened.revision, StoreState.DURABLE)
+                yield RetiredStore(opened.epoch, opened.durable_revision, StoreState.DURABLE)
             finally:
                 lease.leave(NotOwnerError(server=self._life.server))
 

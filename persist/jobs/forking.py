@@ -129,7 +129,7 @@ class ForkJobs:
         """Have the bucket hold all of a store; return the revision. Raises NotFoundError."""
         opened = await self._closer.opened(parent)
         entry: StoreEntry = await self._life.run_in_thread(lambda: self._sharing.entry(parent))
-        revision = opened.revision
+        revision = opened.durable_revision
         if entry.newest is None or entry.newest.revision != revision:
             report = await self._versions.backup(parent)
             revision = report["versions"][0]["revision"]
@@ -175,7 +175,7 @@ class ForkJobs:
         entry: StoreEntry = await self._life.run_in_thread(lambda: self._sharing.entry(store))
         for each in entry.versions:
             is_mine = each.origin is not None and each.origin.request == request
-            if is_mine and each.revision <= opened.revision:
+            if is_mine and each.revision <= opened.durable_revision:
                 return each
         raise _exists(store)
 

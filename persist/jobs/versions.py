@@ -101,7 +101,7 @@ class VersionJobs:
             with contextlib.suppress(StorageError):
                 opened = await self._closer.opened(store)
                 now = life.clock_ms()
-                seen.append(Point(opened.epoch, opened.revision, opened.time, now))
+                seen.append(Point(opened.epoch, opened.durable_revision, opened.time, now))
         path = life.layout.store(store)
         draft = path.with_name(f"{path.name}.{life.id}")
 

@@ -124,7 +124,11 @@ class Drainer:
             closed = await self._checkpointer.close_held(stores)
         if not closed:
             return []
-        ends = {store.id: (store.revision, store.bytes) for store in closed if store.revision}
+        ends = {
+            store.id: (store.durable_revision, 0 if store.anchor is not None else store.bytes)
+            for store in closed
+            if store.revision
+        }
         released = [(store.id, store.epoch) for store in closed]
         heard = await self._giving_back.release(released, ends, to)
         error = NotOwnerError(server=self._server)

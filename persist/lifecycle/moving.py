@@ -99,6 +99,7 @@ class Mover:
     async def _step(self) -> int:
         """Hand over a few stores that go to one server. Return how many have left."""
         self._drop_late()
+        now = asyncio.get_running_loop().time()
         by_target: dict[str, dict[StoreId, _Order]] = {}
         for store, order in self._orders.items():
             by_target.setdefault(order.to, {})[store] = order
@@ -110,6 +111,8 @@ class Mover:
                 if (found := self._open_stores.find(store)) is not None
                 and found.epoch == order.epoch
                 and self._open_stores.may_leave(found)
+                # A move is for balance, and would lose what is in memory alone.
+                and not found.keeps_memory(now)
             ]
             moved += await self._move_open(opened[:HAND_OVER_STORES], to)
             closed = [

@@ -163,7 +163,7 @@ def aged_front(store: Store, now: int, unwritten: Unwritten) -> Eviction | None:
     loop for ten times as long. None: look at them."""
     retention = store.retention
     assert retention is not None
-    age_ms, file = retention.max_age_ms, store.file
+    age_ms, file = retention.max_age_ms, store.contents.file
     if age_ms is None or file is None or not store.is_stream:
         return None
     if store.config.subject_marker_seconds is not None:
@@ -192,7 +192,7 @@ def begin_measuring(store: Store, now: int) -> Callable[[], None] | None:
 
     It raises StorageError.
     """
-    retention, file = store.retention, store.file
+    retention, file = store.retention, store.contents.file
     if retention is None or retention.uncounted is None or file is None:
         return None
     (after_seq, changes_before), retention.uncounted = retention.uncounted, None
@@ -370,9 +370,9 @@ class Unwritten:
 
 
 def _written(store: Store, unwritten: Unwritten, order: GoingOrder) -> _Rows:
-    if store.file is None:
+    if store.contents.file is None:
         return
-    with closing(store.file.going(order, unwritten.trimmed_to)) as rows:
+    with closing(store.contents.file.going(order, unwritten.trimmed_to)) as rows:
         for row in rows:
             if not unwritten.hides(row):
                 yield row

@@ -18,19 +18,17 @@ from holdfast.persist.operations.append_runs import plain_values, run_within_lim
 from holdfast.persist.operations.arguments import (
     check_headers,
     check_list,
-    check_serving_epoch,
     check_value,
     expires_at,
     integer,
     padded,
 )
+from holdfast.persist.operations.configuring.configure import configure
 from holdfast.persist.operations.prefixes import prefix_operations
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_ENTRY
 from holdfast.protocol.errors import (
-    DeniedError,
-    DeposedWriterError,
     HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
@@ -50,7 +48,7 @@ from holdfast.protocol.limits import (
     PAGE_BYTES,
 )
 from holdfast.protocol.names import StoreKind, check_key
-from holdfast.protocol.store_config import DEFAULT_CONFIG, OF_KVS, OF_STREAMS, Discard
+from holdfast.protocol.store_config import Discard
 
 _APPENDS: Final = {frames.APPEND}
 #: The lengths of the results of appends that say nothing but a seq and a revision.
@@ -168,6 +166,9 @@ def _execute_one(
         if number == frames.BATCH:
             return _batch(store, operation)
         handler = _handler(store, number)
+        if store.retention is not None and store.becomes_ephemeral:
+            reason = "the store is about to become ephemeral: write once configure has answered"
+            raise InvalidArgumentError(argument="ephemeral", reason=reason)
         return handler(store, operation)
     except _REFUSALS as error:
         store.go_back(savepoint)
@@ -219,56 +220,6 @@ def _batch(store: Store, operation: list[Any]) -> Result:
         raise
     store.end_batch()
     return results
-
-
-def _configure(store: Store, operation: list[Any]) -> Result:
-    _, wanted, serving_epoch, only_unused = padded(operation, 4)
-    if type(wanted) is not dict:
-        raise InvalidArgumentError(argument="config", reason="must be a map of settings")
-    check_serving_epoch(store, serving_epoch)
-    if only_unused:
-        _check_unused(store, is_served=serving_epoch is not None)
-    config = store.config.changed(wanted)
-    if not store.is_stream and (foreign := OF_STREAMS & wanted.keys()):
-        raise InvalidArgumentError(argument=min(foreign), reason="only streams have this setting")
-    if store.is_stream and (foreign := OF_KVS & wanted.keys()):
-        raise InvalidArgumentError(argument=min(foreign), reason="only kvs have this setting")
-    if "serving_epoch" in wanted:
-        _check_raised(store.config.serving_epoch, config.serving_epoch)
-    if store.config.chain and not config.chain:
-        raise DeniedError(setting="chain", action="end the chain")
-    if config.first_seq != store.config.first_seq:
-        _check_first_seq(store, config.first_seq)
-    if config != store.config:
-        store.configure(config)
-    return [store.revision, config.to_wire()]
-
-
-def _check_unused(store: Store, *, is_served: bool) -> None:
-    """Raise WrongRevisionError if anybody has used a stream. With `is_served`, its configuration
-    does not count: it is that of the gateway that serves it."""
-    if not store.is_stream:
-        raise InvalidArgumentError(argument="only_unused", reason="only streams can be asked that")
-    config = store.config
-    if (
-        store.last_seq >= config.first_seq
-        or (config != DEFAULT_CONFIG and not is_served)
-        or len(store.cursors)
-        or store.consumers.by_id
-    ):
-        raise WrongRevisionError(key=store.id.name, expected=0, actual=store.revision)
-
-
-def _check_raised(before: int | None, after: int | None) -> None:
-    """Raise DeposedWriterError unless a serving epoch grows."""
-    if before is not None and (after is None or after <= before):
-        raise DeposedWriterError(serving_epoch=after, actual=before)
-
-
-def _check_first_seq(store: Store, first_seq: int) -> None:
-    if store.last_seq != store.config.first_seq - 1 or first_seq < store.config.first_seq:
-        reason = f"this stream has had seqs up to {store.last_seq}"
-        raise InvalidArgumentError(argument="first_seq", reason=reason)
 
 
 # Streams
@@ -357,7 +308,7 @@ _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]
         frames.DELETE_MESSAGES: purging.delete_messages,
         frames.TRIM: purging.trim,
         frames.PURGE: purging.purge,
-        frames.CONFIGURE: _configure,
+        frames.CONFIGURE: configure,
         frames.PUT_CHUNK: uploads.put_chunk,
         frames.DROP_UPLOADS: uploads.drop,
         frames.EXPECT: _expect_message,
@@ -372,7 +323,7 @@ _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]
         frames.SET_ENTRY: _set_entry,
         frames.DELETE_ENTRIES: _delete_entries,
         frames.CLEAR: _clear,
-        frames.CONFIGURE: _configure,
+        frames.CONFIGURE: configure,
         frames.PUT_CHUNK: uploads.put_chunk,
         frames.DROP_UPLOADS: uploads.drop,
         frames.EXPECT: _expect_entry,

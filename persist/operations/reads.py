@@ -125,7 +125,12 @@ def head_without_file(store: Store, server: str, operations: list[list[Any]]) ->
     Call it when all that the store has accepted is durable. Making the file for such a read would
     take a sync for each of them.
     """
-    if store.file is not None or not store.is_stream or store.last_seq or store.mark is not None:
+    if (
+        store.contents.file is not None
+        or not store.is_stream
+        or store.last_seq
+        or store.mark is not None
+    ):
         return None
     if any(type(each) is not list or each[:1] != [frames.HEAD] for each in operations):
         return None
@@ -144,7 +149,7 @@ def _execute_one(
     bounds: ReadBounds,
 ) -> tuple[Any, int]:
     number = operation[0]
-    file = store.file
+    file = store.contents.file
     if store.is_stream:
         if number == frames.GET_MESSAGE:
             seq = integer("seq", operation[1])
@@ -188,7 +193,7 @@ def _execute_one(
 
 
 def _head(store: Store, server: str) -> list[Any]:
-    file = store.file
+    file = store.contents.file
     if file is None:
         return [0, 1, 0, 0, 0, store.epoch, server]
     meta = file.meta
@@ -209,6 +214,8 @@ def _head(store: Store, server: str) -> list[Any]:
     head.append(meta.time)
     if file.chain.exists:
         head.append(file.chain.value)
+    elif store.anchor is not None:
+        head += [None, True]
     return head
 
 
@@ -351,9 +358,9 @@ def _changes(
     row_limit, max_bytes = bounds.page_rows, bounds.page_bytes
     if limit is not None:
         row_limit = max(1, min(row_limit, integer("limit", limit)))
-    if store.file is None:
+    if store.contents.file is None:
         return [[], 0, 0, 0, revision > 0], ROW_BYTES
-    meta = store.file.meta
+    meta = store.contents.file.meta
     if state_revision is not None:
         deletes_after = integer("state_revision", state_revision)
     else:
@@ -363,8 +370,8 @@ def _changes(
         # it must hear of.
         return [[], 0, 0, meta.revision, True], ROW_BYTES
     if finds_seq:
-        seq = store.file.seq_at_revision(revision)
-    found, complete = store.file.changes_after(
+        seq = store.contents.file.seq_at_revision(revision)
+    found, complete = store.contents.file.changes_after(
         revision, seq, deletes_after=deletes_after, max_rows=row_limit, max_bytes=max_bytes
     )
     kept: list[Any] = []
@@ -377,7 +384,7 @@ def _changes(
             break
         kept.append(dated)
         size_bytes += change_bytes
-    if store.file.has_archived:
+    if store.contents.file.has_archived:
         kept = _filled_changes(kept, bodies)
     if complete:
         return [kept, meta.revision, meta.last_seq, meta.revision, False], size_bytes
@@ -387,7 +394,7 @@ def _changes(
 
 
 def _upload(store: Store, operation: list[Any]) -> Any:
-    file = store.file
+    file = store.contents.file
     upload_id = check_upload_id(operation[1])
     body = file.body(upload_id) if file is not None else None
     if body is None:

@@ -26,6 +26,7 @@ from holdfast.protocol.limits import (
     MAX_INTEGER,
     MAX_LARGE_VALUE_BYTES,
     MAX_STAGED_UPLOADS,
+    MAX_VALUE_BYTES,
     UPLOAD_ID_BYTES,
 )
 
@@ -43,6 +44,8 @@ def put_chunk(store: Store, operation: list[Any]) -> list[Any]:
     end = offset + len(data)
     if end > MAX_LARGE_VALUE_BYTES:
         raise TooLargeError(what="a value", size=end, limit=MAX_LARGE_VALUE_BYTES)
+    if store.anchor is not None:
+        raise TooLargeError(what="a value of an ephemeral store", size=end, limit=MAX_VALUE_BYTES)
     upload = store.contents.upload(upload_id)
     size_bytes = upload.size_bytes if upload is not None else 0
     if upload is not None and end <= size_bytes:
@@ -105,7 +108,5 @@ def collect(store: Store, now: int) -> None:
 def check_upload_id(upload_id: Any) -> bytes:
     """Return an upload's id. Raises InvalidArgumentError."""
     if type(upload_id) is not bytes or len(upload_id) != UPLOAD_ID_BYTES:
-        raise InvalidArgumentError(
-            argument="upload_id", reason=f"must be {UPLOAD_ID_BYTES} bytes"
-        )
+        raise InvalidArgumentError(argument="upload_id", reason=f"must be {UPLOAD_ID_BYTES} bytes")
     return upload_id

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, overload
 
 from holdfast.persist.recovery.takeover import batches_of, following
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
     InvalidArgumentError,
     PointNotReachedError,
@@ -132,7 +132,7 @@ def course(
                 kept = _covered(batch, target)
                 if kept:
                     found.batches.add(record, payload, len(kept))
-                    found.revision = batch.previous_revision + len(kept)
+                    found.revision = changes.end_of(batch.previous_revision, kept)
                     found.time = batch.time
                     reached = (record.epoch, found.revision)
                 if len(kept) < len(batch.changes):

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Self
 
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk import fence
@@ -56,7 +56,7 @@ class TakeoverPlan(NamedTuple):
     def reaches(self, revision: int) -> int:
         """Return the revision that a file at `revision` reaches with this plan."""
         for last in self.batches[-1:]:
-            return last.previous_revision + len(last.changes)
+            return changes.end_of(last.previous_revision, last.changes)
         return revision
 
 

@@ -78,6 +78,9 @@ class Withdrawal:
             lambda record: record if record.store == store.id else None,
         )
         found = contents.records
+        if store.anchor is not None:
+            # What waits for its file is content, which is for memory alone.
+            return found
         if any(not damage.torn_end for damage in contents.damage) or not _reaches(found, store):
             return pending_records(store)
         return found

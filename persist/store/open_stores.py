@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from holdfast.persist.ephemeral.memory_use import MemoryUse
 from holdfast.persist.store.leases import Leases
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -69,6 +70,8 @@ class OpenStores:
         self.upkeep = Upkeep()
         #: The leases on their files.
         self.leases = Leases(self.closed, self.in_use)
+        #: What the ephemeral ones take.
+        self.memory_use = MemoryUse()
         self._open: dict[StoreId, Store] = {}
         self._hear_opened: Callable[[Store], None] = _nobody
         self._hear_gone: Callable[[StoreId], None] = _nobody
@@ -155,6 +158,8 @@ class OpenStores:
             self._end(earlier)
         self._open[store.id] = store
         self.upkeep.opened(store)
+        if store.anchor is not None:
+            store.anchor.joins(self.memory_use)
         self._hear_opened(store)
         waiting = self._waiting.pop(store.id, None)
         return waiting.arrivals if waiting is not None else []

@@ -21,7 +21,8 @@ class PendingTick(NamedTuple):
     """What one tick did to the store."""
 
     tick: int
-    segment: int
+    #: That of the log; None if the change is for memory alone.
+    segment: int | None
     batch: AppliedBatch
     outcomes: Sequence[WriterOutcome]
     #: About how much memory the changes take.
@@ -50,8 +51,11 @@ class Pending:
 
     @property
     def oldest_segment(self) -> int | None:
-        """The log segment of the first pending tick."""
-        return self.ticks[0].segment if self.ticks else None
+        """The log segment of the first pending tick that is in the log."""
+        for kept in self.ticks:
+            if kept.segment is not None:
+                return kept.segment
+        return None
 
     def batches(self) -> Iterator[AppliedBatch]:
         """Yield the pending changes."""
@@ -70,9 +74,7 @@ class Pending:
             return list(self.ticks)
         return [pending for pending in self.ticks if pending.tick <= synced_tick]
 
-    def first_ready(
-        self, synced_tick: int, max_changes: int, max_bytes: int
-    ) -> list[PendingTick]:
+    def first_ready(self, synced_tick: int, max_changes: int, max_bytes: int) -> list[PendingTick]:
         """Return the first of the `ready` ticks, at least one if there is any, within bounds."""
         found: list[PendingTick] = []
         for pending in self.ticks:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from holdfast.persist.ephemeral.anchor import Anchor
+from holdfast.persist.ephemeral.memory_file import begin_in_memory, config_of
 from holdfast.persist.store.accepted import Accepted
 from holdfast.persist.store.contents import Contents, PrepareFile
 from holdfast.persist.store.horizon import Horizon
@@ -46,6 +48,7 @@ class Store(Accepted):
         "_msg_ids_horizon",
         "_oldest_segment",
         "_outcomes_horizon",
+        "anchor",
         "apply_failed",
         "changes_subject",
         "epoch",
@@ -69,7 +72,14 @@ class Store(Accepted):
         standing: Standing = Standing.DURABLE,
         known_revision: int = 0,
     ) -> None:
-        super().__init__(store, Contents(file, create_file, prepare_file))
+        #: What of an ephemeral store is durable; None for any other store.
+        self.anchor: Anchor | None = None
+        content = file
+        if file is not None and (wire := config_of(file)) is not None:
+            content = begin_in_memory(file, wire)
+        super().__init__(store, Contents(content, create_file, prepare_file))
+        if file is not None and content is not file:
+            self.anchor = Anchor(file, self.config)
         self.epoch = epoch
         #: What the cluster knows of it.
         self.standing = standing
@@ -96,11 +106,38 @@ class Store(Accepted):
 
     @property
     def file(self) -> StoreFile | None:
-        return self.contents.file
+        """The file on the disk. `contents` has the one to read: that of an ephemeral store is in
+        memory."""
+        return self.contents.file if self.anchor is None else self.anchor.file
 
     @file.setter
     def file(self, file: StoreFile | None) -> None:
-        self.contents.file = file
+        if self.anchor is None:
+            self.contents.file = file
+        else:
+            self.anchor.file = file
+
+    @property
+    def durable_revision(self) -> int:
+        """The revision that the file has with all accepted changes."""
+        return self.revision if self.anchor is None else self.anchor.revision
+
+    @property
+    def becomes_ephemeral(self) -> bool:
+        """It was configured to be ephemeral, and is so when it is opened anew."""
+        return self.anchor is None and self.config.ephemeral
+
+    def keeps_memory(self, now: float) -> bool:
+        """Tell if it is ephemeral and closing it would lose something: content, consumers, or
+        answers to retries. `now` is on the clock of `used_at`."""
+        if self.anchor is None:
+            return False
+        kept_seconds = max(OUTCOME_RETENTION_SECONDS, self.config.dedupe_ms / 1000)
+        return (
+            self.count > 0
+            or (self.revision > self.anchor.first_revision and now - self.used_at < kept_seconds)
+            or (self.is_stream and bool(self.consumers.by_id or len(self.cursors)))
+        )
 
     def enter(self, state: OpenState) -> None:
         """Move to another state. Raises IllegalTransitionError."""
@@ -110,6 +147,8 @@ class Store(Accepted):
         """Stop serving this object, whoever has its file."""
         if self.state is not OpenState.CLOSED:
             self.enter(OpenState.CLOSED)
+        if self.anchor is not None:
+            self.anchor.takes(0)
 
     def becomes(self, standing: Standing) -> None:
         """Move to another standing. Raises IllegalTransitionError."""
@@ -134,7 +173,7 @@ class Store(Accepted):
 
     @property
     def file_revision(self) -> int:
-        """The last revision in the file."""
+        """The last revision in the file that is read."""
         # Twice for each store and tick: `self.file` would look it up through a property each time.
         file = self.contents.file
         return file.meta.revision if file is not None else 0
@@ -147,8 +186,9 @@ class Store(Accepted):
         """Return the outcomes that the file lacks."""
         return self.pending.outcomes() + self.outcomes
 
-    def finish_tick(self, tick: int, segment: int) -> None:
-        """Queue what was accepted since `begin` for the file: the log has it now, in `segment`."""
+    def finish_tick(self, tick: int, segment: int | None) -> None:
+        """Queue what was accepted since `begin` for the file: the log has it now, in `segment`. If
+        that is None, it is for memory alone, and `tick` is the last one that wrote."""
         assert self.mark is not None
         # Faster than the class: see `_new` in `frames.py`. This runs per store and tick.
         applied = (self.mark.revision, self.time, self.changes, self.chain)
@@ -158,7 +198,9 @@ class Store(Accepted):
         self.pending.ticks.append(tuple.__new__(PendingTick, fields))
         self.pending.size_bytes += size_bytes
         self.last_tick = tick
-        if self._oldest_segment is None:
+        if segment is not None and self.anchor is not None:
+            self.anchor.committed(tick)
+        if segment is not None and self._oldest_segment is None:
             self.oldest_segment = segment
             if self.standing is Standing.COLD:
                 self.becomes(Standing.NEW)
@@ -188,8 +230,11 @@ class Store(Accepted):
     def apply_in_parts(self, ready: list[PendingTick], done: list[PendingTick]) -> None:
         """Apply what is `ready` as `Pending.apply_in_parts` does. Call `applied` with `done`
         afterwards, even after an error."""
-        assert self.file is not None
-        self.pending.apply_in_parts(self.file, ready, done)
+        file = self.contents.file
+        assert file is not None
+        if self.anchor is not None and ready:
+            self.anchor.apply(ready[-1].tick)
+        self.pending.apply_in_parts(file, ready, done)
 
     def prepare_file(self, ready: list[PendingTick]) -> Callable[[], StoreFile] | None:
         """Return a function that writes the file of a new store that must be durable at once:
@@ -207,6 +252,8 @@ class Store(Accepted):
         StorageFailedError or StoreDamagedError, nothing was applied. It passes the latter to
         `note_damage` first."""
         try:
+            if self.anchor is not None:
+                self.anchor.apply(ready[-1].tick)
             self.contents.apply(ready)
         except StoreDamagedError as error:
             self.note_damage(error)
@@ -221,6 +268,9 @@ class Store(Accepted):
         """Note that the file holds what was `ready`."""
         self.pending.applied(ready, self.file_revision)
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
+        if self.anchor is not None and self.contents.file is not None:
+            self.anchor.takes(self.contents.file.size_bytes())
+            self.needs_sweep |= self.anchor.needs_tidying(self.file_revision)
         self.apply_failed = False
         if self.watcher is not None:
             self.watcher.wrote_file(self)
@@ -261,7 +311,7 @@ class Store(Accepted):
 
     def validate(self) -> None:
         """Check the invariants (tests)."""
-        revision = self.file.meta.revision if self.file is not None else 0
+        revision = self.file_revision
         for pending in self.pending.ticks:
             assert pending.batch.previous_revision == revision
             revision += len(pending.batch.changes)

@@ -188,7 +188,7 @@ class LagKeeping:
         for number, store in enumerate(self._open_stores.stores()):
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-            revision = store.revision
+            revision = store.durable_revision
             known = self._known.get(store.id)
             if revision == known or store.state is OpenState.CLOSED:
                 continue
@@ -229,16 +229,16 @@ class LagKeeping:
     def _closed(self, store: Store) -> None:
         """Note that a store was closed, or handed over."""
         known = self._known.get(store.id)
-        if store.revision in (0, known) or self._is_in_log(store.id):
+        if store.durable_revision in (0, known) or self._is_in_log(store.id):
             return
         if known is None and store.last_tick == 0:
             self._uncompared[store.id] = _seen(store)
         else:
-            self._behind.note(store.id, self._looked, store.revision, store.bytes)
+            self._behind.note(store.id, self._looked, store.durable_revision, store.bytes)
 
     def _published(self, store: StoreId, version: SnapshotVersion) -> None:
         opened = self._open_stores.find(store)
-        revision = opened.revision if opened is not None else 0
+        revision = opened.durable_revision if opened is not None else 0
         self._remember(store, max(version.revision, self._known.get(store, 0)))
         # The last change may be of an owner with another clock.
         time = min(version.time, version.taken)
@@ -354,4 +354,4 @@ class LagKeeping:
 
 
 def _seen(store: Store) -> _Seen:
-    return _Seen(store.id, store.revision, store.bytes, store.time)
+    return _Seen(store.id, store.durable_revision, store.bytes, store.time)

@@ -266,7 +266,11 @@ class Snapshotter:
         least = self.policy.min_change_bytes
         unknown = []
         for store in self._open_stores.stores():
-            if store.file is None or store.state is not OpenState.SERVING or store.file.in_memory:
+            file = store.file
+            if file is None or store.state is not OpenState.SERVING or file.in_memory:
+                continue
+            if store.anchor is not None:
+                # What changes much of an ephemeral store is not in its file.
                 continue
             now = Extent(store.revision, store.count, store.bytes)
             known = self._snapshotted.get(store.id)

@@ -89,6 +89,7 @@ class Choice(NamedTuple):
 def choose(
     upkeep: Upkeep,
     *,
+    now: float,
     last_use: float,
     excess: int,
     segment: int,
@@ -98,12 +99,12 @@ def choose(
     """Return what to close, longest unused first, and what to checkpoint, oldest first.
 
     Stores not used after `last_use` are closed, and at least as many as are open in `excess`; a
-    store with an unsynced change never is. `segment` is the log's current one. Raises StorageError
-    if a file does not tell its state.
+    store with an unsynced change never is, nor an ephemeral one that would lose something `now`.
+    `segment` is the log's current one. Raises StorageError if a file does not tell its state.
     """
 
     def may_close(store: Store) -> bool:
-        return _settled(store, synced_tick)
+        return _settled(store, synced_tick, now)
 
     close = upkeep.longest_unused(limit, may_close, last_use=last_use)
     if len(close) < excess:
@@ -139,9 +140,13 @@ def _has_long_wal(store: Store) -> bool:
         return False
 
 
-def _settled(store: Store, synced_tick: int) -> bool:
+def _settled(store: Store, synced_tick: int, now: float) -> bool:
+    """Tell if a store may be closed: it has nothing under way, and loses nothing."""
     return (
-        store.state is OpenState.SERVING and store.mark is None and store.last_tick <= synced_tick
+        store.state is OpenState.SERVING
+        and store.mark is None
+        and store.last_tick <= synced_tick
+        and not store.keeps_memory(now)
     )
 
 
@@ -198,6 +203,7 @@ class Checkpointer:
         """Close idle stores, checkpoint those that hold the oldest segments, retire segments."""
         choice = choose(
             self._open_stores.upkeep,
+            now=now,
             last_use=now - self._limits.idle_close_seconds,
             excess=self._open_stores.open_count - self._limits.max_open_stores,
             segment=self._log.segment,
@@ -235,7 +241,7 @@ class Checkpointer:
         synced_tick = self._progress.synced_tick
 
         def may_close(store: Store) -> bool:
-            return _settled(store, synced_tick)
+            return _settled(store, synced_tick, now)
 
         upkeep = self._open_stores.upkeep
         chosen = upkeep.spread_unused(count, may_close, last_use=now - _IN_USE_SECONDS)
@@ -245,8 +251,10 @@ class Checkpointer:
 
     async def close_unused(self, stores: list[Store]) -> int:
         """Close those of `stores` that have nothing under way. Return how many were closed."""
-        synced_tick = self._progress.synced_tick
-        return await self._close_chosen([each for each in stores if _settled(each, synced_tick)])
+        synced_tick, now = self._progress.synced_tick, asyncio.get_running_loop().time()
+        return await self._close_chosen(
+            [each for each in stores if _settled(each, synced_tick, now)]
+        )
 
     async def _close_chosen(self, chosen: list[Store]) -> int:
         used_at = [store.used_at for store in chosen]
@@ -377,7 +385,7 @@ class Checkpointer:
         ):
             return False
         if store.file is not None:
-            size_bytes = store.held_bytes
+            size_bytes = store.held_bytes if store.anchor is None else 0
             try:
                 store.file.close()
             except StorageError as error:

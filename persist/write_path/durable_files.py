@@ -119,9 +119,14 @@ class DurableFiles:
             # A zombie would change the file under the next owner's copy of it.
             self._gate.check()
             before = store.forgets_before(asyncio.get_running_loop().time())
-            if not file.is_sealed:
-                forgotten = await self._run_in_thread(lambda: _tidy_and_checkpoint(file, *before))
+            if not file.is_sealed or store.anchor is not None:
+                content = store.contents.file
+                forgotten = await self._run_in_thread(
+                    lambda: _tidy_and_checkpoint(file, content, *before)
+                )
                 store.needs_sweep = file.needs_sweep()
+                if store.anchor is not None:
+                    store.anchor.tidied(store.file_revision)
                 store.forgot(forgotten)
         except FencedError:
             raise
@@ -171,8 +176,14 @@ class DurableFiles:
                     store.checkpointed()
 
 
-def _tidy_and_checkpoint(file: StoreFile, msg_ids_before: int, outcomes_before: int) -> Forgotten:
+def _tidy_and_checkpoint(
+    file: StoreFile, content: StoreFile | None, msg_ids_before: int, outcomes_before: int
+) -> Forgotten:
     forgotten = file.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
+    if content is not None and content is not file:
+        # That of an ephemeral store: the file on the disk has nothing that could be forgotten.
+        forgotten = content.forget(msg_ids_before=msg_ids_before, outcomes_before=outcomes_before)
+        content.shrink()
     file.sweep()
     file.checkpoint()
     return forgotten

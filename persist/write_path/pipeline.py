@@ -100,6 +100,7 @@ class Pipeline:
         self._waiting_answers = 0
         self._to_sync = asyncio.Event()
         self._failure: Exception | None = None
+        self._hear_ephemeral: list[Callable[[Store], None]] = []
         self._mishaps = Mishaps(logger)
         self._append_failing = Trouble(logger, "log.append_failed", logging.ERROR)
         self._write_failing = Trouble(logger, "store.failed")
@@ -141,6 +142,11 @@ class Pipeline:
         if tick:
             await self._releaser.settled(tick)
         return tick > 0
+
+    def on_becoming_ephemeral(self, hear: Callable[[Store], None]) -> None:
+        """Call `hear` with each store that was configured to be ephemeral, and must be opened
+        anew for that."""
+        self._hear_ephemeral.append(hear)
 
     async def run(self) -> None:
         """Sync and release until cancelled. FencedError and StorageFailedError end
@@ -264,9 +270,16 @@ class Pipeline:
         if tick.applied:
             # The log has it, so it survives this process. `applied` promises no more.
             self._releaser.answer(tick.applied)
-        if not (tick.synced or tick.reads or tick.broadcasts):
-            return
-        release = Release(tick.wait_for, tick.synced, tick.reads, tick.broadcasts)
+        memory = tick.memory_part()
+        if memory is not None:
+            self._release(Release(*memory))
+        if tick.synced or tick.reads or tick.broadcasts:
+            self._release(Release(tick.wait_for, tick.synced, tick.reads, tick.broadcasts))
+        for store in tick.becoming_ephemeral:
+            for hear in self._hear_ephemeral:
+                hear(store)
+
+    def _release(self, release: Release) -> None:
         if release.wait_for <= self._progress.synced_tick:
             self._releaser.add(release)
         else:

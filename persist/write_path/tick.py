@@ -7,7 +7,9 @@ the writes against the stores in memory. Then it gives
   the log and to the followers;
 - the answers, keyed by their reply subject, and the broadcasts. They leave only when the frame is
   synced and the fence has been read (`pipeline.py`);
-- the reads, which run after the sync, on what is durable.
+- the reads, which run after the sync, on what is durable;
+- the answers, reads and broadcasts of ephemeral stores, which wait for no sync, unless their store
+  reserves numbers in this tick (`persist/ephemeral/anchor.py`).
 
 If the log refuses the frame, `fail` takes every store back to the start of the tick. An
 unexpected exception is answered as `internal_error`: to one operation, or to everything that the
@@ -16,12 +18,12 @@ tick did to that store.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.persist.bucket_log.stored import StoredWrites
 from holdfast.persist.operations import eviction, operations, uploads
 from holdfast.persist.operations.append_runs import append_alone
-from holdfast.persist.quotas.tenant_quota import TenantQuota
+from holdfast.persist.quotas.tenant_quota import TenantQuota, adds
 from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
@@ -48,6 +50,17 @@ Answers = dict[str, list[list[Any]]]
 _APPLIED: Final = int(Durability.APPLIED)
 _SYNCED: Final = int(Durability.SYNCED)
 _STORED: Final = int(Durability.STORED)
+_MEMORY: Final = int(Durability.MEMORY)
+
+
+class MemoryPart(NamedTuple):
+    """What leaves of a tick's ephemeral stores, once tick `wait_for` is synced, which most often it
+    is already."""
+
+    wait_for: int
+    answers: Answers
+    reads: list[tuple[Store, Arrival]]
+    broadcasts: list[tuple[Store, bytes]]
 
 
 class Tick:
@@ -79,6 +92,12 @@ class Tick:
         self.stored: list[tuple[Store, str, list[Any]]] = []
         self.reads: list[tuple[Store, Arrival]] = []
         self.broadcasts: list[tuple[Store, bytes]] = []
+        #: The same of ephemeral stores.
+        self._memory_answers: list[tuple[Store, str, list[Any]]] = []
+        self._memory_reads: list[tuple[Store, Arrival]] = []
+        self._memory_broadcasts: list[tuple[Store, bytes]] = []
+        #: Stores that were configured to be ephemeral.
+        self.becoming_ephemeral: list[Store] = []
         #: The tick whose sync this tick's answers must wait for.
         self.wait_for = 0
         self._writes: list[Arrival] = []
@@ -129,6 +148,9 @@ class Tick:
 
     def read(self, store: Store, arrival: Arrival) -> None:
         """Execute a group of reads after the sync."""
+        if store.anchor is not None:
+            self._memory_reads.append((store, arrival))
+            return
         self.reads.append((store, arrival))
         self.wait_for = max(self.wait_for, store.last_tick)
         if store.mark is not None:
@@ -151,9 +173,15 @@ class Tick:
         """Execute a group of writes now. Its answer waits."""
         reply, position, writer_id, _, group, _, _ = arrival
         _, _, counter, first_unacked, durability, group_operations = group
-        if not durability:
+        if store.anchor is not None:
+            if durability not in (0, _MEMORY) and any(map(_sets, group_operations)):
+                reason = "an ephemeral store is in memory alone: ask for no level, or for 'memory'"
+                self.refuse(arrival, InvalidArgumentError(argument="durability", reason=reason))
+                return
+            durability = _MEMORY
+        elif not durability:
             durability = self._default if store.retention is None else self._default_of(store)
-        if durability != self._log_level:
+        if durability != self._log_level and store.anchor is None:
             refusal = self._refusal(durability)
             if refusal is not None:
                 self.refuse(arrival, refusal)
@@ -203,6 +231,9 @@ class Tick:
         self._writes.append(arrival)
         if durability == self._log_level:
             answers = self.synced
+        elif durability == _MEMORY:
+            self._memory_answers.append((store, reply, [position, 0, outcome]))
+            return
         elif durability == _STORED:
             self.stored.append((store, reply, [position, 0, outcome]))
             return
@@ -286,6 +317,8 @@ class Tick:
             for reply, elements in answers.items():
                 answers[reply] = [each for each in elements if (reply, each[0]) not in mine]
         self.stored = [each for each in self.stored if (each[1], each[2][0]) not in mine]
+        self._memory_answers = [each for each in self._memory_answers if each[0] is not store]
+        self._memory_broadcasts = [each for each in self._memory_broadcasts if each[0] is not store]
         for reply, index in mine:
             self.refuse_at(reply, index, error)
         self._writes = [arrival for arrival in self._writes if arrival.store != store.id]
@@ -297,15 +330,29 @@ class Tick:
         self.abort(store, internal_error(f"a write of {store.id}", cause))
 
     def records(self) -> list[LogRecord]:
-        """Return the records for the log, and pack the broadcasts. Empty if nothing was written."""
+        """Return the records for the log, and pack the broadcasts. Empty if nothing was written.
+
+        What ephemeral stores have accepted needs no record, so with this it is there."""
         found = []
+        in_memory: list[Store] = []
         broadcasts = self.broadcasts
         unpackable: list[tuple[Store, Exception]] = []
         for store in self._stores:
             assert store.mark is not None
             previous_revision, revision = store.mark.revision, store.revision
             wires = store.changes
+            anchor = store.anchor
             try:
+                if anchor is not None:
+                    reached = revision, store.last_seq
+                    record = anchor.record(store.id, store.epoch, store.time, reached, store.config)
+                    in_pages = _payloads(store, wires)
+                    self._memory_broadcasts += [(store, payload) for payload in in_pages]
+                    if record is None:
+                        in_memory.append(store)
+                    else:
+                        found.append(record)
+                    continue
                 if wires and store.changes_bytes <= PAGE_BYTES and not store.has_chunks:
                     # The common case: nearly all of a thousand stores have few changes.
                     payload = frames.encode_changes(
@@ -325,6 +372,9 @@ class Tick:
             found.append(tuple.__new__(LogRecord, fields))
         for store, cause in unpackable:
             self.give_up(store, cause)
+        for store in in_memory:
+            del self._stores[store]
+            store.finish_tick(store.last_tick, None)
         if not found:
             self._wait_for_earlier()
         return found
@@ -333,7 +383,23 @@ class Tick:
         """Note that the frame is in the log, in `segment`."""
         for store in self._stores:
             store.finish_tick(self.number, segment)
+            if store.retention is not None and store.becomes_ephemeral:
+                self.becoming_ephemeral.append(store)
         self.wait_for = self.number
+
+    def memory_part(self) -> MemoryPart | None:
+        """Return what leaves of ephemeral stores, after `records` and `committed`; None if there is
+        nothing."""
+        answers: Answers = {}
+        wait_for = 0
+        for store, reply, element in self._memory_answers:
+            answers.setdefault(reply, []).append(element)
+            wait_for = max(wait_for, store.last_tick)
+        for store, _ in (*self._memory_reads, *self._memory_broadcasts):
+            wait_for = max(wait_for, store.last_tick)
+        if not (answers or self._memory_reads or self._memory_broadcasts):
+            return None
+        return MemoryPart(wait_for, answers, self._memory_reads, self._memory_broadcasts)
 
     def fail(self, error: StorageError) -> None:
         """Take every store back and refuse every write: the log refused the frame."""
@@ -380,8 +446,7 @@ class Tick:
         if verdict is Admission.KNOWN:
             assert known is not None
             if any(
-                (kept.writer, kept.counter) == (arrival.writer, counter)
-                for kept in store.outcomes
+                (kept.writer, kept.counter) == (arrival.writer, counter) for kept in store.outcomes
             ):
                 # Written in this very tick: if the write is taken back, so is this answer.
                 self._writes.append(arrival)
@@ -401,6 +466,11 @@ class Tick:
         return [arrival for arrival in self._writes if arrival.store == store.id]
 
 
+def _sets(operation: list[Any]) -> bool:
+    """Tell if an operation sets messages or entries. A chunk is refused for what it is."""
+    return operation[0] != frames.PUT_CHUNK and adds(operation)
+
+
 def _without_data(store: Store) -> list[frames.WireChange]:
     return [
         changes.without_data(change)
@@ -418,9 +488,7 @@ def _payloads(store: Store, wires: list[frames.WireChange]) -> list[bytes]:
     previous_revision = store.mark.revision
     if store.changes_bytes <= PAGE_BYTES:
         return [
-            frames.encode_changes(
-                store.epoch, previous_revision, store.time, wires, store.chain
-            )
+            frames.encode_changes(store.epoch, previous_revision, store.time, wires, store.chain)
         ]
     payloads = []
     start = size_bytes = 0

@@ -24,6 +24,7 @@ from holdfast.persist.operations.without_file import needs_file
 from holdfast.persist.peers.store_loads import StoreLoads
 from holdfast.persist.quotas.log_shares import LOG_FULL_BYTES, LogShares
 from holdfast.persist.quotas.quota_book import QuotaBook
+from holdfast.persist.quotas.tenant_quota import adds
 from holdfast.persist.store.open_stores import Arrival, OpenStores
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
@@ -214,11 +215,10 @@ class TurnBuilder:
         """Execute one group. Return False if it still counts as waiting: for its store or, if it is
         a read, for its turn after the sync."""
         store = self._open_stores.find(arrival.store)
-        if (
-            store is not None
-            and store.state is not _SERVING
-            and not self._goes_on(store, arrival)
-        ):
+        if store is not None and store.state is not _SERVING and not self._goes_on(store, arrival):
+            return self._wait(tick, arrival, self._inbox.hold)
+        if store is not None and store.retention is not None and store.becomes_ephemeral:
+            # It is about to be closed, and opened anew.
             return self._wait(tick, arrival, self._inbox.hold)
         writes = arrival.group.counter > 0
         if store is None or (writes and store.standing is _UNWRITTEN):
@@ -235,6 +235,12 @@ class TurnBuilder:
                 return True
             tick.read(store, arrival)
             return False
+        if store.anchor is not None:
+            if store.anchor.is_full and any(map(adds, arrival.group.operations)):
+                what = f"the memory for ephemeral stores of server {self._server!r}"
+                tick.refuse(arrival, BusyError(what=what))
+                return True
+            full_log = None
         if full_log is not None:
             tick.refuse(arrival, full_log)
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any, Final, NamedTuple
 
@@ -67,6 +67,13 @@ class StoreMeta:
             self.count,
             self.bytes,
             self.changes_from,
+        )
+
+    def reserved(self, said: changes.Reserved, time: int) -> StoreMeta:
+        """Return the row after a reservation: followers of what was before must begin anew."""
+        _, revision, last_seq = said
+        return replace(
+            self, revision=revision, time=time, last_seq=last_seq, changes_from=revision
         )
 
     def after(

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
+from holdfast.protocol import changes
 from holdfast.protocol.errors import (
     HoldfastError,
     StoreDamagedError,
@@ -30,6 +31,7 @@ from holdfast.shared_fs.store_file.applying import (
     StoreMeta,
     WriterOutcome,
     apply_to_stream,
+    keep_config,
     keep_outcomes,
 )
 from holdfast.shared_fs.store_file.chain.chain_rows import ChainRows, ChainState
@@ -258,6 +260,7 @@ class StoreChanges(StoreRows):
         self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome]
     ) -> StoreMeta:
         bodies = self._bodies
+        batches, reservations = _parted(batches)
         if self.store.kind == StoreKind.STREAM:
             meta, msg_id = apply_to_stream(
                 *(self._cursor, self.meta, batches, bodies),
@@ -267,6 +270,12 @@ class StoreChanges(StoreRows):
                 self._last_msg_id = (meta.last_seq, msg_id)
         else:
             meta = apply_to_kv(self._cursor, self.meta, batches, bodies, self.history)
+        for batch in reservations:
+            assert batch.previous_revision == meta.revision, "batches follow the file's revision"
+            said = changes.reserved(batch.changes[0])
+            keep_config(self._cursor, said.config)
+            self._execute(schema.DELETE_CHANGES_UP_TO, (said.revision,))
+            meta = meta.reserved(said, batch.time)
         keep_outcomes(self._cursor, outcomes)
         self._write_meta(meta)
         return meta
@@ -310,3 +319,18 @@ class StoreChanges(StoreRows):
         self.history.go_back(history)
         self.chain.go_back(chain)
         self._bodies.look_again()
+
+
+def _parted(
+    batches: Sequence[AppliedBatch],
+) -> tuple[Sequence[AppliedBatch], Sequence[AppliedBatch]]:
+    """Return the batches before the first reservation, and those that reserve. A store that has
+    become ephemeral has no others after it."""
+    if not batches or not _reserves(batches[-1]):
+        return batches, ()
+    first = next(at for at, batch in enumerate(batches) if _reserves(batch))
+    return batches[:first], batches[first:]
+
+
+def _reserves(batch: AppliedBatch) -> bool:
+    return bool(batch.changes) and batch.changes[0][0] == changes.CHANGE_RESERVE

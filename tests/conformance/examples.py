@@ -21,7 +21,10 @@ from typing import Any
 from holdfast.client import connect
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/guide.md", "docs/coming-from.md", "docs/forks.md", "docs/chain.md")
+DOCUMENTS = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("guide", "coming-from", "forks", "chain", "ephemeral")),
+)
 #: What the documents say where the cluster is, and whose stores are used.
 _NATS, _TENANT = "nats://127.0.0.1:4222", 'tenant="acme"'
 

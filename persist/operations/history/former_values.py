@@ -75,5 +75,5 @@ def _until(
 
 def _looked_at(store: Store, order: Callable[[StoreFile], _Rows]) -> list[tuple[int, int, int]]:
     with store.contents.previewed(list(store.unwritten())):
-        assert store.file is not None
-        return order(store.file)(MAX_DELETE_COUNT)
+        assert store.contents.file is not None
+        return order(store.contents.file)(MAX_DELETE_COUNT)

@@ -71,7 +71,7 @@ def history(store: Store, operation: list[Any], bounds: ReadBounds) -> tuple[Any
     _, key, after_revision = padded(operation, 3)
     check_key(key)
     after = 0 if after_revision is None else integer("after_revision", after_revision)
-    file = store.file
+    file = store.contents.file
     if file is None:
         return [[], None], ROW_BYTES
     dated: list[Any] = []
@@ -97,7 +97,7 @@ def history(store: Store, operation: list[Any], bounds: ReadBounds) -> tuple[Any
 def _reaching(store: Store, revision: Any, key: str | None) -> StoreFile | None:
     """Return the file; None if the store has none. Raises InvalidArgumentError, RevisionGoneError
     unless it has reached this revision, and has not been restored since."""
-    file = store.file
+    file = store.contents.file
     latest = 0 if file is None else file.meta.revision
     if not 0 <= integer("revision", revision) <= latest:
         reason = f"{revision} is not a revision of this store, which has reached {latest}"

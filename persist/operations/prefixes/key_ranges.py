@@ -57,7 +57,7 @@ def changed_since(store: Store, prefix: str, revision: int) -> Changed | None:
     more was set since then, and more keys have the prefix, than one turn can look through.
     """
     found = _changed_lately(store, prefix, revision)
-    file = store.file
+    file = store.contents.file
     if found is not None or file is None or file.meta.revision <= revision:
         return found
     if revision < file.meta.changes_from:
@@ -73,7 +73,7 @@ def changed_since(store: Store, prefix: str, revision: int) -> Changed | None:
 
 def _written(store: Store, prefix: str, after_key: str | None) -> Iterator[KeyState]:
     """Yield the keys of the file that no later change concerns."""
-    file, memtable = store.file, store.contents.memtable
+    file, memtable = store.contents.file, store.contents.memtable
     if file is None or memtable.cleared:
         return
     limit = 1
@@ -119,7 +119,7 @@ def _removed(store: Store, prefix: str, change: frames.WireChange) -> Changed | 
 
 
 def _set_in_file(store: Store, prefix: str, revision: int) -> Changed | None:
-    file = store.file
+    file = store.contents.file
     assert file is not None
     rows = file.keys_after_revision(revision, _MAX_SET_SINCE)
     store.key_order.look(len(rows) + 1)

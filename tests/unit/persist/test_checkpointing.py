@@ -362,7 +362,13 @@ def test_a_pass_is_bounded_and_takes_the_oldest_first(world: World) -> None:
 
     def chosen(last_use: float, limit: int, excess: int = 0) -> tuple[str, str]:
         choice = choose(
-            upkeep, last_use=last_use, excess=excess, segment=100, synced_tick=0, limit=limit
+            upkeep,
+            now=10.0,
+            last_use=last_use,
+            excess=excess,
+            segment=100,
+            synced_tick=0,
+            limit=limit,
         )
         close, checkpoint = ("".join(store.id.name for store in each) for each in choice)
         return close, checkpoint

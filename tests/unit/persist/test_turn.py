@@ -21,6 +21,7 @@ from holdfast.protocol.errors import BusyError, FencedError
 from holdfast.protocol.limits import KIB, MAX_INBOX_BYTES, MIB
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.store_config import DEFAULT_CONFIG
 from tests.support.stores import store_of
 from tests.unit.persist.test_tick import FULL, append, arrival, codes, outcome_of, store_named
 
@@ -309,6 +310,7 @@ class DueRetention:
     """Limits of which something is due."""
 
     uncounted = None
+    config = DEFAULT_CONFIG
 
     def is_due(self, now: int) -> bool:
         return True

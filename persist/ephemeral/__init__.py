@@ -1,0 +1,1 @@
+"""Ephemeral stores: what of them is durable, and the memory that they take."""

@@ -1,0 +1,1 @@
+"""The configuration of a store: what it may become."""
