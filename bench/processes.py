@@ -264,9 +264,10 @@ class BenchCluster:
         self._persist_arguments[name] = arguments
         return self._start(name, "holdfast.persist", [*self._of_data, "--name", name, *arguments])
 
-    def start_gateway(self, leaf_url: str) -> BenchProcess:
+    def start_gateway(self, leaf_url: str, *arguments: str) -> BenchProcess:
         """Start a JetStream gateway, if its nats-server listens for leafnodes."""
-        return self._start("gateway", "holdfast.gateway.jetstream", ["--leafnodes", leaf_url])
+        leafnodes = ["--leafnodes", leaf_url]
+        return self._start("gateway", "holdfast.gateway.jetstream", [*leafnodes, *arguments])
 
     def restart_persist(self, name: str) -> BenchProcess:
         """End a persist server cleanly, and start it again with the same arguments."""

@@ -10,6 +10,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, overload
 
@@ -34,6 +35,10 @@ from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin, StrPath, TlsFiles, retried
 from holdfast.protocol.bus.nats_url import parse_url, without_passwords
 from holdfast.protocol.control import ServerInfo, StoreInfo
+from holdfast.protocol.direct import place
+from holdfast.protocol.direct.caller_bus import CallerBus
+from holdfast.protocol.direct.messages import NUMBER_BYTES
+from holdfast.protocol.direct.pipe import DirectPipe
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
@@ -565,6 +570,7 @@ class _Asked(NamedTuple):
     token: OwnToken | None
     wait_seconds: float | None
     zone: str
+    direct: Path | None
 
 
 class Connecting:
@@ -603,6 +609,8 @@ class Connecting:
                 inboxes=asked.inboxes,
                 wait_seconds=asked.wait_seconds,
             )
+            if asked.direct is not None:
+                bus = _direct(bus, asked.direct, subjects, token)
         if token is not None:
 
             def move() -> None:
@@ -646,6 +654,7 @@ def connect(
     inbox_prefix: str | None = None,
     wait_seconds: float | None = None,
     zone: str | None = None,
+    direct: StrPath | None = None,
     **nats_options: Any,
 ) -> Connecting:
     """Connect to NATS: `async with connect(...) as hf:`, or `hf = await connect(...)`.
@@ -677,6 +686,10 @@ def connect(
     - `zone` is where this process runs, such as an availability zone: new stores that it asks for
       first go to servers of that zone. By default the environment says it: see
       docs/operations.md.
+    - `direct` is the folder in which persist servers of this host listen (`holdfast persist
+      --direct`), for the same user. Operations go to them directly, which spares the hops through
+      NATS; everything else goes over NATS, and so do operations while a server cannot be reached
+      directly.
     - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
       `password`, `nkeys_seed_str`, `tls_hostname` and similar ones.
       `connect_timeout` is the number of seconds after which connecting is given up, 5 by default.
@@ -713,8 +726,18 @@ def connect(
             own,
             wait_seconds,
             own_zone(zone),
+            None if direct is None else Path(direct),
         )
     )
+
+
+def _direct(bus: Bus, folder: Path, subjects: Subjects, token: OwnToken | None) -> Bus:
+    """Return a bus that reaches persist servers of this host directly."""
+
+    async def dial(server: str) -> DirectPipe | None:
+        return place.dial(folder, server, bus.max_payload_bytes + NUMBER_BYTES)
+
+    return CallerBus(bus, subjects, dial, lambda: "" if token is None else token.text)
 
 
 def _own(token: TokenLike | None, nats: str) -> OwnToken | None:

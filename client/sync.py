@@ -76,6 +76,7 @@ def connect(
     inbox_prefix: str | None = None,
     wait_seconds: float | None = None,
     zone: str | None = None,
+    direct: StrPath | None = None,
     **nats_options: Any,
 ) -> Client:
     """Connect to NATS: `with connect(...) as hf:`, or close the client yourself.
@@ -106,6 +107,10 @@ def connect(
     - `zone` is where this process runs, such as an availability zone: new stores that it asks for
       first go to servers of that zone. By default the environment says it: see
       docs/operations.md.
+    - `direct` is the folder in which persist servers of this host listen (`holdfast persist
+      --direct`), for the same user. Operations go to them directly, which spares the hops through
+      NATS; everything else goes over NATS, and so do operations while a server cannot be reached
+      directly.
     - `nats_options` are other options of nats-py's `connect` for identity and security: `user`,
       `password`, `nkeys_seed_str`, `tls_hostname` and similar ones. Callbacks among them
       run on the background thread. `connect_timeout` is the number of seconds after which
@@ -131,6 +136,7 @@ def connect(
         inbox_prefix=inbox_prefix,
         wait_seconds=wait_seconds,
         zone=zone,
+        direct=direct,
         **nats_options,
     )
     serving = background()

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
+from holdfast.persist.access.shown_tokens import knows_holders
 from holdfast.persist.lifecycle import capacity
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
@@ -25,6 +26,9 @@ from holdfast.persist.threads.loop_watch import LoopWatch
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.direct.door_bus import DoorBus
+from holdfast.protocol.direct.messages import NUMBER_BYTES
+from holdfast.protocol.direct.place import SocketDoor
 from holdfast.protocol.errors import FencedError, HoldfastError, InvalidArgumentError
 from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
 from holdfast.protocol.messages import Durability
@@ -34,6 +38,7 @@ from holdfast.protocol.names import check_server
 from holdfast.protocol.serving.price_file import read_prices
 from holdfast.protocol.serving.process import (
     ServerProcess,
+    add_direct,
     add_prices,
     add_zone,
     inboxes_of,
@@ -46,7 +51,7 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.protocol.work.roles import ALL_ROLES, parse_roles, roles_text
 from holdfast.protocol.work.zones import check_zone
 from holdfast.shared_fs.access.quotas import quotas_of
-from holdfast.shared_fs.access.token_source import find_tokens
+from holdfast.shared_fs.access.token_source import RegisteredTokens, find_tokens
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_capabilities import S3_WAYS, Ways
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
@@ -153,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="DOLLARS",
         help="what the bucket may cost a day: puts of the log are stretched to keep to it",
     )
+    add_direct(parser, "take frames of clients on this host directly, past NATS")
     add_prices(parser)
     return run_server(parser, arguments, _serve)
 
@@ -202,6 +208,9 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
         subjects.heartbeat(),
     )
     own_bucket = bucket if options.disk == "local" else None
+    tokens = await asyncio.to_thread(find_tokens, layout.root, own_bucket)
+    if options.direct is not None:
+        bus = _with_door(bus, subjects, options, tokens)
     server_options = ServerOptions(
         subjects=subjects,
         durability=Durability[options.durability.upper()],
@@ -209,7 +218,7 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
         max_open_stores=max_open_stores,
         tier_policy=tier_policy,
         bucket_only=options.disk == "local",
-        tokens=await asyncio.to_thread(find_tokens, layout.root, own_bucket),
+        tokens=tokens,
         quotas=quotas_of(layout, own_bucket),
         budget_per_day=options.budget_per_day,
         prices=read_prices(options.prices),
@@ -252,6 +261,15 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
             if not server.lives_again:
                 return
             life = 0
+
+
+def _with_door(
+    bus: Bus, subjects: Subjects, options: argparse.Namespace, tokens: RegisteredTokens | None
+) -> Bus:
+    """Return a bus that takes frames directly too. Raises InvalidArgumentError."""
+    knows = None if tokens is None else knows_holders(tokens, subjects, asyncio.to_thread)
+    door = SocketDoor(options.direct, options.name, lambda: bus.max_payload_bytes + NUMBER_BYTES)
+    return DoorBus(bus, subjects, options.name, door, knows)
 
 
 def _stop(server: PersistServer, running: asyncio.Future[None], stopping: asyncio.Event) -> None:

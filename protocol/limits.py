@@ -42,6 +42,17 @@ BUS_DEAD_LOOKS: Final = 5
 #: How long `close` waits for the system to take what was published;
 #: a healthy one needs milliseconds.
 BUS_CLOSE_SECONDS: Final = 0.5
+#: Clients of its host that a persist server takes frames from directly. Gateways, above all.
+MAX_DIRECT_CLIENTS: Final = 64
+#: Servers with which a client tries that.
+MAX_DIRECT_SERVERS: Final = 1024
+#: How long either side waits for the other's first message.
+DIRECT_HELLO_SECONDS: Final = 5.0
+#: Until a client tries again to reach a server directly. It tries only when it sends something.
+DIRECT_RETRY_SECONDS: Final = 0.5
+#: What may wait until the other end takes it: a client that takes less than it asks for is left to
+#: NATS. Several frames, and little enough for all clients together.
+MAX_PIPE_UNSENT_BYTES: Final = 8 * MIB
 #: The subjects of one line that a gateway sends: a nats-server closes the connection of a client
 #: whose line is longer than 4 KiB, its default, and a reply subject may be as long as a client
 #: made it.

@@ -138,6 +138,13 @@ class Subjects:
     def server_pattern(self, server: str) -> str:
         return f"{self.prefix}.*.srv.{server}"
 
+    def server_of(self, subject: str) -> str:
+        """The server whose operation frames go on `subject`, or nothing."""
+        if not subject.startswith(f"{self.prefix}."):
+            return ""
+        tokens = subject[len(self.prefix) + 1 :].split(".")
+        return tokens[2] if 3 <= len(tokens) <= 4 and tokens[1] == "srv" else ""
+
     def own(self, server: str, tenant: str) -> str:
         """The subject of operation frames that another server sends to `server`, for stores of
         `tenant`. No client may publish there, so no token is asked for."""

@@ -30,12 +30,13 @@ _POLL_SECONDS: Final = 0.01
 def running_gateway(options: BenchOptions, folder: Path) -> Iterator[BenchCluster]:
     """Run them around the body, with one persist server. The gateway may not serve yet: see
     `until_served`."""
-    arguments = ("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS))
+    direct = ("--direct", str(folder / "direct"))
+    arguments = ("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS), *direct)
     leaf_port = free_port()
     with running_cluster(
         options, folder, persist_arguments=arguments, leaf_port=leaf_port
     ) as cluster:
-        cluster.start_gateway(f"nats://127.0.0.1:{leaf_port}")
+        cluster.start_gateway(f"nats://127.0.0.1:{leaf_port}", *direct)
         yield cluster
 
 

@@ -217,9 +217,13 @@ class Cluster:
             self.auth = self._part("auth", [*program, *serve])
             tasks.create_task(self._supervise(self.auth))
         common += self._bucket()
+        direct: list[str] = []
+        if self.options.jetstream:
+            direct = ["--direct", str(self._run_directory / "direct")]
+        serve = ["persist", *common, *direct, *self._tiering()]
         self.coordinator = self._part("coordinator", [*program, "coordinator", *common])
         self.servers = [
-            self._part(name, [*program, "persist", "--name", name, *common, *self._tiering()])
+            self._part(name, [*program, *serve, "--name", name])
             for name in (f"s{number + 1}" for number in range(self.options.server_count))
         ]
         tasks.create_task(self._supervise(self.coordinator))
@@ -242,7 +246,7 @@ class Cluster:
             listening = self.http_address.wait_until_it_listens()
             await self._until(listening, "the HTTP gateway does not listen")
         if self.options.jetstream:
-            arguments = ["--jetstream", "--log-level", log_level]
+            arguments = ["--jetstream", *direct, "--log-level", log_level]
             self.gateway = self._part(jetstream_part.PART, [*program, "gateway", *arguments])
             tasks.create_task(self._supervise(self.gateway))
             await self._wait_for_jetstream()

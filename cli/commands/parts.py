@@ -241,6 +241,12 @@ def coordinator(
     metavar="DOLLARS",
     help="What its bucket may cost a day: puts of the log are stretched to keep to it.",
 )
+@click.option(
+    "--direct",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Take frames of clients on this host by a socket in this folder, past NATS.",
+)
 @_FENCE_READ
 @_PRICES
 @process_options
@@ -263,6 +269,7 @@ def persist(
     keep_snapshots: int,
     keep_snapshot_days: float,
     budget_per_day: float | None,
+    direct: Path | None,
     fence_read: str,
     prices: Path | None,
     process: ProcessOptions,
@@ -281,6 +288,8 @@ def persist(
         arguments += ["--keep-snapshot-days", str(keep_snapshot_days)]
     if budget_per_day is not None:
         arguments += ["--budget-per-day", str(budget_per_day)]
+    if direct is not None:
+        arguments += ["--direct", str(direct)]
     arguments += ["--disk", disk, "--fence-read", fence_read]
     _become("holdfast.persist.__main__", arguments)
 

@@ -92,6 +92,12 @@ def _url(context: click.Context, parameter: click.Parameter, value: str | None) 
     envvar=variable("jetstream-creds"),
     help="A NATS credentials file for --jetstream-nats and --leafnodes.",
 )
+@click.option(
+    "--direct",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Talk with the persist servers on this host by sockets in this folder, past NATS.",
+)
 @click.option("--domain", metavar="NAME", help="A JetStream domain that it answers too.")
 @click.option(
     "--limit",
@@ -122,6 +128,7 @@ def gateway(
     leafnodes: str | None,
     jetstream_nats: str | None,
     jetstream_creds: str | None,
+    direct: str | None,
     domain: str | None,
     limits: tuple[str, ...],
     zone: str | None,
@@ -143,6 +150,7 @@ def gateway(
         "leafnodes": leafnodes,
         "jetstream-nats": jetstream_nats,
         "jetstream-creds": jetstream_creds,
+        "direct": direct,
         "domain": domain,
     }
     _refuse_options_of_the_other(jetstream)
@@ -198,6 +206,7 @@ _OF_JETSTREAM: Final = {
     "leafnodes": "--leafnodes",
     "jetstream_nats": "--jetstream-nats",
     "jetstream_creds": "--jetstream-creds",
+    "direct": "--direct",
     "domain": "--domain",
     "limits": "--limit",
 }

@@ -35,6 +35,7 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.process import (
     ServerProcess,
+    add_direct,
     add_inbox_prefix,
     add_zone,
     inboxes_of,
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_zone(parser, "what it serves first goes to servers that are there too")
     parser.add_argument("--tenant", help="whose streams it serves; default: that of the token")
     parser.add_argument("--token-file", type=Path, help="the token with which it uses holdfast")
+    add_direct(parser, "talk with the persist servers on this host directly, past NATS")
     _add_jetstream_options(parser)
     return run_process(parser, arguments, _serve)
 
@@ -154,6 +156,7 @@ async def _serve(options: argparse.Namespace, process: ServerProcess) -> None:
                 name=_NAME,
                 inbox_prefix=inboxes.root,
                 zone=zone,
+                direct=options.direct,
                 **login.connect_arguments(),
             )
         )

@@ -41,6 +41,11 @@ class OwnToken:
     def id(self) -> str:
         return self.token.id
 
+    @property
+    def text(self) -> str:
+        """The text that was read last."""
+        return self._text
+
     def tenant(self, given: str | None, otherwise: str) -> str:
         """Return the tenant whose stores are used: the token's, or with an operator's token the
         given one. Raises InvalidArgumentError if they contradict each other."""

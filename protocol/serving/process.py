@@ -133,6 +133,16 @@ def add_zone(parser: argparse.ArgumentParser, help_text: str) -> None:
     )
 
 
+def add_direct(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option that names the folder of direct connections, for `protocol/direct`."""
+    parser.add_argument(
+        "--direct",
+        type=Path,
+        metavar="DIR",
+        help=f"{what}, by sockets in this folder, which is this user's alone; default: off",
+    )
+
+
 def add_prices(parser: argparse.ArgumentParser) -> None:
     """Add the option that `price_file.read_prices` reads."""
     parser.add_argument(

@@ -55,6 +55,14 @@ class RegisteredTokens:
             raise InvalidTokenError(reason=f"it is registered as {token_id!r}, and is {token.id!r}")
         return token
 
+    def shown(self, text: str) -> Token:
+        """Return what a token says that somebody shows, which one of the issuers signed. Whether it
+        is expired or revoked is the caller's to check.
+
+        Raises InvalidTokenError, and what the bucket raises.
+        """
+        return verified(text, self._issuers_for(read_token(text).issuer))
+
     def revoked(self) -> Collection[str]:
         """Return the ids of all revoked tokens: the same object again if nothing has changed.
         Raises what the bucket raises."""

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import runpy
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nacl.signing import SigningKey
 
 from holdfast.client import Client, NotAllowedError, connect
 from holdfast.coordinator.service import Coordinator
 from holdfast.coordinator.storage import Storage
+from holdfast.persist.access.shown_tokens import knows_holders
 from holdfast.persist.options import ServerOptions
 from holdfast.persist.service import PersistServer
 from holdfast.protocol import frames
@@ -35,6 +38,10 @@ from holdfast.protocol.access.rights import (
 from holdfast.protocol.access.tokens import Token, sign_token
 from holdfast.protocol.bus.bus import BusTimeoutError
 from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
+from holdfast.protocol.direct.caller_bus import CallerBus
+from holdfast.protocol.direct.door_bus import DoorBus
+from holdfast.protocol.direct.messages import Hello, decode_welcome, encode_hello
+from holdfast.protocol.direct.place import SocketDoor, dial
 from holdfast.protocol.errors import HoldfastError, error_from_wire
 from holdfast.protocol.limits import REVOCATIONS_FRESH_SECONDS
 from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes, Subjects
@@ -46,6 +53,7 @@ from tests.support.documents import ROOT
 from tests.support.in_loop import entered
 from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.tokens import ISSUER_KEY, a_token, make_registry, register
+from tests.support.waiting import until
 
 #: One token with each right, and others.
 OF_RIGHT = {word: a_token(right) for word, right in RIGHT_OF_WORD.items()}
@@ -92,8 +100,9 @@ def _url(nats: NatsServer, user: str) -> str:
 class World:
     """A cluster in this loop that asks for tokens."""
 
-    def __init__(self, nats: NatsServer, registry: AccessRegistry) -> None:
+    def __init__(self, nats: NatsServer, registry: AccessRegistry, direct: Path) -> None:
         self.nats = nats
+        self.direct = direct
         self.registry = registry
         registered = (*TOKENS, RENEWED, *ASKERS.values())
         self.texts = {each.id: register(registry, each) for each in registered}
@@ -130,18 +139,73 @@ async def _running(nats: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
         for bus in buses:
             stack.push_async_callback(bus.close)
         coordinator = Coordinator(buses[0], Storage(layout, Disk(), tokens=tokens))
-        server = PersistServer(buses[1], layout, Disk(), "s1", ServerOptions(tokens=tokens))
+        # It takes frames directly too, of those who want that.
+        door = SocketDoor(tmp_path / "direct", "s1", lambda: buses[1].max_payload_bytes + 8)
+        knows = knows_holders(tokens, Subjects(), asyncio.to_thread)
+        bus_of_server = DoorBus(buses[1], Subjects(), "s1", door, knows)
+        stack.push_async_callback(bus_of_server.close)
+        server = PersistServer(bus_of_server, layout, Disk(), "s1", ServerOptions(tokens=tokens))
         ready = asyncio.Event(), asyncio.Event()
         coordinating = asyncio.create_task(coordinator.run(ready[0]))
         serving = asyncio.create_task(server.run(ready[1]))
         async with asyncio.timeout(_DEADLINE_SECONDS):
             for each in ready:
                 await each.wait()
-        yield World(nats, registry)
+        yield World(nats, registry, tmp_path / "direct")
         server.stop()
         await serving
         coordinator.stop()
         await coordinating
+
+
+async def test_past_nats_a_token_has_to_be_shown_and_allows_what_it_allows_over_nats(
+    world: World,
+) -> None:
+    reader = OF_RIGHT["read"]
+    async with (
+        world.connect(ADA, direct=world.direct) as ada,
+        world.connect(reader, direct=world.direct) as narrow,
+        world.connect(OPERATOR, tenant="acme", direct=world.direct) as operator,
+    ):
+        await ada.stream("project.x").append(b"x")
+        await narrow.stream("project.x").head()
+        await operator.stream("project.x").head()
+        for client in (ada, narrow, operator):
+            bus = client._link.bus
+            assert isinstance(bus, CallerBus)
+            await until(lambda bus=bus: bool(bus.direct_subjects))
+        await ada.stream("project.x").append(b"y")
+        assert (await narrow.stream("project.x").head()).count == 2
+        with pytest.raises(NotAllowedError):
+            await narrow.stream("project.x").append(b"z")
+        # What is revoked ends here as there.
+        world.registry.revoke(ADA, time.time())
+        with pytest.raises(NotAllowedError):
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                while True:
+                    await ada.stream("project.x").append(b"z")
+                    await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("shown", ["nothing", "another token", "a forged one", "its own"])
+async def test_whoever_does_not_hold_the_token_that_it_names_is_left_to_nats(
+    world: World, shown: str
+) -> None:
+    text = {
+        "nothing": "",
+        "another token": world.texts[BOB.id],
+        "a forged one": sign_token(ADA, SigningKey(bytes(32))),
+        "its own": world.texts[ADA.id],
+    }[shown]
+    pipe = dial(world.direct, "s1", 1 << 20)
+    assert pipe is not None
+    said: asyncio.Queue[bytes] = asyncio.Queue()
+    pipe.start(said.put_nowait, lambda: None)
+    subject = Subjects(grant=ADA.id).server("acme", "s1")
+    pipe.send(encode_hello(Hello(subject, f"_INBOX.acme.{ADA.id}.x", text)))
+    refusal = decode_welcome(await asyncio.wait_for(said.get(), _DEADLINE_SECONDS))
+    assert bool(refusal) == (shown != "its own"), refusal
+    pipe.close()
 
 
 async def _answer(bus: NatsBus, subject: str, payload: bytes, tenant: str = "acme") -> Any:

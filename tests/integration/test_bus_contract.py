@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -14,7 +14,12 @@ from holdfast.protocol.bus import bus_nats
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusTimeoutError, NoRespondersError
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.bus.bus_nats import connect_nats
+from holdfast.protocol.direct.caller_bus import CallerBus
+from holdfast.protocol.direct.door_bus import DoorBus
+from holdfast.protocol.direct.memory_pipe import MemoryDoor, MemoryPipe
+from holdfast.protocol.direct.pipe import DirectPipe
 from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, TooLargeError
+from holdfast.protocol.subjects import Subjects, granted
 from tests.support.nats_server import NatsServer, running_nats_server
 from tests.support.raw_nats import raw_nats
 from tests.support.received import DEADLINE_SECONDS, Received, unknown_nats_py
@@ -55,16 +60,34 @@ def _over_nats(server: NatsServer) -> System:
     return System(connect, server.kill, server.start, inject)
 
 
+def _directly(server: NatsServer) -> System:
+    """Over NATS too, but for frames of operations and their replies."""
+    system = _over_nats(server)
+    door = MemoryDoor()
+
+    async def dial(server: str) -> DirectPipe | None:
+        mine, its = MemoryPipe.pair()
+        return mine if door.enter(its) else None
+
+    async def connect() -> Bus:
+        bus = DoorBus(await system.connect(), Subjects(), "s1", door)
+        return CallerBus(bus, Subjects(), dial)
+
+    return replace(system, connect=connect)
+
+
 @pytest.fixture(scope="module")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
     with running_nats_server(tmp_path_factory.mktemp("bus")) as server:
         yield server
 
 
-@pytest.fixture(params=["nats", "nats by its public API", "memory"])
+@pytest.fixture(params=["nats", "nats by its public API", "memory", "direct"])
 def running(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> System:
     if request.param == "memory":
         return _memory()
+    if request.param == "direct":
+        return _directly(request.getfixturevalue("nats_server"))
     if request.param == "nats by its public API":
         monkeypatch.setattr(bus_nats, "check_nats_py", unknown_nats_py)
     return _over_nats(request.getfixturevalue("nats_server"))
@@ -200,6 +223,36 @@ async def test_a_publish_with_a_reply_that_nobody_listens_to_is_answered_so(
     assert message.no_responders
     await one.flush()
     assert len(mine.messages) == 1
+
+
+async def test_frames_for_a_server_reach_it_once_and_each_reply_comes_back_once(
+    one: Bus, other: Bus
+) -> None:
+    frames, replies = Received(), Received()
+    taking = [
+        await one.subscribe(pattern, frames) for pattern in granted(Subjects().server_pattern("s1"))
+    ]
+    inbox, subject = other.new_inbox("acme"), Subjects().server("acme", "s1")
+    await other.subscribe(f"{inbox}.*", replies)
+    await one.flush()
+    await other.flush()
+    for number in range(1, 201):
+        await other.publish(subject, b"%d" % number, f"{inbox}.{number}")
+        (*_, frame) = await frames.first(number)
+        assert frame == BusMessage(subject, b"%d" % number, f"{inbox}.{number}")
+        await one.publish(frame.reply, frame.payload + b"!")
+    found = await replies.first(200)
+    assert found == [
+        BusMessage(f"{inbox}.{number}", b"%d!" % number, "") for number in range(1, 201)
+    ]
+    await other.publish(subject, b"last", f"{inbox}.201")
+    await frames.first(201)
+    for each in taking:
+        await each.unsubscribe()
+    await one.flush()
+    await other.publish(subject, b"late", f"{inbox}.202")
+    await until(lambda: any(each.no_responders for each in replies.messages))
+    assert len(frames.messages) == 201
 
 
 async def test_an_inbox_is_used_by_nobody_else(one: Bus, other: Bus) -> None:

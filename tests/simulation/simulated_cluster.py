@@ -49,6 +49,7 @@ from tests.simulation.simulated_nodes import (
     Node,
     ServerNode,
 )
+from tests.simulation.simulated_pipes import SimulatedPipes
 from tests.simulation.simulated_threads import current_thread
 from tests.simulation.simulated_tiers import short_policy
 from tests.simulation.token_office import TokenOffice
@@ -188,6 +189,8 @@ class Simulation:
         #: How often the coordinators' clocks have been set.
         self.coordinators_leapt = 0
         self.clients: list[ClientNode] = []
+        #: None if all that servers hear and say goes over the bus.
+        self.direct: SimulatedPipes | None = None
         self._handler = _LogToTrace(self.trace)
         self._subjects = Subjects()
         self.network.taps.append(self._on_publish)
@@ -332,6 +335,13 @@ class Simulation:
         if ".chg." in subject:
             self._on_broadcast(sender, message)
         elif not subject.startswith(_CLIENTS_INBOXES if self.office is None else _INBOXES):
+            return
+        self.check_open(sender, subject)
+
+    def check_open(self, sender: str, subject: str) -> None:
+        """What an incarnation sends to clients must not leave it once it is fenced."""
+        fence_path = self._fences.get(sender)
+        if fence_path is None:
             return
         fence = self.files.find(fence_path)
         if not isinstance(fence, Inode) or bytes(fence.content) != b"open  \n":

@@ -89,6 +89,7 @@ class Node(ABC):
         self.simulation.trace.add(f"kill {self.process.name} power={power}")
         self.running = False
         self.disk.kill()
+        self._end_pipes()
         if power:
             self.simulation.cut_off.add(self.bus.name)
             asyncio.get_running_loop().call_later(3.0, self.bus.drop)
@@ -96,6 +97,10 @@ class Node(ABC):
             self.bus.drop()
         self.task.cancel()
         self.process.resume()
+
+    def _end_pipes(self, process: str = "") -> None:
+        if self.simulation.direct is not None:
+            self.simulation.direct.died(process or self.bus.name)
 
     def crash(self) -> None:
         """Die in the middle of a call in a thread. Raises OSError, by which the thread is
@@ -219,6 +224,7 @@ class Node(ABC):
         finally:
             disk.kill()
             disk.close()
+            self._end_pipes(bus.name)
             await bus.close()
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
@@ -240,9 +246,9 @@ class ServerNode(Node):
         layout = open_layout(ROOT, self.disk)
         incarnation = simulation.next_incarnation(self)
         simulation.started(self, incarnation)
-        tokens = await self.tokens()
+        tokens, direct = await self.tokens(), simulation.direct
         self.server = PersistServer(
-            self.bus,
+            self.bus if direct is None else direct.of_server(self),
             layout,
             self.disk,
             self.name,

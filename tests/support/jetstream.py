@@ -34,11 +34,14 @@ TRY_AGAIN = (nats.errors.Error, ServiceUnavailableError)
 class JetStreamWorld(Processes):
     """A nats-server, a coordinator, a persist server, and the gateways that a test starts."""
 
-    def __init__(self, directory: Path, server: NatsServer, leafnodes: str) -> None:
+    def __init__(
+        self, directory: Path, server: NatsServer, leafnodes: str, *of_persist: str
+    ) -> None:
+        """`of_persist` are options of the persist server."""
         super().__init__(directory, server)
         self._leafnodes = leafnodes
         self._numbers = itertools.count(1)
-        self.persist = self.start_persist("s1")
+        self.persist = self.start_persist("s1", *of_persist)
 
     def start_gateway(self, *arguments: str) -> Process:
         """Start a gateway, and return once it answers requests."""
@@ -66,10 +69,10 @@ class JetStreamWorld(Processes):
 
 
 @contextlib.contextmanager
-def running_jetstream(directory: Path) -> Iterator[JetStreamWorld]:
-    """Run all but gateways around the body."""
+def running_jetstream(directory: Path, *of_persist: str) -> Iterator[JetStreamWorld]:
+    """Run all but gateways around the body. `of_persist` are options of the persist server."""
     with running_leaf_nats(directory) as (server, leafnodes):
-        world = JetStreamWorld(directory, server, leafnodes)
+        world = JetStreamWorld(directory, server, leafnodes, *of_persist)
         try:
             yield world
         finally:

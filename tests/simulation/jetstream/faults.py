@@ -31,6 +31,8 @@ class GatewayFaults:
         # Each run has its own mixture, so that some are dominated by one kind.
         self.all = [(fault, weight * self.chance.choice((0, 1, 1, 3))) for fault, weight in faults]
         self.all.append((self.kill_gateway, 1))
+        if self._simulation.direct is not None:
+            self.all.append((self.cut_pipes, 2))
 
     def _gateway(self) -> GatewayNode:
         return self.chance.choice(self._world.gateways)
@@ -108,3 +110,10 @@ class GatewayFaults:
         self._world.nats.stop()
         await asyncio.sleep(self.chance.choice((0.05, 0.5, 3.0)))
         self._world.nats.start()
+
+    async def cut_pipes(self) -> None:
+        """End direct connections between gateways and servers, both of which live."""
+        direct = self._simulation.direct
+        for pipe in direct.pipes if direct is not None else ():
+            if self.chance.random() < 0.7:
+                pipe.cut()

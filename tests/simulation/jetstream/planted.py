@@ -20,9 +20,12 @@ from holdfast.gateway.jetstream.publishing.publisher import StreamPublisher
 from holdfast.gateway.jetstream.streams.delivery_fence import DeliveryFence
 from holdfast.gateway.jetstream.streams.served_stream import ServedStream
 from holdfast.gateway.jetstream.wire.ports import PortMessage
-from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.direct.door_bus import DoorBus
+from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.frames import SET_CURSOR
 from holdfast.protocol.messages import Ack
+from holdfast.shared_fs.disk.fence import FenceGate
+from tests.simulation.virtual_loop import Process, current_process
 
 _LATER_SECONDS: Final = 0.01
 
@@ -157,6 +160,34 @@ def record_the_position_apart() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def answer_through_pipes_past_the_gate() -> Iterator[None]:
+    """A fenced server says nothing on the bus, but goes on to answer through its pipes."""
+    check, publish, publish_all = FenceGate.check, DoorBus.publish, DoorBus.publish_all
+    fenced: set[Process | None] = set()
+
+    def note(gate: FenceGate) -> None:
+        try:
+            check(gate)
+        except FencedError:
+            fenced.add(current_process())
+
+    async def publish_in_pipes(bus: DoorBus, subject: str, payload: bytes, reply: str = "") -> None:
+        if subject.rpartition(".")[0] in bus._lines or current_process() not in fenced:
+            await publish(bus, subject, payload, reply)
+
+    async def broadcast(bus: DoorBus, messages: Any, too_large: Any) -> None:
+        if current_process() not in fenced:
+            await publish_all(bus, messages, too_large)
+
+    with (
+        patch.object(FenceGate, "check", note),
+        patch.object(DoorBus, "publish", publish_in_pipes),
+        patch.object(DoorBus, "publish_all", broadcast),
+    ):
+        yield
+
+
 JETSTREAM_PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -167,5 +198,6 @@ JETSTREAM_PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] 
         confirm_acks_before_they_are_recorded,
         deliver_without_asking,
         record_the_position_apart,
+        answer_through_pipes_past_the_gate,
     )
 }

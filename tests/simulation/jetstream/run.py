@@ -35,6 +35,7 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.results import Result
 from tests.simulation.simulated_cluster import Simulation, small_limits
 from tests.simulation.simulated_nodes import ClientNode
+from tests.simulation.simulated_pipes import SimulatedPipes
 from tests.simulation.simulated_vfs import errors_may_go_unheard
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.support.collection import without_collection
@@ -73,6 +74,9 @@ async def _run(seed: int, fault: str | None, seconds: float) -> tuple[Simulation
     simulation = Simulation(seed)
     # What is judged by the clocks of owners needs clocks that are nearly right.
     simulation.history.ack_wait_seconds = 1.0
+    # In every other run the gateways are on the hosts of the servers.
+    if seed % 2:
+        simulation.direct = SimulatedPipes(simulation)
     world = World(simulation)
     with small_limits(simulation.chance("limits")), watched(simulation):
         async with simulation:

@@ -167,7 +167,9 @@ class GatewayNode(Node):
         ports = nats.connect_client(name), nats.connect_leaf(name + _LEAF)
         self.ports = ports
         entropy = simulation.chance(f"client {name}")
-        link = Link(self.bus, Subjects(), TENANT, _TIMEOUT_SECONDS, entropy)
+        direct = simulation.direct
+        bus = self.bus if direct is None else direct.of_gateway(self)
+        link = Link(bus, Subjects(), TENANT, _TIMEOUT_SECONDS, entropy)
         follower = Follower(link)
         holdfast = Client(link, follower, owns_bus=False)
         try:

@@ -1,0 +1,2 @@
+"""Direct connections of clients to the persist servers of their host, which spare the hops through
+NATS."""

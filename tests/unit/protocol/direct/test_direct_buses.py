@@ -1,0 +1,305 @@
+"""Frames of clients on a server's host: directly once they can, over NATS whenever not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.direct.memory_pipe import MemoryPipe
+from holdfast.protocol.direct.messages import Hello, encode_hello
+from holdfast.protocol.errors import InvalidTokenError, TooLargeError
+from holdfast.protocol.limits import MAX_DIRECT_CLIENTS
+from holdfast.protocol.subjects import Subjects
+from tests.support.direct_world import (
+    SERVER,
+    SUBJECT,
+    DirectWorld,
+    begun,
+    listening,
+    reply_of,
+)
+from tests.support.waiting import until
+
+TOKEN_ID = "t" * 16
+
+
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_frames_and_replies_spare_nats_once_the_server_has_welcomed_the_client() -> None:
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, replies = await listening(bus)
+    await begun(world, bus, inbox)
+    for number in range(2, 50):
+        await bus.publish(SUBJECT, b"%d" % number, f"{inbox}.{number}")
+    frames = await world.frames.first(49)
+    assert frames[0] == BusMessage(SUBJECT, b"first", f"{inbox}.1")
+    assert frames[1:] == [
+        BusMessage(SUBJECT, b"%d" % number, f"{inbox}.{number}") for number in range(2, 50)
+    ]
+    for frame in frames:
+        await world.server.publish(frame.reply, frame.payload + b"!")
+    found = await replies.first(49)
+    assert [each.payload for each in found] == [each.payload + b"!" for each in frames]
+    assert {each.subject for each in found} == {each.reply for each in frames}
+    assert world.over_nats == []
+
+
+async def test_everything_else_goes_over_nats() -> None:
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, _ = await listening(bus)
+    await begun(world, bus, inbox)
+    other, _ = await listening(bus)
+    await bus.publish(SUBJECT, b"another inbox", f"{other}.1")
+    await bus.publish(SUBJECT, b"no number", f"{inbox}.x")
+    await bus.publish(SUBJECT, b"no reply")
+    await bus.publish(Subjects().coordinator("acme", "resolve"), b"a question", f"{inbox}.7")
+    await world.server.publish("hf.acme.chg.s.x", b"a change")
+    await world.server.publish(f"{inbox}.x", b"no number")
+    assert [payload for _, payload in world.over_nats] == [
+        b"another inbox",
+        b"no number",
+        b"no reply",
+        b"a question",
+        b"a change",
+        b"no number",
+    ]
+    with pytest.raises(TooLargeError):
+        await bus.publish(SUBJECT, bytes(bus.max_payload_bytes + 1), f"{inbox}.8")
+
+
+async def test_when_a_server_dies_its_unanswered_frames_have_no_responders() -> None:
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, replies = await listening(bus)
+    await begun(world, bus, inbox)
+    await bus.publish(SUBJECT, b"x", f"{inbox}.2")
+    await bus.publish(SUBJECT, b"y", f"{inbox}.3")
+    world.pipes[0].cut()
+    found = await replies.first(2)
+    assert [reply_of(each) for each in found] == [
+        (f"{inbox}.2", b"", True),
+        (f"{inbox}.3", b"", True),
+    ]
+    assert bus.direct_subjects == frozenset()
+    await bus.publish(SUBJECT, b"y", f"{inbox}.4")
+    assert world.over_nats == [(SUBJECT, b"y")]
+
+
+async def test_what_a_server_answers_after_its_pipe_ended_comes_over_nats() -> None:
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, replies = await listening(bus)
+    await begun(world, bus, inbox)
+    await bus.publish(SUBJECT, b"x", f"{inbox}.2")
+    (_, frame) = await world.frames.first(2)
+    world.pipes[0].cut()
+    await replies.first(1)
+    await world.server.publish(frame.reply, b"stored")
+    (_, late) = await replies.first(2)
+    assert reply_of(late) == (f"{inbox}.2", b"stored", False)
+
+
+async def test_a_server_that_takes_no_more_frames_ends_its_pipes_and_answers_over_nats() -> None:
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, replies = await listening(bus)
+    await begun(world, bus, inbox)
+    await bus.publish(SUBJECT, b"x", f"{inbox}.2")
+    (_, frame) = await world.frames.first(2)
+    await world.rest()
+    assert not world.door.is_open
+    assert reply_of((await replies.first(1))[0]) == (f"{inbox}.2", b"", True)
+    await bus.publish(SUBJECT, b"y", f"{inbox}.3")
+    assert reply_of((await replies.first(2))[1]) == (f"{inbox}.3", b"", True)
+    assert len(world.frames.messages) == 2
+    await world.server.publish(frame.reply, b"stored")
+    assert reply_of((await replies.first(3))[2]) == (f"{inbox}.2", b"stored", False)
+
+
+async def test_a_client_comes_back_to_a_server_that_starts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.protocol.direct.caller_bus.DIRECT_RETRY_SECONDS", 0.0)
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, _ = await listening(bus)
+    await begun(world, bus, inbox)
+    await world.rest()
+    await until(lambda: not bus.direct_subjects)
+    await world.serve()
+    await bus.publish(SUBJECT, b"x", f"{inbox}.2")
+    await until(lambda: SUBJECT in bus.direct_subjects)
+    assert len(world.pipes) == 2
+
+
+async def test_a_server_of_another_host_is_not_tried_for_each_frame() -> None:
+    world = DirectWorld()
+    bus = world.client()
+    inbox, _ = await listening(bus)
+    tries = 0
+
+    async def dial(server: str) -> None:
+        nonlocal tries
+        tries += 1
+
+    bus._dial = dial
+    for number in range(100):
+        await bus.publish(SUBJECT, b"", f"{inbox}.{number}")
+        await asyncio.sleep(0)
+    assert tries == 1
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        Hello("hf.acme.srv.s2", "_INBOX.acme.x"),
+        Hello("hf.acme.ctl.s1", "_INBOX.acme.x"),
+        Hello("hf._.ctl.s1", "_INBOX._.x"),
+        Hello("other.acme.srv.s1", "_INBOX.acme.x"),
+        Hello("hf.acme.srv.s1.*", "_INBOX.acme.x"),
+        Hello("hf.acme.srv.s1", "_INBOX.other.x"),
+        Hello("hf.acme.srv.s1", "hf.acme.chg.s"),
+        Hello("hf.acme.srv.s1", "_INBOX.acme.>"),
+        Hello("hf.acme.srv.s1", "_INBOX.acme.x\r\nPUB"),
+        Hello("hf.acme.srv.s1.a.b", "_INBOX.acme.x"),
+    ],
+)
+async def test_a_hello_for_what_the_client_may_not_have_is_refused(hello: Hello) -> None:
+    world = DirectWorld()
+    await world.serve()
+    mine, its = MemoryPipe.pair()
+    said: list[bytes] = []
+    ended: list[bool] = []
+    mine.start(said.append, lambda: ended.append(True))
+    assert world.door.enter(its)
+    mine.send(encode_hello(hello))
+    await until(lambda: bool(ended))
+    assert len(said) == 1
+    assert world.server.line_count == 0
+    assert world.frames.messages == []
+
+
+@pytest.mark.parametrize("first", [b"", b"x", b"\x91\x01", bytes(100_000)])
+async def test_whoever_says_no_hello_is_sent_away(first: bytes) -> None:
+    world = DirectWorld()
+    await world.serve()
+    mine, its = MemoryPipe.pair()
+    ended: list[bool] = []
+    mine.start(lambda message: None, lambda: ended.append(True))
+    world.door.enter(its)
+    mine.send(first)
+    await until(lambda: bool(ended))
+    assert world.server.line_count == 0
+
+
+async def test_whoever_says_nothing_is_sent_away_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.protocol.direct.door_bus.DIRECT_HELLO_SECONDS", 0.01)
+    world = DirectWorld()
+    await world.serve()
+    mine, its = MemoryPipe.pair()
+    ended: list[bool] = []
+    mine.start(lambda message: None, lambda: ended.append(True))
+    world.door.enter(its)
+    await until(lambda: bool(ended))
+
+
+async def test_only_the_holder_of_a_token_may_name_it() -> None:
+    async def knows(hello: Hello) -> bool:
+        if hello.token == "forged":
+            raise InvalidTokenError(reason="nobody signed it")
+        return hello.token == f"text of {Subjects().grant_of(hello.subject)}"
+
+    subject = Subjects(grant=TOKEN_ID).server("acme", SERVER)
+    for token, is_welcome in ((f"text of {TOKEN_ID}", True), ("forged", False), ("", False)):
+        world = DirectWorld(knows)
+        await world.serve()
+        bus = world.client(token)
+        inbox, _ = await listening(bus, f"acme.{TOKEN_ID}")
+        await bus.publish(subject, b"", f"{inbox}.1")
+        await until(lambda world=world: bool(world.pipes))
+        await _settle()
+        assert (subject in bus.direct_subjects) == is_welcome
+        assert world.server.line_count == is_welcome
+        assert len(world.frames.messages) == 1, "NATS decides over what came over it"
+
+
+async def test_an_inbox_belongs_to_the_first_pipe_that_names_it() -> None:
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, _ = await listening(bus)
+    await begun(world, bus, inbox)
+    mine, its = MemoryPipe.pair()
+    ended: list[bool] = []
+    mine.start(lambda message: None, lambda: ended.append(True))
+    world.door.enter(its)
+    mine.send(encode_hello(Hello(SUBJECT, inbox)))
+    await until(lambda: bool(ended))
+    assert SUBJECT in bus.direct_subjects
+
+
+async def test_there_are_only_so_many_clients() -> None:
+    world = DirectWorld()
+    await world.serve()
+    ends = [MemoryPipe.pair() for _ in range(MAX_DIRECT_CLIENTS + 1)]
+    ended: list[int] = []
+    for number, (mine, its) in enumerate(ends):
+        mine.start(lambda message: None, lambda number=number: ended.append(number))
+        world.door.enter(its)
+    await until(lambda: ended == [MAX_DIRECT_CLIENTS])
+
+
+async def test_a_peer_that_sends_what_makes_no_sense_is_left() -> None:
+    world = DirectWorld()
+    await world.serve()
+    mine, its = MemoryPipe.pair()
+    said: list[bytes] = []
+    ended: list[bool] = []
+    mine.start(said.append, lambda: ended.append(True))
+    world.door.enter(its)
+    mine.send(encode_hello(Hello(SUBJECT, "_INBOX.acme.x")))
+    await until(lambda: bool(said))
+    mine.send(bytes(7) + b"\x05frame")
+    mine.send(b"short")
+    (frame,) = await world.frames.first(1)
+    assert frame == BusMessage(SUBJECT, b"frame", "_INBOX.acme.x.5")
+    await until(lambda: bool(ended))
+    assert world.server.line_count == 0
+
+
+async def test_a_server_that_sends_what_makes_no_sense_is_left_to_nats() -> None:
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, replies = await listening(bus)
+    await begun(world, bus, inbox)
+    await bus.publish(SUBJECT, b"x", f"{inbox}.2")
+    await world.frames.first(2)
+    world.server._lines[inbox].send(b"short")
+    assert reply_of((await replies.first(1))[0]) == (f"{inbox}.2", b"", True)
+    assert bus.direct_subjects == frozenset()
+
+
+async def test_a_client_that_closes_hears_nothing_more() -> None:
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, replies = await listening(bus)
+    await begun(world, bus, inbox)
+    await bus.publish(SUBJECT, b"x", f"{inbox}.2")
+    await bus.close()
+    await until(lambda: world.server.line_count == 0)
+    assert replies.messages == []
