@@ -48,9 +48,9 @@ FOLDER: Final = ROOT / "docs" / "deploy" / "kubernetes"
 #: Those for clusters that ask for tokens.
 TOKENS: Final = ("shared-disk-tokens", "bucket-tokens", "nats-tokens")
 #: What is applied, each by itself.
-TREES: Final = ("shared-disk", "bucket", "nats", *TOKENS)
+TREES: Final = ("shared-disk", "bucket", "nats", *TOKENS, "export")
 #: Those with parts of holdfast.
-CLUSTERS: Final = tuple(tree for tree in TREES if not tree.startswith("nats"))
+CLUSTERS: Final = tuple(tree for tree in TREES if not tree.startswith(("nats", "export")))
 #: The oldest version whose schemas must accept the manifests.
 KUBERNETES: Final = "1.32.0"
 OF_BOTO3: Final = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"}
@@ -170,6 +170,19 @@ def test_the_schemas_of_kubernetes_accept_every_object(tmp_path: Path) -> None:
     assert (result.stdout + result.stderr).count("passed") == sum(
         len(objects(tree)) for tree in TREES
     )
+
+
+def test_the_export_runs_one_at_a_time_and_the_command_line_accepts_it() -> None:
+    job = named("export", "CronJob", "export")["spec"]
+    assert job["concurrencyPolicy"] == "Forbid"
+    one = container(job["jobTemplate"])
+    environment = named("export", "ConfigMap", "holdfast-export-.*")["data"]
+    options = parsed(one["args"], environment)
+    assert (options["bucket"], options["master"]) == ("s3://NAME/PREFIX", "local[2,4]")
+    assert options["compact"] is True
+    assert one["image"] == f"holdfast-spark:{VERSION}"
+    writable = {mount["mountPath"] for mount in one["volumeMounts"]}
+    assert {each["value"] for each in one["env"]} == writable == {"/scratch"}
 
 
 def test_the_schemas_refuse_an_object_with_a_wrong_field(tmp_path: Path) -> None:
