@@ -12,7 +12,7 @@ from holdfast.coordinator.decisions.member import MemberView
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.limits import SILENCE_SECONDS
 from holdfast.protocol.serving.trouble import Trouble
-from holdfast.protocol.work.roles import Role
+from holdfast.protocol.work.roles import NEEDED_ROLES, Role
 
 logger = logging.getLogger("holdfast.coordinator")
 
@@ -47,8 +47,8 @@ class RoleWatch:
         counts = self.counts()
         if not any(counts.values()):
             return
-        for role, count in counts.items():
-            if count:
+        for role in NEEDED_ROLES:
+            if counts[role]:
                 self._missing.over(role)
             else:
                 self._missing.note("role=%s reason=no live server has it", role, of=role)

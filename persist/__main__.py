@@ -30,7 +30,13 @@ from holdfast.protocol.direct.door_bus import DoorBus
 from holdfast.protocol.direct.messages import NUMBER_BYTES
 from holdfast.protocol.direct.place import SocketDoor
 from holdfast.protocol.errors import FencedError, HoldfastError, InvalidArgumentError
-from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
+from holdfast.protocol.limits import (
+    CACHE_BYTES,
+    CACHE_PIECE_BYTES,
+    IDLE_CLOSE_SECONDS,
+    MAX_OPEN_STORES,
+    MIB,
+)
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.monitoring.description import PartKind
@@ -87,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=roles_text(ALL_ROLES),
         metavar="ROLES",
         help="persist: it may own stores; tier: it claims cold work, such as garbage collection; "
-        "default: %(default)s",
+        "cache: it keeps blocks of snapshots for others; default: %(default)s",
     )
     add_zone(parser, "new stores of clients that are there too come here")
     parser.add_argument(
@@ -118,6 +124,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="shared",
         help="local: --data is this server's own, a cache, and the bucket holds all data; use one "
         "kind for all parts of a cluster; default: %(default)s",
+    )
+    parser.add_argument(
+        "--cache-mib",
+        type=int,
+        default=CACHE_BYTES // MIB,
+        help="with the role cache: blocks of snapshots that it keeps in memory for the servers of "
+        "its zone, in MiB; default: %(default)s",
     )
     policy = TierPolicy()
     parser.add_argument(
@@ -175,6 +188,9 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
             raise InvalidArgumentError(argument="--budget-per-day", reason="it must be above 0")
     if not 0 < options.max_lag < math.inf:
         raise InvalidArgumentError(argument="--max-lag", reason="it must be above 0")
+    if options.cache_mib * MIB < CACHE_PIECE_BYTES:
+        reason = f"at least {CACHE_PIECE_BYTES // MIB}"
+        raise InvalidArgumentError(argument="--cache-mib", reason=reason)
     roles = parse_roles(options.roles)
     zone = check_zone(options.zone, "--zone")
     statistics = process_statistics(PartKind.PERSIST, options.name)
@@ -225,6 +241,7 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
         audits=True,
         roles=roles,
         zone=zone,
+        cache_bytes=options.cache_mib * MIB,
     )
     machine = Machine(loop_watch=loop_watch, statistics=statistics)
     stopping = asyncio.Event()

@@ -14,6 +14,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from holdfast.persist.access.gatekeeper import Gatekeeper
+from holdfast.persist.block_cache.near_reads import NearReads
+from holdfast.persist.block_cache.serving_blocks import BlockServer
 from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
 from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.incarnation import Incarnation
@@ -180,8 +182,12 @@ def compose(
     gatekeeper = Gatekeeper(life, options.tokens)
     owners = Owners(bus, life.subjects, asks_for_tokens=gatekeeper.asks_for_tokens)
     storage: StorageMode
+    blocks = None
+    if bucket is not None and Role.CACHE in options.roles:
+        blocks = BlockServer(bucket, life, threads.tier.blocks, options.cache_bytes)
+    near = NearReads(life, coordination, blocks)
     if bucket is not None and isinstance(gate, BucketGate):
-        storage = BucketMode(life, bucket, gate, open_stores, coordination, owners)
+        storage = BucketMode(life, bucket, gate, open_stores, coordination, owners, near)
     else:
         storage = SharedDiskMode(
             life, threads.sync, machine.watch, open_stores, coordination, owners
@@ -208,7 +214,9 @@ def compose(
         tending: Tending = OwnTending(coordination)
         if storage.shares_files:
             tending = SharedTending(coordination)
-        cold_stores = ColdStores(bucket, life, open_stores, path.inbox, threads.tier.cold_stores)
+        cold_stores = ColdStores(
+            bucket, life, open_stores, path.inbox, threads.tier.cold_stores, near
+        )
         snapshotter = Snapshotter(
             bucket, options.tier_policy, life, threads.tier, open_stores, checkpointer, phase
         )
@@ -216,7 +224,7 @@ def compose(
             snapshotter, life, coordination, threads.tier.snapshots, claims, tending
         )
         garbage = GarbageCollection(bucket, life, claims, threads.tier.snapshots)
-        tier = Tier(server, bucket, snapshotter, cooler, cold_stores, garbage)
+        tier = Tier(server, bucket, snapshotter, cooler, cold_stores, garbage, blocks)
     stored = storage.stored_writer(tier, path.releaser)
     budget = None
     if bucket is not None and options.budget_per_day is not None:

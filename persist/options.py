@@ -9,7 +9,12 @@ from holdfast.persist.shared_disk.fence_watch import Watch, watch_folder
 from holdfast.persist.threads.loop_watch import LoopWatch
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.tier.tier_policy import TierPolicy
-from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_AWAKE_FILES, MAX_OPEN_STORES
+from holdfast.protocol.limits import (
+    CACHE_BYTES,
+    IDLE_CLOSE_SECONDS,
+    MAX_AWAKE_FILES,
+    MAX_OPEN_STORES,
+)
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.monitoring.prices import S3_PRICES, Prices
@@ -45,6 +50,8 @@ class ServerOptions:
     audits: bool = False
     #: What the server is there for.
     roles: Roles = ALL_ROLES
+    #: What it keeps in memory for others, if it has the role `cache`.
+    cache_bytes: int = CACHE_BYTES
     #: Where it runs: a name that clients and servers of one place share.
     zone: str = NOWHERE
 

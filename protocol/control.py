@@ -81,6 +81,8 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
               which of these stores the server owns; and which of the others it may work on, since
               they have no owner, and it has the claim `work` in this epoch. For the former
               `work` may be nil. A store keeps its epoch, until it has another owner
+    caches    {zone} -> {term, caches: [server, ...]}
+              the live servers of that zone, or without one, that keep blocks of snapshots
     created   {server, incarnation, stores: [[tenant, kind, name, revision, bytes], ...]} -> {term}
               their files are durable at that revision. From now on a missing file is damage, and
               a store that went cold at a lower revision is hot. `bytes` is the size of the content,
@@ -132,6 +134,13 @@ the id of the sender's cluster (`shared_fs/bucket/cluster_id.py`), unless the se
 it yet. A message of another cluster is refused with OtherClusterError. `cluster {} -> {term}`, on
 the same subjects as `register`, only asks for that id; a coordinator sends it at its start.
 
+Servers to a server with the role `cache`, on `hf._.blk.<server>`:
+
+    {key, start, length, ahead} -> {part}
+              a part of one block of a snapshot or pack, shorter at the object's end. `ahead` is how
+              much the asker wants from `start` on
+    {drop: key}    what it told of this object was wrong
+
 The coordinator to a server, on `hf._.ctl.<server>`. A command with a lower `term` than the highest
 that the server has heard is refused with DeposedError:
 
@@ -175,7 +184,7 @@ from holdfast.protocol.limits import (
     MAX_NAME_BYTES,
 )
 from holdfast.protocol.names import StoreId, check_server
-from holdfast.protocol.work.roles import ALL_ROLES, Role, Roles, roles_of_wire
+from holdfast.protocol.work.roles import ALL_ROLES, NEEDED_ROLES, Role, Roles, roles_of_wire
 from holdfast.protocol.work.zones import NOWHERE, zone_of_wire
 
 #: What operators ask of the coordinator on the cluster's own subjects. All else there is for
@@ -272,7 +281,7 @@ class ServerInfo(NamedTuple):
     bucket_requests: int = 0
     #: False if it is open: it serves clients without a token.
     asks_for_tokens: bool = False
-    #: What it is there for: each a Role. Earlier versions tell none: their servers have all.
+    #: What it is there for: each a Role.
     roles: Sequence[str] = tuple(Role)
     #: How many pieces of cold work it has claimed.
     claims: int = 0
@@ -281,9 +290,9 @@ class ServerInfo(NamedTuple):
 
 
 def missing_roles(servers: Iterable[ServerInfo]) -> list[Role]:
-    """Return the roles that no live server has, unless no server lives at all."""
+    """Return the needed roles that no live server has, unless no server lives at all."""
     living = [each.roles for each in servers if each.state == ServerState.LIVE]
-    return [role for role in Role if living and not any(role in roles for roles in living)]
+    return [role for role in NEEDED_ROLES if living and not any(role in each for each in living)]
 
 
 class StoreLoad(NamedTuple):

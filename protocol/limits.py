@@ -31,6 +31,20 @@ CLOCK_GAIN_RATIO: Final = 0.1
 #: Synchronised hosts differ by less.
 CLOCK_LEAP_SECONDS: Final = 10.0
 
+# Caches of blocks
+#: A block fits in a message of NATS, whose max_payload is 1 MiB by default. Half a block more than
+#: what is wanted, on average, is 3 ms of S3.
+CACHE_BLOCK_BYTES: Final = 512 * KIB
+#: What one request to the bucket brings at most, as without a cache.
+CACHE_PIECE_BYTES: Final = 4 * MIB
+#: What a server with the role `cache` keeps in memory by default.
+CACHE_BYTES: Final = 64 * MIB
+#: A compressed snapshot above this is read from the bucket: it would drive all else from a cache.
+MAX_NEAR_SNAPSHOT_BYTES: Final = 16 * MIB
+#: A block that nobody asked for this long leaves, and any block after the second time.
+CACHE_IDLE_SECONDS: Final = 60.0
+CACHE_MAX_AGE_SECONDS: Final = 600.0
+
 # The bus
 #: Time between two looks at a connection, each of which asks whether anything was received.
 BUS_LOOK_SECONDS: Final = 0.8

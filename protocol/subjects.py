@@ -192,6 +192,10 @@ class Subjects:
         """The subject of the coordinator's commands to one server."""
         return f"{self.prefix}._.ctl.{server}"
 
+    def blocks(self, server: str) -> str:
+        """The subject of other servers' requests to a cache of blocks."""
+        return f"{self.prefix}._.blk.{server}"
+
     def operator(self, server: str) -> str:
         """The subject of operators' requests to one server."""
         return f"{self.prefix}._.ops.{server}"

@@ -15,7 +15,13 @@ from holdfast.cli.process_options import ProcessOptions, process_options
 from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.limits import IDLE_CLOSE_SECONDS, MAX_OPEN_STORES
+from holdfast.protocol.limits import (
+    CACHE_BYTES,
+    CACHE_PIECE_BYTES,
+    IDLE_CLOSE_SECONDS,
+    MAX_OPEN_STORES,
+    MIB,
+)
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.work.roles import ALL_ROLES, roles_text
 from holdfast.protocol.work.zones import NOWHERE, ZONE_VARIABLE
@@ -168,13 +174,21 @@ def coordinator(
     default=roles_text(ALL_ROLES),
     show_default=True,
     metavar="ROLES",
-    help="persist: it may own stores; tier: it claims cold work, such as garbage collection.",
+    help="persist: it may own stores; tier: it claims cold work, such as garbage collection; "
+    "cache: it keeps blocks of snapshots for others.",
 )
 @click.option(
     "--zone",
     envvar=ZONE_VARIABLE,
     metavar="NAME",
     help="Where it runs: new stores of clients that are there too come here.",
+)
+@click.option(
+    "--cache-mib",
+    type=click.IntRange(CACHE_PIECE_BYTES // MIB),
+    default=CACHE_BYTES // MIB,
+    show_default=True,
+    help="With the role cache: what it keeps of snapshots in memory, in MiB.",
 )
 @click.option(
     "--durability",
@@ -258,6 +272,7 @@ def persist(
     data: Path,
     roles: str,
     zone: str | None,
+    cache_mib: int,
     durability: str,
     max_open_stores: int,
     idle_close_seconds: float,
@@ -277,7 +292,7 @@ def persist(
     """Run a persist server, which owns and serves stores."""
     arguments = ["--name", name, *_common(settings, data, prices, process)]
     arguments += ["--roles", roles, "--zone", zone or NOWHERE, "--durability", durability]
-    arguments += ["--max-open-stores", str(max_open_stores)]
+    arguments += ["--max-open-stores", str(max_open_stores), "--cache-mib", str(cache_mib)]
     arguments += ["--idle-close-seconds", str(idle_close_seconds)]
     if bucket is not None:
         arguments += ["--bucket", bucket]

@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.cli.render import size
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.monitoring.cluster_rows import ClusterTotals, Latency, Overview, ServerRow
-from holdfast.protocol.work.roles import roles_text
+from holdfast.protocol.work.roles import roles_shown
 
 _UNKNOWN: Final = "-"
 _Number = float | None
@@ -107,7 +107,7 @@ COLUMNS: Final[dict[str, Column]] = {
         Column("server", lambda row: row.info.server, None, count),
         Column("state", lambda row: row.info.state, None, count),
         Column("zone", lambda row: row.info.zone or _UNKNOWN, None, count),
-        Column("roles", lambda row: roles_text(row.info.roles), None, count),
+        Column("roles", lambda row: roles_shown(row.info.roles), None, count),
         Column(
             "work", lambda row: row.info.claims, _summed(lambda row: row.info.claims), count
         ),

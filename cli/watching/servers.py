@@ -16,7 +16,7 @@ from holdfast.protocol.control import ServerInfo, ServerState, missing_roles
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.monitoring.samples import PartStatistics
-from holdfast.protocol.work.roles import roles_text
+from holdfast.protocol.work.roles import roles_shown
 
 
 class NotLiveError(HoldfastError):
@@ -80,7 +80,7 @@ _COLUMNS: Final = (
 #: What a narrow terminal leaves out, the first one first.
 _OPTIONAL: Final = (
     *("incarnation", "host", "access", "bucket/h", "to snapshot", "log", "operations/s"),
-    *("open", "work"),
+    *("open", "work", "zone"),
 )
 
 
@@ -90,7 +90,7 @@ def _cells(one: ServerInfo) -> tuple[str, ...]:
         one.server,
         one.state,
         one.zone,
-        roles_text(one.roles),
+        roles_shown(one.roles),
         f"{one.claims:,}",
         f"{one.heartbeat_age_seconds:.1f} s ago",
         f"{one.assigned_stores:,}",

@@ -24,6 +24,7 @@ from holdfast.coordinator.answering.requests import (
     Forget,
     HeldClaim,
     Identify,
+    ListCaches,
     ListServers,
     ListStatistics,
     ListStores,
@@ -355,6 +356,10 @@ def _identify(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Identify()
 
 
+def _caches(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return ListCaches(zone_of_wire(fields))
+
+
 def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
     server = check_server(fields.get("server", ""))
     incarnation = fields.get("incarnation", "")
@@ -470,6 +475,7 @@ _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "release": _release,
     "vacate": _vacate,
     "usage": _usage,
+    "caches": _caches,
     "cluster": _identify,
     REPORT_VERB: _report_of_cluster,
 }

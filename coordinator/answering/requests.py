@@ -312,6 +312,13 @@ class UsageRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ListCaches:
+    """A server asks who keeps blocks of snapshots in its zone."""
+
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
 class Identify:
     """A coordinator that starts asks for the id of the cluster, which every answer has."""
 
@@ -385,6 +392,7 @@ Request = (
     | ReleaseAll
     | Vacate
     | UsageRequest
+    | ListCaches
     | Identify
 )
 

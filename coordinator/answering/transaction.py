@@ -19,6 +19,7 @@ from holdfast.coordinator.answering.requests import (
     DeletedRequest,
     Drain,
     Forget,
+    ListCaches,
     ListServers,
     ListStores,
     ListTenants,
@@ -99,6 +100,9 @@ class Transaction:
                     "owners": [self._assigner.owner(s, zone) for s in stores],
                     "encodings": ENCODINGS,
                 }
+            case ListCaches(zone):
+                caches = [each.server for each in self._members if each.caches_for(zone)]
+                return {"term": self._state.term, "caches": caches}
             case (
                 Open(server, incarnation)
                 | Adopt(server, incarnation)

@@ -44,6 +44,12 @@ class MemberView(NamedTuple):
     #: As its last heartbeat told: see `Heartbeat`.
     given_up: int | None = None
 
+    def caches_for(self, zone: str) -> bool:
+        """Tell whether it keeps blocks of snapshots for the servers of a zone."""
+        return (
+            self.state is ServerState.LIVE and Role.CACHE in self.roles and self.zone == zone
+        )
+
 
 class Doubt(StrEnum):
     """What is under way to find out whether an incarnation lives, or to end it."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+from holdfast.persist.block_cache.near_reads import NearReads
 from holdfast.persist.bucket_log.log_uploader import BucketThread, LogUploader
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.persist.bucket_log.stored_writer import SlotKeeper, StoredWriter
@@ -76,8 +77,10 @@ class BucketMode:
         open_stores: OpenStores,
         coordination: Coordination,
         owners: Owners,
+        near: NearReads,
     ) -> None:
         """`gate` is that of `life`."""
+        self._near = near
         self._life = life
         self._bucket = bucket
         self._gate = gate
@@ -146,6 +149,7 @@ class BucketMode:
             self._own_slots,
             self._coordination,
             tier.request_one,
+            self._near,
         )
 
     def stored_writer(self, tier: Tier | None, releaser: Releaser) -> StoredWriter | None:

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.persist.block_cache.near_reads import NearReads
 from holdfast.persist.bucket_log.slot_index import SlotIndex
 from holdfast.persist.bucket_only.bucket_dead_logs import BucketDeadLogs
 from holdfast.persist.incarnation import Incarnation
@@ -40,6 +41,7 @@ from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_store_recor
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.repacking import fetch_moved
+from holdfast.shared_fs.snapshots.snapshot import Near
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -54,6 +56,7 @@ class _Truth(NamedTuple):
     records: list[LogRecord]
     #: The revision at which a store without a snapshot begins: above those of a deleted one.
     beginning: int = 0
+    has_file: bool = False
 
 
 class StoreRestorer:
@@ -67,6 +70,7 @@ class StoreRestorer:
         own_slots: SlotIndex,
         coordination: Coordination,
         not_snapshotted: Callable[[StoreId], object],
+        near: NearReads,
     ) -> None:
         """`not_snapshotted` is called for stores that have changes only in the
         logs of dead owners."""
@@ -81,6 +85,7 @@ class StoreRestorer:
         self._own_slots = own_slots
         self._raise_epoch = coordination.raise_epoch
         self._not_snapshotted = not_snapshotted
+        self._near = near
         self._takeovers = life.statistics.counter(metrics.TAKEOVERS)
         self._takeover_pauses = life.statistics.histogram(metrics.TAKEOVER_PAUSES)
 
@@ -92,8 +97,13 @@ class StoreRestorer:
         began_at = asyncio.get_running_loop().time()
         epoch, state = grant.epoch, grant.state
         truth: _Truth = await self._run_in_thread(lambda: self._truth(store))
-        file, found = await self._run_in_thread(lambda: self._file(store, truth, grant))
+        snapshot, near = truth.snapshot, None
+        if snapshot is not None and not truth.has_file:
+            near = await self._near.read(snapshot)
+        file, found = await self._run_in_thread(lambda: self._file(store, truth, grant, near))
         try:
+            if snapshot is not None:
+                await self._near.used(snapshot, near)
             known = max([record.epoch for record in truth.records], default=truth.deleted_epoch)
             known = max(known, truth.deleted_epoch, file.meta.epoch if file is not None else 0)
             mine = file is not None and (file.meta.epoch, file.meta.incarnation) == (
@@ -150,12 +160,14 @@ class StoreRestorer:
             record for record in self._dead_logs.records(store) if record.epoch > deleted_epoch
         ]
         beginning = entry.deleted.revision + 1 if entry.deleted is not None else 0
-        return _Truth(entry.newest, deleted_epoch, records, beginning)
+        has_file = self._disk.exists(self._layout.store(store))
+        return _Truth(entry.newest, deleted_epoch, records, beginning, has_file)
 
     def _file(
-        self, store: StoreId, truth: _Truth, grant: Grant
+        self, store: StoreId, truth: _Truth, grant: Grant, near: Near | None
     ) -> tuple[StoreFile | None, TakeoverPlan]:
-        """Return the file to continue with, and what it lacks. Blocking."""
+        """Return the file to continue with, and what it lacks. `near` is what a cache has of the
+        snapshot. Blocking."""
         own = self._own_slots.last(store)
         file = self._cached(store, truth)
         if file is not None and (own is None or own <= (file.meta.epoch, file.meta.revision)):
@@ -174,7 +186,7 @@ class StoreRestorer:
             ]
         restored = None
         if truth.snapshot is not None:
-            restored = self._restore(store, truth.snapshot)
+            restored = self._restore(store, truth.snapshot, near)
         elif grant.state == StoreState.DURABLE and not truth.deleted_epoch:
             # Logs alone do not tell how far it went. With a tombstone it was deleted: a snapshot of
             # a later life would stand beside it, in the same object.
@@ -242,12 +254,14 @@ class StoreRestorer:
             raise StoreDamagedError(store=str(store), reason=doubt)
         return found
 
-    def _restore(self, store: StoreId, version: SnapshotVersion) -> StoreFile:
+    def _restore(
+        self, store: StoreId, version: SnapshotVersion, near: Near | None
+    ) -> StoreFile:
         path = self._layout.store(store)
         self._disk.make_directory(path.parent)
         draft = path.with_name(f"{path.name}.{self._incarnation}.draft")
         try:
-            fetched = fetch_moved(self._manifests(), store, version, draft)
+            fetched = fetch_moved(self._manifests(), store, version, draft, near)
         except (ObjectMissingError, ObjectDamagedError) as error:
             raise StoreDamagedError(store=str(store), reason=f"its snapshot: {error}") from error
         fetched.place(self._disk, path)

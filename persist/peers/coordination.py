@@ -287,6 +287,18 @@ class Coordination:
         found: list[list[Any] | None] = answer["stores"]
         return found
 
+    async def caches(self) -> tuple[str, ...]:
+        """Return the servers of this server's zone that keep blocks of snapshots; none with an
+        older coordinator.
+
+        Raises NoCoordinatorError, FencedError.
+        """
+        try:
+            answer = await self._ask("caches", zone=self._zone)
+        except UnknownOperationError:
+            return ()
+        return tuple(str(each) for each in answer["caches"])
+
     async def created(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
         """Report that the files of these stores are durable: `(store, revision, bytes)`, None for
         an unknown size.

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from holdfast.persist.block_cache.near_reads import NearReads
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.store.open_stores import OpenStores, WantedStore
 from holdfast.persist.threads.run_in_thread import RunInThread
@@ -35,7 +37,8 @@ from holdfast.shared_fs.bucket.bucket_errors import (
 )
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.repacking import fetch_moved
-from holdfast.shared_fs.snapshots.snapshot import Fetched
+from holdfast.shared_fs.snapshots.snapshot import Fetched, Near
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 logger = logging.getLogger("holdfast.persist")
 
@@ -72,6 +75,7 @@ class ColdStores:
         open_stores: OpenStores,
         inbox: Inbox,
         run_in_thread: RunInThread,
+        near: NearReads,
     ) -> None:
         self._bucket = bucket
         self._disk = life.disk
@@ -80,6 +84,7 @@ class ColdStores:
         self._open_stores = open_stores
         self._inbox = inbox
         self._run_in_thread = run_in_thread
+        self._near = near
         self._manifests: Manifests | None = None
         self._slots = asyncio.Semaphore(PARALLEL_FETCHES)
         self._brought: dict[StoreId, tuple[Brought, asyncio.Event]] = {}
@@ -114,7 +119,7 @@ class ColdStores:
             async with self._slots:
                 if loop.time() < self._away_until:
                     raise UnavailableError(reason=f"{store} is cold, and the bucket is away")
-                brought = await self._run_in_thread(lambda: self._fetch(store, grant))
+                brought = await self._fetched(store, grant)
                 self._waiting.over()
                 self._failing.over(store)
                 taken = asyncio.Event()
@@ -165,9 +170,26 @@ class ColdStores:
         if found[0].image is not None:
             found[0].image.drop(self._disk)
 
-    def _fetch(self, store: StoreId, grant: Grant) -> Brought:
-        """Fetch the newest good version. Blocking. Raises StoreDamagedError,
-        BucketError, StorageFailedError."""
+    async def _fetched(self, store: StoreId, grant: Grant) -> Brought:
+        """Fetch the newest good version. Raises StoreDamagedError, BucketError,
+        StorageFailedError."""
+        good: list[SnapshotVersion] = await self._run_in_thread(
+            lambda: self._good_versions(store, grant)
+        )
+        if not good:
+            return Brought(None)
+        near = await self._near.read(good[0])
+        try:
+            brought: Brought = await self._run_in_thread(
+                lambda: self._fetch(store, grant, good, near)
+            )
+            return brought
+        finally:
+            await self._near.used(good[0], near)
+
+    def _good_versions(self, store: StoreId, grant: Grant) -> list[SnapshotVersion]:
+        """Return the versions that the store may be opened from, the newest first; none if it need
+        not be in the bucket. Blocking. Raises StoreDamagedError, BucketError."""
         if self._manifests is None:
             self._manifests = open_manifests(self._bucket)
         entry = self._manifests.find(store)
@@ -175,18 +197,31 @@ class ColdStores:
         good = [each for each in entry.versions if each.revision >= least] if entry else []
         if not good:
             if grant.state != StoreState.DURABLE:
-                return Brought(None)
+                return []
             newest = entry.newest if entry is not None else None
             has = f"only revision {newest.revision}" if newest is not None else "nothing"
             if entry is not None and entry.deleted is not None:
                 has = "a tombstone"
             reason = f"it went cold at revision {least}, but the bucket has {has}"
             raise StoreDamagedError(store=str(store), reason=reason)
+        return good
+
+    def _fetch(
+        self,
+        store: StoreId,
+        grant: Grant,
+        good: Sequence[SnapshotVersion],
+        near: Near | None,
+    ) -> Brought:
+        """Fetch the newest of these versions that is whole. `near` is what a cache has of the
+        first. Blocking. Raises as `_fetched`."""
+        assert self._manifests is not None
         draft = self._draft(store, grant.epoch)
         problem: Exception | None = None
         for version in good:
             try:
-                return Brought(fetch_moved(self._manifests, store, version, draft))
+                here = near if version is good[0] else None
+                return Brought(fetch_moved(self._manifests, store, version, draft, here))
             except (ObjectDamagedError, ObjectMissingError, StoreDamagedError) as error:
                 logger.error("store.snapshot_damaged key=%s reason=%s", version.key, error)
                 problem = problem or error

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
+from holdfast.persist.block_cache.serving_blocks import BlockServer
 from holdfast.persist.tier.cold_stores import ColdStores
 from holdfast.persist.tier.cooling import Cooler
 from holdfast.persist.tier.garbage import GarbageCollection
@@ -40,19 +41,23 @@ class Tier:
         cooler: Cooler,
         cold_stores: ColdStores,
         garbage: GarbageCollection,
+        blocks: BlockServer | None,
     ) -> None:
+        """`blocks` are those that it keeps for others."""
         self._server = server
         self.bucket = bucket
         self.snapshotter = snapshotter
         self.cooler = cooler
         self.cold_stores = cold_stores
         self._garbage = garbage
+        self._blocks = blocks
         self._manifests = Manifests(bucket)
         self._samples: deque[Usage] = deque([bucket.usage.total()], maxlen=_SAMPLES)
 
     def work(self) -> list[Coroutine[Any, Any, None]]:
         """Return the tasks that run beside everything else, until cancelled."""
         return [
+            *([self._blocks.run()] if self._blocks is not None else []),
             self.snapshotter.run(),
             self.cooler.run(),
             self._garbage.run(),

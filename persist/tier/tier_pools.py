@@ -11,6 +11,8 @@ from holdfast.persist.tier.publishing import PARALLEL_SHARDS
 from holdfast.persist.write_path.archive_reads import PARALLEL_READS
 
 _SNAPSHOT_THREADS: Final = 4
+#: As many as may be fetched for one server.
+_BLOCK_THREADS: Final = PARALLEL_FETCHES
 #: For two publishings at once: that of a pass, and that of snapshots that writes wait for.
 _PUBLISH_THREADS: Final = 2 * PARALLEL_SHARDS
 
@@ -25,6 +27,7 @@ class TierPools:
         self.publishing = run_in_thread or self._pool("publish", _PUBLISH_THREADS)
         # Separate pools: foreground reads must not queue behind background work.
         self.cold_stores = run_in_thread or self._pool("cold", PARALLEL_FETCHES)
+        self.blocks = run_in_thread or self._pool("blocks", _BLOCK_THREADS)
         self.archive = run_in_thread or self._pool("archive", PARALLEL_READS)
 
     def stop(self) -> None:

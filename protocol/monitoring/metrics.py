@@ -164,6 +164,17 @@ CLAIMS = _gauge(_PERSIST, "persist_claims", "Pieces of cold work that this serve
 COLLECTED = _counter(
     _PERSIST, "persist_collected_objects_total", "Objects that its collector removed."
 )
+COLD_READS = _counter(
+    _PERSIST, "persist_cold_reads_total",
+    "Snapshots read by their source: `cache`, a server of the zone with that role; `bucket`; "
+    "`wrong`, read from the bucket after wrong bytes from a cache.", "source",
+)
+CACHE_BYTES = _gauge(_PERSIST, "persist_cache_bytes", "Blocks of snapshots in its memory.")
+CACHE_ASKED = _counter(
+    _PERSIST, "persist_cache_requests_total",
+    "Blocks that servers of its zone asked for: `hit`, `miss` (fetched from the bucket), `joined` "
+    "(another one is fetching it), `refused`.", "outcome",
+)
 FLUSH_INTERVAL = _gauge(
     _PERSIST, "persist_flush_interval_seconds",
     "Least time between two puts of the log into the bucket; a budget stretches it.",

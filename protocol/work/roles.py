@@ -2,10 +2,9 @@
 
 A server without the role `persist` is granted no store. A server with the role `tier` claims cold
 work, which belongs to no open store (`cold_work.py`). The work on an open store belongs to its
-owner by nature: its snapshots, its retention and its archiving need the file that the owner has.
-
-There are no other roles, because nothing is behind them. A read of archived messages runs in the
-owner, which alone knows what was deleted meanwhile; nothing caches for others.
+owner by nature: its snapshots, its retention and its archiving need the file that the owner has. A
+server with the role `cache` keeps blocks of snapshots for others (`persist/block_cache/`): many may
+have it, and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -24,11 +23,17 @@ class Role(StrEnum):
     PERSIST = "persist"
     #: Does cold work.
     TIER = "tier"
+    #: Keeps blocks of snapshots in memory, for the servers of its zone.
+    CACHE = "cache"
 
 
 #: Each role at most once, in the order above.
 Roles = tuple[Role, ...]
 ALL_ROLES: Final[Roles] = tuple(Role)
+#: Those of a server that tells none, as earlier versions do: it has what there was then.
+EARLIER_ROLES: Final[Roles] = (Role.PERSIST, Role.TIER)
+#: Those without which something is not done.
+NEEDED_ROLES: Final[Roles] = (Role.PERSIST, Role.TIER)
 #: The most roles that are read of one server, and the longest name of one.
 _MAX_ROLES: Final = 64
 
@@ -52,11 +57,17 @@ def roles_text(roles: Iterable[str]) -> str:
     return ",".join(role for role in Role if role in set(roles))
 
 
+def roles_shown(roles: Iterable[str]) -> str:
+    """Return roles for a table: `all`, or as `roles_text`."""
+    text = roles_text(roles)
+    return "all" if text == roles_text(ALL_ROLES) else text
+
+
 def roles_of_wire(value: Any) -> Roles:
-    """Return the roles that a server tells: all, if it tells none, as earlier versions do. Roles of
-    later versions are left out. Raises InvalidArgumentError."""
+    """Return the roles that a server tells: EARLIER_ROLES, if it tells none. Roles of later
+    versions are left out. Raises InvalidArgumentError."""
     if value is None:
-        return ALL_ROLES
+        return EARLIER_ROLES
     if (
         type(value) is not list
         or len(value) > _MAX_ROLES

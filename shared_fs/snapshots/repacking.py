@@ -21,7 +21,7 @@ from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMi
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.pack import Packed, packs_of, put_pack, read_index
 from holdfast.shared_fs.snapshots.shard import Shard, shard_of
-from holdfast.shared_fs.snapshots.snapshot import Fetched, Snapshot, fetch
+from holdfast.shared_fs.snapshots.snapshot import Fetched, Near, Snapshot, fetch
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import StoreMeta
 
@@ -58,11 +58,15 @@ def repack(manifests: Manifests, key: str, now_ms: int) -> int:
 
 
 def fetch_moved(
-    manifests: Manifests, store: StoreId, version: SnapshotVersion, draft: Path
+    manifests: Manifests,
+    store: StoreId,
+    version: SnapshotVersion,
+    draft: Path,
+    near: Near | None = None,
 ) -> Fetched:
     """Fetch a snapshot, also if it moves to another object meanwhile. Raises as `fetch`."""
     try:
-        return fetch(manifests.bucket, store, version, draft)
+        return fetch(manifests.bucket, store, version, draft, near=near)
     except ObjectMissingError:
         entry = manifests.find(store) or StoreEntry()
         for each in entry.versions:

@@ -507,6 +507,7 @@ FORGED_VERBS: Final[dict[str, _Verb]] = {
     "seal": _of_server(),
     "open": _of_server(True, None),
     "adopt": _of_server(),
+    "caches": _of_server(),
     "claim": _of_server(),
     "tend": _of_server(),
     "created": _of_server(1),

@@ -68,6 +68,7 @@ from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from tests.support.effort import tries
 from tests.support.held_claims import held_claims
+from tests.support.near import near_of
 from tests.support.write_path_parts import a_life as an_incarnation
 
 A = StoreId("acme", StoreKind.STREAM, "a")
@@ -212,7 +213,9 @@ class Server:
             refused=lambda store: (),
             refuse_waiting=lambda waiting, error: self.refusals.append(error),
         )
-        self.cold_stores = ColdStores(bucket, life, waiting, waiting, at_once)
+        self.cold_stores = ColdStores(
+            bucket, life, waiting, waiting, at_once, near_of(life)
+        )
         self.opener = StoreOpener(
             life,
             DeadLogs(Disk(), cluster.no_logs, incarnation),

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -62,12 +63,15 @@ from holdfast.shared_fs.access import token_source
 from holdfast.shared_fs.access.registry import AccessRegistry
 from holdfast.shared_fs.authority.progress import ProgressFile
 from holdfast.shared_fs.authority.term import TermFile
+from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate
 from holdfast.shared_fs.disk.proof import Sight
-from holdfast.shared_fs.snapshots import manifest
+from holdfast.shared_fs.snapshots import manifest, repacking, snapshot
 from holdfast.shared_fs.snapshots.manifest import Manifests
+from holdfast.shared_fs.snapshots.snapshot import Fetched, Near
 from holdfast.shared_fs.snapshots.store_entry import Published, SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -554,6 +558,34 @@ def give_work_to_whoever_asks() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def believe_the_cache() -> Iterator[None]:
+    """Caches keep snapshots by the name of their store, and what they have counts as the snapshot
+    that was asked for: nobody looks at its checksum."""
+    fetch = snapshot.fetch
+    kept: dict[tuple[Bucket, StoreId], SnapshotVersion] = {}
+
+    def fetch_what_is_kept(
+        bucket: Bucket,
+        store: StoreId,
+        version: SnapshotVersion,
+        draft: Path,
+        *,
+        near: Near | None = None,
+    ) -> Fetched:
+        found = fetch(bucket, store, version, draft)
+        if near is None:
+            return found
+        older = kept.setdefault((bucket, store), version)
+        if older == version:
+            return found
+        found.drop(Disk())
+        return replace(fetch(bucket, store, older, draft), version=version)
+
+    with patch.object(repacking, "fetch", fetch_what_is_kept):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -597,5 +629,6 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         move_before_all_is_in_the_file,
         believe_stale_grants,
         give_work_to_whoever_asks,
+        believe_the_cache,
     )
 }

@@ -95,6 +95,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "move_before_all_is_in_the_file": (4, "move_stores"),
     "believe_stale_grants": (4, "move_stores"),
     "give_work_to_whoever_asks": (7, "kill_server"),
+    "believe_the_cache": (4, None),
 }
 #: The first seed that finds it, where that is not seed 1. It is tried before the others.
 _FOUND_BY = {
@@ -141,6 +142,7 @@ _PLANTED_IN_TIERS = {
     "publish_the_older_over_the_newer",
     "restore_without_telling",
     "give_work_to_whoever_asks",
+    "believe_the_cache",
 }
 #: These need applications that use all there is.
 _PLANTED_IN_WIDE = {

@@ -37,7 +37,14 @@ from holdfast.protocol.errors import (
     NotFoundError,
     error_to_wire,
 )
-from holdfast.protocol.work.roles import ALL_ROLES, Role, Roles, parse_roles, roles_of_wire
+from holdfast.protocol.work.roles import (
+    ALL_ROLES,
+    EARLIER_ROLES,
+    Role,
+    Roles,
+    parse_roles,
+    roles_of_wire,
+)
 from tests.support.coordinator_batches import (
     DEAD_A,
     LIVE_A,
@@ -227,17 +234,18 @@ def test_the_roles_of_a_server_are_known_from_its_first_moment() -> None:
     assert view.roles == TIER_ONLY and not view.takes_new_stores
     membership.handle(Registered("a", "a2", PERSIST_ONLY), 0.0)
     heartbeat = Heartbeat.from_wire({"server": "b", "incarnation": "b1", "state": "running"})
-    assert heartbeat.roles == ALL_ROLES, "a server of an earlier version"
+    assert heartbeat.roles == EARLIER_ROLES, "a server of an earlier version"
     membership.handle(Registered("b", "b1"), 0.0)
     membership.handle(HeartbeatArrived(heartbeat), 0.0)
     assert membership.members(0.0)[1].takes_new_stores
 
 
 def test_roles_are_read_and_an_unknown_one_is_refused_with_those_that_are_known() -> None:
-    assert parse_roles("tier, persist") == ALL_ROLES
+    assert parse_roles("cache,tier, persist") == ALL_ROLES
+    assert parse_roles("tier, persist") == EARLIER_ROLES
     assert parse_roles("tier") == TIER_ONLY
-    for text in ("", "cache", "persist,archive"):
-        with pytest.raises(InvalidArgumentError, match="the roles are: persist, tier"):
+    for text in ("", "caches", "persist,archive"):
+        with pytest.raises(InvalidArgumentError, match="the roles are: persist, tier, cache"):
             parse_roles(text)
     assert roles_of_wire(["tier", "later"]) == TIER_ONLY
     for value in ("tier", [1], ["x"] * 65):

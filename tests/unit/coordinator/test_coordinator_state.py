@@ -516,7 +516,7 @@ def test_stores_found_in_the_bucket_are_cold_unless_their_file_was_found(state: 
 def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> None:
     own(state, ONE)
     numbers = (0.1, 1, 3, 5.0, 4, 0, 0)
-    roles = ["persist", "tier"]
+    roles = ["persist", "tier", "cache"]
     check(state, (ListServers(), [["a", "a1", "live", *numbers, False, roles, 0, ""]]))
 
 

@@ -24,6 +24,7 @@ from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, Tombstone, deleted
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.near import near_of
 from tests.support.stores import stream_id as store
 from tests.support.write_path_parts import a_life
 
@@ -47,7 +48,7 @@ class World:
         inbox: Any = SimpleNamespace(refuse_waiting=self.refused.__setitem__)
         life = a_life(Layout(root), incarnation="i1")
         self.cold_stores = ColdStores(
-            self.bucket, life, self.open_stores, inbox, self.run_in_thread
+            self.bucket, life, self.open_stores, inbox, self.run_in_thread, near_of(life)
         )
 
     def run_in_thread(self, function: Callable[[], Any], /) -> Awaitable[Any]:

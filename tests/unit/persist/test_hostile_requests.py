@@ -55,6 +55,7 @@ VERBS: dict[tuple[str, str], dict[str, Any]] = {
     ("_", "cluster"): {"cluster": "c1"},
     ("_", "open"): {**PEER, "stores": [["acme", 1, "one", True, 4]]},
     ("_", "adopt"): {**PEER, "stores": [["acme", 1, "one"]]},
+    ("_", "caches"): {**PEER, "zone": "a"},
     ("_", "claim"): {**PEER, "offers": ["reap"], "gives_back": [["collect", 5]]},
     ("_", "tend"): {**PEER, "stores": [["acme", 1, "one", "sweep-0", 5]]},
     ("_", "created"): {**PEER, "stores": [["acme", 1, "one", 5, 5]]},
