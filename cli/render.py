@@ -361,6 +361,8 @@ def store_row(info: StoreInfo) -> JsonObject:
         "state": "cold" if info.cold else info.state.name.lower(),
         "tier": "cold" if info.cold else "hot",
         "bytes": info.bytes,
+        "count": info.message_count,
+        "time": info.time,
     }
 
 

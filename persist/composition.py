@@ -41,6 +41,7 @@ from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.lifecycle.openings import Openings
 from holdfast.persist.lifecycle.resting import FileRest
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
+from holdfast.persist.lifecycle.telling_totals import TotalsTelling
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.parts import Parts
 from holdfast.persist.peers.commands import Commands
@@ -360,6 +361,7 @@ def compose(
         tier,
         archiver,
         quota_keeping,
+        TotalsTelling(open_stores, coordination),
         trail,
         budget,
         lag,

@@ -16,6 +16,7 @@ from holdfast.persist.lifecycle.leaving import Leaving
 from holdfast.persist.lifecycle.moving import Mover
 from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.lifecycle.resting import FileRest
+from holdfast.persist.lifecycle.telling_totals import TotalsTelling
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.quotas.quota_keeping import QuotaKeeping
 from holdfast.persist.reception import Reception
@@ -59,6 +60,7 @@ class Parts:
     tier: Tier | None
     archiver: Archiver | None
     quota_keeping: QuotaKeeping | None
+    totals_telling: TotalsTelling
     #: None: this server tells the audit log nothing.
     audit_trail: AuditTrail | None
     #: None: nothing limits what its bucket costs.
@@ -83,6 +85,7 @@ class Parts:
         yield self.mover.run()
         if self.quota_keeping is not None:
             yield self.quota_keeping.run()
+        yield self.totals_telling.run()
         if self.audit_trail is not None:
             yield self.audit_trail.run()
         if self.budget is not None:

@@ -19,7 +19,7 @@ from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.output_gate import ConfirmOpen
 from holdfast.persist.write_path.pipeline import SyncedLog
 from holdfast.persist.write_path.releasing import Releaser
-from holdfast.protocol.control import Grant
+from holdfast.protocol.control import Grant, StoreTotals
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
@@ -104,11 +104,11 @@ class StorageMode(Protocol):
         """Read the logs of incarnations that were fenced since the last call. Raises StorageError,
         which is StaleFileSystemError if they cannot be shown to be read whole, UnavailableError."""
 
-    async def confirm(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
+    async def confirm(self, stores: Sequence[tuple[StoreId, int, StoreTotals | None]]) -> None:
         """Tell the coordinator that the files of stores are durable, each at a revision and size,
         if other servers can use those files. Raises UnavailableError."""
 
-    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, int]]) -> None:
+    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, StoreTotals]]) -> None:
         """Tell the coordinator likewise of durable files that were closed: store,
         epoch, revision, bytes."""
 

@@ -332,6 +332,17 @@ def load_of(operations: float, size_bytes: float, open_stores: int = 0) -> float
     return operations + size_bytes / LOAD_BYTES + open_stores / LOAD_OPEN_STORES
 
 
+class StoreTotals(NamedTuple):
+    """What an owner tells of the content of a store. Servers of earlier versions tell the bytes
+    alone."""
+
+    bytes: int
+    #: Of messages, or of keys.
+    message_count: int | None = None
+    #: Of the last change, in milliseconds since the epoch.
+    time: int | None = None
+
+
 class StoreInfo(NamedTuple):
     """A store as the coordinator knows it: one row of `holdfast stores`."""
 
@@ -345,9 +356,14 @@ class StoreInfo(NamedTuple):
     state: StoreState
     #: True if its file may be in the bucket only.
     cold: bool = False
-    #: The bytes of its content, as an owner told when it made, closed or released the store; None
-    #: if none did. The coordinators of earlier versions do not tell.
+    #: The bytes of its content, as an owner told: when it made, closed or released the store, and
+    #: within about a minute of a change while it is open. None if none did. Coordinators of
+    #: earlier versions do not tell.
     bytes: int | None = None
+    #: The same for the number of its messages, or keys, and the time of its last change in
+    #: milliseconds since the epoch.
+    message_count: int | None = None
+    time: int | None = None
 
 
 class Heartbeat(NamedTuple):

@@ -440,6 +440,10 @@ MAX_LOOKS: Final = 65_536
 MAX_ROLLED_UP_MESSAGES: Final = 4 * MAX_EVICTED_ROWS
 #: Digits of a counter (`incr`): JetStream has no limit, but time and space.
 MAX_COUNTER_DIGITS: Final = 1000
+#: How often a server tells the coordinator, for listings, what an open store holds that changes.
+TOTALS_SECONDS: Final = 60.0
+#: How often it looks for such stores: five milliseconds for 10,000, with pauses.
+TOTALS_LOOK_SECONDS: Final = 5.0
 #: How often open stores are checked for expired messages and keys. Reads do not wait for that.
 EXPIRY_CHECK_SECONDS: Final = 1.0
 #: Deletes and trims that a store remembers for disconnected

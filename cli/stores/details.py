@@ -1,9 +1,10 @@
 """What owners and the bucket know of stores beside what the coordinator knows.
 
-The coordinator has a name, an owner and a size for each store, and answers for a million of them. A
-count, the time of the last change and the revision are in the store's file, which its owner must
-open for that; so only the stores of rows that are shown are asked for, hot ones alone, a batch at a
-time. What the bucket has of them is in its manifests: at most 256 objects, each read once.
+The coordinator has a name, an owner, a size, a count and the time of the last change for each
+store, as owners told them, and answers for a million of them. The revision, and all of this as it
+is now, is in the store's file, which its owner must open for that; so only the stores of rows that
+are shown are asked for, hot ones alone, a batch at a time. What the bucket has of them is in its
+manifests: at most 256 objects, each read once.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class StoreDetails:
 
 def known(infos: Iterable[StoreInfo]) -> list[StoreDetails]:
     """Return what the coordinator told."""
-    return [StoreDetails(info, bytes=info.bytes) for info in infos]
+    return [StoreDetails(info, info.message_count, info.bytes, info.time) for info in infos]
 
 
 async def ask_owners(client: Client, stores: Sequence[StoreDetails]) -> list[StoreDetails]:

@@ -24,15 +24,17 @@ class Order(StrEnum):
     NAME = "name"
     BYTES = "bytes"
     SERVER = "server"
-    #: These are known of the listed rows alone.
     COUNT = "count"
     TIME = "time"
+    #: This is known of the listed rows alone.
     LAG = "lag"
 
 
 #: What the coordinator knows of every store. The largest sizes come first, and names otherwise.
 _KEYS: Final[dict[Order, Callable[[StoreInfo], Any]]] = {
     Order.BYTES: lambda one: (-(one.bytes or 0), one.name, one.kind),
+    Order.COUNT: lambda one: (-(one.message_count or 0), one.name, one.kind),
+    Order.TIME: lambda one: (-(one.time or 0), one.name, one.kind),
     Order.SERVER: lambda one: (one.server, one.name, one.kind),
 }
 

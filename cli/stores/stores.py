@@ -36,9 +36,9 @@ _FALLING: Final = (Order.BYTES, Order.COUNT, Order.TIME, Order.LAG)
     type=click.Choice([each.value for each in Order]),
     default=Order.NAME.value,
     show_default=True,
-    help="The largest or latest first; count, time and lag sort the listed rows alone.",
+    help="The largest or latest first; lag sorts the listed rows alone.",
 )
-@click.option("--details", is_flag=True, help="Ask the owners of hot stores for count and time.")
+@click.option("--details", is_flag=True, help="Ask the owners of hot stores how they are now.")
 @click.option(
     "--bucket",
     metavar="URL",
@@ -59,7 +59,7 @@ def stores(
     The list has the stores of the tenant whose names start with NAME_PREFIX.
     """
     order = Order(sort)
-    if order in (Order.COUNT, Order.TIME, Order.LAG) and not details and bucket is None:
+    if order is Order.LAG and not details and bucket is None:
         raise click.UsageError(f"--sort {sort} needs --details or --bucket")
     chosen = None if kind is None else StoreKind[kind.upper()]
     found = asyncio.run(_found(settings, chosen, name_prefix, limit, order, details, bucket))
@@ -110,9 +110,7 @@ def _json(one: StoreDetails, with_details: bool) -> dict[str, object]:
 
 
 def _print(found: list[StoreDetails], details: bool, with_bucket: bool) -> None:
-    columns = ["kind", "name", "server", "epoch", "tier", "bytes"]
-    if details or with_bucket:
-        columns += ["count", "last change"]
+    columns = ["kind", "name", "server", "epoch", "tier", "bytes", "count", "last change"]
     if with_bucket:
         columns += ["snapshot"]
     if details and with_bucket:

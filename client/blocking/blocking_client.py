@@ -382,6 +382,10 @@ class Client:
         """Yield the stores of the tenant whose name starts with `prefix`, in order of name
         and kind.
 
+        Each has its bytes, its number of messages or keys, and the time of its last change, as its
+        owner told them last: within about a minute of a change while it is open. No store is opened
+        for that. `heads` tells them as they are now.
+
         `kind` restricts them to streams or kvs. Pages are fetched as you iterate; `timeout_seconds`
         applies to each page, as in `servers`.
 

@@ -32,6 +32,7 @@ from holdfast.coordinator.answering.requests import (
     MoveStore,
     Open,
     OpenStore,
+    OpenStoreTotals,
     Prove,
     RebalanceRequest,
     Register,
@@ -42,7 +43,6 @@ from holdfast.coordinator.answering.requests import (
     ResolveRequest,
     Seal,
     ShowTenant,
-    StoreSize,
     StoreToTend,
     SuspectRequest,
     TellStatistics,
@@ -52,7 +52,7 @@ from holdfast.coordinator.answering.requests import (
 )
 from holdfast.coordinator.decisions.part_book import PartKey
 from holdfast.protocol.access.audit_event import shown
-from holdfast.protocol.control import OPERATOR_VERBS, REPORT_VERB
+from holdfast.protocol.control import OPERATOR_VERBS, REPORT_VERB, StoreTotals
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -230,8 +230,7 @@ def _open(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 def _created(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> CreatedStore:
-        revision, size_bytes = _number("revision", item[3:]), _number("bytes", item[4:])
-        return CreatedStore(_store(*item[:3]), revision, size_bytes)
+        return CreatedStore(_store(*item[:3]), _number("revision", item[3:]), _totals(item[4:]))
 
     return Created(*_peer(fields), tuple(_all_slots(fields, 3, slot)))
 
@@ -280,7 +279,7 @@ def _work(name: Any) -> str:
 
 def _closed(tenant: str, fields: Mapping[str, Any]) -> Request:
     def slot(item: list[Any]) -> ClosedStore:
-        return ClosedStore(*_store_at(item), _number("bytes", item[5:]))
+        return ClosedStore(*_store_at(item), _totals(item[5:]))
 
     return Closed(*_peer(fields), tuple(_all_slots(fields, 5, slot)))
 
@@ -298,8 +297,8 @@ def _release(tenant: str, fields: Mapping[str, Any]) -> Request:
 
     def slot(item: list[Any]) -> ReleasedStore:
         epoch, revision = _epoch(item[3:]), _number("revision", item[5:])
-        nothing, size_bytes = item[4:5] == [True], _number("bytes", item[6:])
-        return ReleasedStore(_store(*item[:3]), epoch, nothing, revision, size_bytes)
+        nothing, totals = item[4:5] == [True], _totals(item[6:])
+        return ReleasedStore(_store(*item[:3]), epoch, nothing, revision, totals)
 
     to = fields.get("to") or ""
     released = tuple(_all_slots(fields, 3, slot))
@@ -321,8 +320,11 @@ def _vacate(tenant: str, fields: Mapping[str, Any]) -> Request:
 
 
 def _usage(tenant: str, fields: Mapping[str, Any]) -> Request:
-    def slot(item: list[Any]) -> StoreSize:
-        return StoreSize(*_store_at(item))
+    def slot(item: list[Any]) -> OpenStoreTotals:
+        epoch, totals = _number("epoch", item[3:]), _totals(item[4:])
+        if epoch is None or totals is None:
+            raise InvalidArgumentError(argument="stores", reason="epoch and bytes must be numbers")
+        return OpenStoreTotals(_store(*item[:3]), epoch, totals)
 
     tenants = fields.get("tenants")
     if type(tenants) is not list or len(tenants) > MAX_FRAME_OPERATIONS:
@@ -425,6 +427,14 @@ def _count(fields: Mapping[str, Any]) -> int:
 
 def _epoch(rest: list[Any]) -> int | None:
     return _number("epoch", rest)
+
+
+def _totals(rest: list[Any]) -> StoreTotals | None:
+    """Return the totals of `[bytes, count, time]`; None without the bytes."""
+    size_bytes = _number("bytes", rest)
+    if size_bytes is None:
+        return None
+    return StoreTotals(size_bytes, _number("count", rest[1:]), _number("time", rest[2:]))
 
 
 def _number(what: str, rest: list[Any]) -> int | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from holdfast.coordinator.decisions.part_book import PartKey
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import (
     HoldfastError,
 )
@@ -193,7 +194,7 @@ class CreatedStore(NamedTuple):
 
     store: StoreId
     revision: int | None = None
-    bytes: int | None = None
+    totals: StoreTotals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ class ClosedStore(NamedTuple):
     epoch: int
     revision: int
     #: None if an older server closed it.
-    bytes: int | None = None
+    totals: StoreTotals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +250,14 @@ class DeletedRequest:
 
 class ReleasedStore(NamedTuple):
     """With an epoch, it is released only if that is still its epoch, so a late retry changes
-    nothing. `nothing`: it has no file and no record in a log. `revision` and `bytes`:
+    nothing. `nothing`: it has no file and no record in a log. `revision` and `totals`:
     those of the closed, durable file."""
 
     store: StoreId
     epoch: int | None = None
     nothing: bool = False
     revision: int | None = None
-    bytes: int | None = None
+    totals: StoreTotals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +285,10 @@ class Vacate:
     number: int
 
 
-class StoreSize(NamedTuple):
+class OpenStoreTotals(NamedTuple):
     store: StoreId
     epoch: int
-    bytes: int
+    totals: StoreTotals
 
 
 class AskedRate(NamedTuple):
@@ -307,7 +308,7 @@ class UsageRequest:
 
     server: str
     incarnation: str
-    stores: tuple[StoreSize, ...]
+    stores: tuple[OpenStoreTotals, ...]
     rates: tuple[AskedRate, ...]
 
 

@@ -25,13 +25,13 @@ from holdfast.coordinator.answering.requests import (
     ListTenants,
     MoveStore,
     Open,
+    OpenStoreTotals,
     Register,
     ReleasedStore,
     ReleaseRequest,
     Request,
     ResolveRequest,
     ShowTenant,
-    StoreSize,
     Tend,
     UsageRequest,
     Vacate,
@@ -46,7 +46,7 @@ from holdfast.coordinator.state.state_file import StateFile
 from holdfast.coordinator.state.store_records import StoreRow
 from holdfast.protocol.access.quota import NO_QUOTA
 from holdfast.protocol.compression import ENCODINGS
-from holdfast.protocol.control import ServerInfo, ServerState, StoreState
+from holdfast.protocol.control import ServerInfo, ServerState, StoreState, StoreTotals
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
@@ -131,19 +131,19 @@ class Transaction:
                 found = [self._work.tend(holder, each) for each in tended]
                 return {"term": self._state.term, "stores": found}
             case Created(server, incarnation, created):
-                for store, revision, size_bytes in created:
+                for store, revision, totals in created:
                     if self._owned(server, incarnation, store) is not None:
                         self._state.stores.raise_state(store, StoreState.DURABLE)
                         if revision is not None:
                             self._state.stores.set_hot(store, revision)
                             self._state.stores.raise_revision(store, revision)
-                        self._size(store, size_bytes)
+                        self._note_totals(store, totals)
             case Closed(server, incarnation, closed):
-                for store, epoch, revision, size_bytes in closed:
+                for store, epoch, revision, totals in closed:
                     row = self._owned(server, incarnation, store)
                     if row is not None and row.epoch == epoch:
                         self._state.stores.raise_revision(store, revision)
-                        self._size(store, size_bytes)
+                        self._note_totals(store, totals)
             case UsageRequest(server, incarnation, sizes, rates):
                 return self._usage(server, incarnation, sizes, rates)
             case Cool(server, incarnation, cooled):
@@ -153,13 +153,13 @@ class Transaction:
                 gone = [self._forget(server, incarnation, each) for each in deleted]
                 return {"term": self._state.term, "deleted": gone}
             case ReleaseRequest(server, incarnation, released, to):
-                for store, at_epoch, nothing, revision, size_bytes in released:
+                for store, at_epoch, nothing, revision, totals in released:
                     row = self._owned(server, incarnation, store)
                     if row is None or at_epoch not in (None, row.epoch):
                         continue
                     if revision is not None:
                         self._state.stores.raise_revision(store, revision)
-                    self._size(store, size_bytes)
+                    self._note_totals(store, totals)
                     self._state.stores.release(store)
                     if to and not nothing:
                         self._assigner.hand_over(store, row.epoch, to)
@@ -215,24 +215,24 @@ class Transaction:
                 again = wanted.after or _BEFORE_ALL
                 return {"stores": [], "next": again, "bookmark": sight.sealed(after)}
 
-    def _size(self, store: StoreId, size_bytes: int | None) -> None:
-        """Record what a store takes, if its owner tells."""
-        if size_bytes is not None:
-            self._state.stores.set_bytes(store, size_bytes)
+    def _note_totals(self, store: StoreId, totals: StoreTotals | None) -> None:
+        """Record what a store holds, if its owner tells."""
+        if totals is not None:
+            self._state.stores.set_totals(store, totals)
 
     def _usage(
         self,
         server: str,
         incarnation: str,
-        sizes: Sequence[StoreSize],
+        told: Sequence[OpenStoreTotals],
         rates: Sequence[AskedRate],
     ) -> Reply:
-        """Record what open stores take, and answer what tenants have used, with this server's
+        """Record what open stores hold, and answer what tenants have used, with this server's
         shares of their rates."""
-        for store, epoch, size_bytes in sizes:
+        for store, epoch, totals in told:
             row = self._owned(server, incarnation, store)
             if row is not None and row.epoch == epoch:
-                self._state.stores.set_bytes(store, size_bytes)
+                self._state.stores.set_totals(store, totals)
         tenants, elsewhere = {}, {}
         for tenant, operations, asked_bytes, *held in rates:
             shares = self._limits.asked(

@@ -107,6 +107,11 @@ _USE: Final = (
     END""",
 )
 
+#: What else a store holds, as the owner last told. It comes as `_USE` does.
+_TOTALS: Final = tuple(
+    f"ALTER TABLE stores ADD COLUMN {column} INTEGER" for column in ("count", "changed")
+)
+
 #: The dead servers that an operator does not want to see any more. It comes as `_USE` does: an
 #: older version lists them again.
 _FORGOTTEN: Final = "CREATE TABLE IF NOT EXISTS forgotten(server TEXT PRIMARY KEY) STRICT"
@@ -136,6 +141,7 @@ _UPGRADES: Final = {
     4: ("ALTER TABLE stores ADD COLUMN revision INTEGER NOT NULL DEFAULT 0",),
 }
 
+_HAS_TOTALS: Final = "SELECT 1 FROM pragma_table_info('stores') WHERE name = 'changed'"
 COMMITS: Final = "SELECT commits FROM cluster"
 #: Errors that the file system or the file can cause. Other apsw errors
 #: are bugs here and end the process.
@@ -178,7 +184,7 @@ def create(path: Path, disk: Disk, surveying: bool) -> None:
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", FORMAT_VERSION)
             with connection:
-                for statement in (*_SCHEMA, *_USE, _FORGOTTEN, _CLAIMS):
+                for statement in (*_SCHEMA, *_USE, *_TOTALS, _FORGOTTEN, _CLAIMS):
                     connection.execute(statement)
                 connection.execute(SET_SURVEYING, (int(surveying),))
         finally:
@@ -250,7 +256,11 @@ def _sum_use(connection: apsw.Connection) -> None:
 
 
 def _add_missing(connection: apsw.Connection) -> None:
-    """Add the tables that an older version did not make."""
+    """Add the tables and columns that an older version did not make."""
+    if not connection.execute(_HAS_TOTALS).get:
+        with connection:
+            for statement in _TOTALS:
+                connection.execute(statement)
     for name, statement in (("forgotten", _FORGOTTEN), ("claims", _CLAIMS)):
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).get:
             connection.execute(statement)

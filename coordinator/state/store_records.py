@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from holdfast.coordinator.state.cluster_record import ClusterRecord, Execute
 from holdfast.coordinator.state.promised_stores import PromisedStores
 from holdfast.coordinator.state.server_records import IncarnationState, ServerRecords
-from holdfast.protocol.control import Owner, StoreInfo, StoreState
+from holdfast.protocol.control import Owner, StoreInfo, StoreState, StoreTotals
 from holdfast.protocol.limits import PAGE_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
 
@@ -68,7 +68,7 @@ _FOUND: Final = """INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     ON CONFLICT DO UPDATE SET state = excluded.state WHERE state < excluded.state"""
 #: The epoch stays, so the next store of this name gets a higher one.
 _SET_DELETED: Final = f"""UPDATE stores SET owner = 0, cold = NULL, revision = 0, bytes = NULL,
-        state = {StoreState.UNKNOWN:d}
+        count = NULL, changed = NULL, state = {StoreState.UNKNOWN:d}
     WHERE tenant = ? AND kind = ? AND name = ?"""
 _FOUND_DELETED: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch, state)
     VALUES (?, ?, ?, 0, ?, {StoreState.UNKNOWN:d})
@@ -76,7 +76,7 @@ _FOUND_DELETED: Final = f"""INSERT INTO stores(tenant, kind, name, owner, epoch,
 _RELEASE: Final = "UPDATE stores SET owner = 0 WHERE tenant = ? AND kind = ? AND name = ?"
 _FORGET: Final = "DELETE FROM stores WHERE tenant = ? AND kind = ? AND name = ?"
 _PAGE: Final = """SELECT s.name, coalesce(i.server, ''), coalesce(i.incarnation, ''), s.epoch,
-        s.state, s.cold IS NOT NULL, s.bytes
+        s.state, s.cold IS NOT NULL, s.bytes, s.count, s.changed
     FROM stores AS s LEFT JOIN incarnations AS i ON i.id = s.owner AND i.state <> 'released'
     WHERE s.tenant = ?1 AND s.kind = ?2 AND s.name >= ?3 AND s.name < ?4
         AND (s.name > ?5 OR (s.name = ?5 AND ?6))
@@ -91,9 +91,9 @@ _TENANTS: Final = """WITH RECURSIVE found(tenant) AS (
         WHERE found.tenant IS NOT NULL LIMIT ?2)
     SELECT tenant FROM found WHERE tenant IS NOT NULL"""
 # The triggers keep the sums, so these cost the same for any number of stores.
-_SET_BYTES: Final = f"""UPDATE stores SET bytes = ?4
+_SET_TOTALS: Final = f"""UPDATE stores SET bytes = ?4, count = ?5, changed = ?6
     WHERE tenant = ?1 AND kind = ?2 AND name = ?3 AND state <> {StoreState.UNKNOWN:d}
-        AND bytes IS NOT ?4"""
+        AND (bytes, count, changed) IS NOT (?4, ?5, ?6)"""
 _USE: Final = "SELECT streams, kvs, bytes FROM tenants WHERE tenant = ?"
 #: Above every character of a name, hence an upper bound for all names with a prefix.
 _LAST_CHARACTER: Final = "\U0010ffff"
@@ -160,9 +160,9 @@ class StoreRecords:
         """Record that a store is durable up to a revision; it never goes back."""
         self._execute(_RAISE_REVISION, (*store, revision))
 
-    def set_bytes(self, store: StoreId, size_bytes: int) -> None:
-        """Record what a store takes."""
-        self._execute(_SET_BYTES, (*store, size_bytes))
+    def set_totals(self, store: StoreId, totals: StoreTotals) -> None:
+        """Record what a store holds."""
+        self._execute(_SET_TOTALS, (*store, *totals))
 
     def use(self, tenant: str) -> TenantUse:
         """Return what a tenant has."""
@@ -212,16 +212,14 @@ class StoreRecords:
             bounds = (prefix, prefix + _LAST_CHARACTER, last_name, each > last_kind, limit + 1)
             rows = self._execute(_PAGE, (tenant, int(each), *bounds))
             found.extend(
-                StoreInfo(
-                    int(each), name, server, incarnation, epoch, StoreState(state), bool(cold), size
-                )
-                for name, server, incarnation, epoch, state, cold, size in rows
+                StoreInfo._make((int(each), *row[:4], StoreState(row[4]), bool(row[5]), *row[6:]))
+                for row in rows
             )
         found.sort(key=lambda info: (info.name, info.kind))
         page: list[StoreInfo] = []
         size_bytes = 0
         for info in found:
-            size_bytes += len(info.name) + len(info.server) + len(info.incarnation) + 32
+            size_bytes += len(info.name) + len(info.server) + len(info.incarnation) + 48
             if len(page) == limit or size_bytes > PAGE_BYTES:
                 return page, (page[-1].name, page[-1].kind)
             page.append(info)

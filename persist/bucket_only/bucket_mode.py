@@ -41,6 +41,7 @@ from holdfast.persist.tier.claims import Claims
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.pipeline import SyncedLog
 from holdfast.persist.write_path.releasing import Releaser
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import FencedError, HoldfastError, StorageError, StoreDamagedError
 from holdfast.protocol.limits import PUT_STALL_SECONDS
 from holdfast.protocol.messages import Durability
@@ -126,10 +127,10 @@ class BucketMode:
         """Pass only if output may leave now. Raises FencedError, BucketError."""
         await self._look_thread(self._gate.confirm)
 
-    async def confirm(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
+    async def confirm(self, stores: Sequence[tuple[StoreId, int, StoreTotals | None]]) -> None:
         """Do nothing: a file on this disk means nothing to other servers."""
 
-    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, int]]) -> None:
+    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, StoreTotals]]) -> None:
         """Do nothing, for the same reason."""
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:
@@ -254,7 +255,7 @@ class BucketMode:
                     # The coordinator takes a store recorded here for damaged if it has no snapshot.
                     # Before that, the log must stay, as the only thing that mentions the store.
                     await self._coordination.created(
-                        [(store, version.revision, version.bytes) for store, version in some]
+                        [(store, version.revision, version.totals) for store, version in some]
                     )
                 except FencedError:
                     raise

@@ -47,4 +47,4 @@ class VersionPlacement:
 
     async def announce_cold(self, store: StoreId, version: SnapshotVersion) -> None:
         """Tell the coordinator that there is such a store, and how large it is."""
-        await self._coordination.created([(store, version.revision, version.bytes)])
+        await self._coordination.created([(store, version.revision, version.totals)])

@@ -125,7 +125,7 @@ class Drainer:
         if not closed:
             return []
         ends = {
-            store.id: (store.durable_revision, 0 if store.anchor is not None else store.bytes)
+            store.id: (store.durable_revision, store.totals_once_closed)
             for store in closed
             if store.revision
         }

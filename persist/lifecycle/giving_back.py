@@ -19,6 +19,7 @@ from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.coordination import NOTHING_KNOWN, Coordination
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import HoldfastError, UnavailableError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
@@ -97,12 +98,12 @@ class GivingBack:
     async def release(
         self,
         stores: list[tuple[StoreId, int]],
-        ends: Mapping[StoreId, tuple[int, int]] = NOTHING_KNOWN,
+        ends: Mapping[StoreId, tuple[int, StoreTotals]] = NOTHING_KNOWN,
         to: str = "",
     ) -> bool:
         """Tell the coordinator until it answers, or until this server gives up. Return whether it
-        answered. `ends` are the revisions and bytes of closed files, `to` the server that is to own
-        the stores, if that is known."""
+        answered. `ends` are the revisions and totals of closed files, `to` the server that is to
+        own the stores, if that is known."""
         if not self._one_by_one:
             return True
         while True:

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.early_grants import EarlyGrants
 from holdfast.protocol import frames
-from holdfast.protocol.control import Grant, Heartbeat
+from holdfast.protocol.control import Grant, Heartbeat, StoreTotals
 from holdfast.protocol.errors import (
     DeposedError,
     FencedError,
@@ -46,7 +46,7 @@ _RETRY_SECONDS: Final = 0.1
 #: For stores that this server has not given back.
 NO_EPOCHS: Final[Mapping[StoreId, int]] = MappingProxyType({})
 #: For requests without closed files.
-NOTHING_KNOWN: Final[Mapping[StoreId, tuple[int, int]]] = MappingProxyType({})
+NOTHING_KNOWN: Final[Mapping[StoreId, tuple[int, StoreTotals]]] = MappingProxyType({})
 #: How often a server whose tree has no cluster id yet looks again before it concludes that the
 #: coordinator belongs to another cluster.
 _LATE_TRIES: Final = 20
@@ -299,28 +299,30 @@ class Coordination:
             return ()
         return tuple(str(each) for each in answer["caches"])
 
-    async def created(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
-        """Report that the files of these stores are durable: `(store, revision, bytes)`, None for
-        an unknown size.
+    async def created(self, stores: Sequence[tuple[StoreId, int, StoreTotals | None]]) -> None:
+        """Report that the files of these stores are durable: `(store, revision, totals)`, None for
+        unknown ones.
 
         Raises NoCoordinatorError, FencedError.
         """
-        await self._ask("created", stores=[[*store, *at] for store, *at in stores])
+        rows = [[*store, revision, *(totals or ())] for store, revision, totals in stores]
+        await self._ask("created", stores=rows)
 
-    async def closed(self, stores: Sequence[tuple[StoreId, int, int, int]]) -> None:
-        """Report durable files that were closed: `(store, epoch, revision, bytes)`. The
+    async def closed(self, stores: Sequence[tuple[StoreId, int, int, StoreTotals]]) -> None:
+        """Report durable files that were closed: `(store, epoch, revision, totals)`. The
         report may be late.
 
         Raises NoCoordinatorError, FencedError.
         """
-        await self._ask("closed", stores=[[*store, *at] for store, *at in stores])
+        rows = [[*store, epoch, revision, *totals] for store, epoch, revision, totals in stores]
+        await self._ask("closed", stores=rows)
 
     async def usage(
         self,
-        stores: Sequence[tuple[StoreId, int, int]],
+        stores: Sequence[tuple[StoreId, int, StoreTotals]],
         rates: Sequence[tuple[str, float, float, int, int]],
     ) -> tuple[Any, Any]:
-        """Report the sizes of open stores, `(store, epoch, bytes)`, and of tenants with quotas what
+        """Report what open stores hold, `(store, epoch, totals)`, and of tenants with quotas what
         they asked for and what is held of them: `(tenant, operations, bytes, open stores,
         uploads)`, the first two a second. Return what each of these tenants has used, with this
         server's shares of its rates, and what others hold of it: `{tenant: [bytes, share, byte
@@ -330,7 +332,7 @@ class Coordination:
         """
         answer = await self._ask(
             "usage",
-            stores=[[*store, *at] for store, *at in stores],
+            stores=[[*store, epoch, *totals] for store, epoch, totals in stores],
             tenants=[list(rate) for rate in rates],
         )
         return answer.get("tenants"), answer.get("elsewhere", {})
@@ -351,14 +353,14 @@ class Coordination:
         stores: Sequence[tuple[StoreId, int]],
         *,
         nothing: bool = False,
-        ends: Mapping[StoreId, tuple[int, int]] = NOTHING_KNOWN,
+        ends: Mapping[StoreId, tuple[int, StoreTotals]] = NOTHING_KNOWN,
         to: str = "",
     ) -> None:
         """Give up `(store, epoch)` pairs, none of them open. With `nothing`, none of them
-        exists. `ends` tells at which revision their files were closed, durable, and their bytes.
+        exists. `ends` tells at which revision their files were closed, durable, and what they hold.
         `to` is the server that is to own them. Raises NoCoordinatorError."""
         released = [
-            [*store, epoch, nothing, *end]
+            [*store, epoch, nothing, end[0], *end[1]]
             if (end := ends.get(store)) is not None
             else [*store, epoch, *([True] if nothing else [])]
             for store, epoch in stores

@@ -18,6 +18,7 @@ from typing import Any, Final
 from holdfast.persist.quotas.tenant_quota import TenantQuota
 from holdfast.persist.store.store import Store
 from holdfast.protocol.access.quota import Quota
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.names import StoreId
 
@@ -29,10 +30,10 @@ _IDLE_ROUNDS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """What one request tells: stores with their sizes, and `(tenant, operations, bytes, open
+    """What one request tells: stores with what they hold, and `(tenant, operations, bytes, open
     stores, uploads)`, operations and bytes a second."""
 
-    stores: tuple[tuple[Store, int], ...]
+    stores: tuple[tuple[Store, StoreTotals], ...]
     rates: tuple[tuple[str, float, float, int, int], ...]
 
 
@@ -113,11 +114,11 @@ class QuotaBook:
         """Yield what to report now, at most REPORT_ROWS of each kind at a time."""
         seconds = max(now - self._reported_at, 0.001)
         self._reported_at, self.has_news = now, False
-        stores: list[tuple[Store, int]] = []
+        stores: list[tuple[Store, StoreTotals]] = []
         rates: list[tuple[str, float, float, int, int]] = []
         for quota in list(self._kept.values()):
             touched = quota.take_touched()
-            stores.extend((store, store.held_bytes) for store in touched)
+            stores.extend((store, store.store_totals) for store in touched)
             for store in [quota.open[each] for each in quota.uploads]:
                 # Abandoned ones are dropped by no group.
                 quota.count_uploads(store)

@@ -82,7 +82,7 @@ class QuotaKeeping:
                 continue
             try:
                 used, elsewhere = await self._coordination.usage(
-                    [(store.id, store.epoch, size) for store, size in report.stores],
+                    [(store.id, store.epoch, totals) for store, totals in report.stores],
                     report.rates,
                 )
                 self._book.answered(used, elsewhere)

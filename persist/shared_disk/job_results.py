@@ -75,4 +75,4 @@ class FilePlacement:
         [is_recorded] = await self._coordination.cold([at])
         if not is_recorded:
             raise NotOwnerError(server=self._life.server)
-        await self._coordination.created([(store, version.revision, version.bytes)])
+        await self._coordination.created([(store, version.revision, version.totals)])

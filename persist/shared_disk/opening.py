@@ -39,7 +39,7 @@ from holdfast.persist.shared_disk.new_files import NewFiles, wal_of
 from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.cold_stores import ColdStores
-from holdfast.protocol.control import Grant, StoreState
+from holdfast.protocol.control import Grant, StoreState, StoreTotals
 from holdfast.protocol.errors import BusyError, HoldfastError, StoreDamagedError
 from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.names import StoreId
@@ -60,7 +60,7 @@ class StoreOpener:
         dead_logs: DeadLogs,
         *,
         raise_epoch: Callable[[StoreId, int], Awaitable[int]],
-        confirm: Callable[[Sequence[tuple[StoreId, int, int | None]]], Awaitable[None]],
+        confirm: Callable[[Sequence[tuple[StoreId, int, StoreTotals | None]]], Awaitable[None]],
         cold_stores: ColdStores | None = None,
     ) -> None:
         """`raise_epoch` tells the coordinator a file's epoch and returns a higher one. `confirm`
@@ -129,7 +129,7 @@ class StoreOpener:
                 self._takeover_pauses.observe(asyncio.get_running_loop().time() - began_at)
                 if standing is not Standing.DURABLE or accepted:
                     known_revision = file.meta.revision
-                    await self._confirm([(store, known_revision, file.meta.bytes)])
+                    await self._confirm([(store, known_revision, file.meta.totals)])
                 standing = Standing.DURABLE
                 if accepted:
                     self._life.disk.remove(self._life.layout.older_accepted(store))

@@ -39,6 +39,7 @@ from holdfast.persist.tier.claims import Claims
 from holdfast.persist.tier.tier import Tier
 from holdfast.persist.write_path.pipeline import SyncedLog
 from holdfast.persist.write_path.releasing import Releaser
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import (
     FencedError,
     StaleFileSystemError,
@@ -123,12 +124,13 @@ class SharedDiskMode:
         StaleFileSystemError, StorageError, UnavailableError."""
         await self._sealed_logs.read()
 
-    async def confirm(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
+    async def confirm(self, stores: Sequence[tuple[StoreId, int, StoreTotals | None]]) -> None:
         """Tell the coordinator that the files of stores are durable, each at a revision."""
         await self._coordination.created(stores)
 
-    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, int]]) -> None:
-        """Tell the coordinator of durable files that were closed: store, epoch, revision, bytes."""
+    async def tell_closed(self, stores: Sequence[tuple[StoreId, int, int, StoreTotals]]) -> None:
+        """Tell the coordinator of durable files that were closed: store, epoch, revision, what they
+        hold."""
         await self._coordination.closed(stores)
 
     async def withdraw(self, store: Store, error: StoreDamagedError) -> bool:

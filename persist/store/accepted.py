@@ -29,6 +29,7 @@ from holdfast.persist.store.subjects import MessageSubjects
 from holdfast.protocol import changes as rows
 from holdfast.protocol import frames
 from holdfast.protocol.chain.hashing import GENESIS, after, after_values, leaf_of
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.header_block import msg_id_in
 from holdfast.protocol.limits import UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
@@ -140,6 +141,11 @@ class Accepted:
             return self.bytes
         uploads = map(self.contents.upload, self.contents.staged())
         return self.bytes + sum(upload.size_bytes for upload in uploads if upload is not None)
+
+    @property
+    def store_totals(self) -> StoreTotals:
+        """What the coordinator is told of the store. Asks the file, if there are uploads."""
+        return StoreTotals(self.held_bytes, self.count, self.time)
 
     def sum_up_to(self, end_seq: int) -> tuple[int, int]:
         """Return how many messages there are up to `end_seq`, and their bytes."""

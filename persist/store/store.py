@@ -23,6 +23,7 @@ from holdfast.persist.store.pending import PendingTick
 from holdfast.persist.store.retention import NEVER
 from holdfast.persist.store.states import OpenState, Standing, check_open, check_standing
 from holdfast.persist.store.writers import WriterState
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.limits import OUTCOME_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId
@@ -138,6 +139,11 @@ class Store(Accepted):
             or (self.revision > self.anchor.first_revision and now - self.used_at < kept_seconds)
             or (self.is_stream and bool(self.consumers.by_id or len(self.cursors)))
         )
+
+    @property
+    def totals_once_closed(self) -> StoreTotals:
+        """What the coordinator is told when it is closed: an ephemeral store is empty then."""
+        return self.store_totals if self.anchor is None else StoreTotals(0, 0, self.time)
 
     def enter(self, state: OpenState) -> None:
         """Move to another state. Raises IllegalTransitionError."""

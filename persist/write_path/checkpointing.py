@@ -26,6 +26,7 @@ from holdfast.persist.write_path.durable_files import (
     DurableFiles,
 )
 from holdfast.persist.write_path.log_progress import LogProgress
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
@@ -160,12 +161,12 @@ class Checkpointer:
         files: DurableFiles,
         open_stores: OpenStores,
         progress: LogProgress,
-        tell_closed: Callable[[list[tuple[StoreId, int, int, int]]], Awaitable[None]],
+        tell_closed: Callable[[list[tuple[StoreId, int, int, StoreTotals]]], Awaitable[None]],
         set_aside: Callable[[], Awaitable[None]],
         limits: OpenLimits | None = None,
     ) -> None:
         """`tell_closed` tells the coordinator of durable files that were closed: store, epoch,
-        revision, bytes. `set_aside` takes damaged stores out of service."""
+        revision, totals. `set_aside` takes damaged stores out of service."""
         self._log = log
         self._gate = life.gate
         self._run_in_thread = life.run_in_thread
@@ -176,8 +177,8 @@ class Checkpointer:
         self._set_aside = set_aside
         self._limits = limits or OpenLimits()
         #: Closed stores that have advanced beyond what the coordinator knows: epoch, revision and
-        #: bytes.
-        self._untold: dict[StoreId, tuple[int, int, int]] = {}
+        #: totals.
+        self._untold: dict[StoreId, tuple[int, int, StoreTotals]] = {}
         self._tell_at = 0.0
         self._telling = Trouble(logger, "store.closed_untold", logging.INFO)
         self._unreadable = Trouble(logger, "log.retire_waits")
@@ -345,13 +346,13 @@ class Checkpointer:
         while self._log.oldest_segment < first_needed:
             self._log.retire(self._log.oldest_segment)
 
-    def _note_closed(self, store: Store, file: StoreFile, size_bytes: int) -> None:
+    def _note_closed(self, store: Store, file: StoreFile, totals: StoreTotals) -> None:
         """Remember what to tell the coordinator of a durable file that was closed."""
         revision = file.meta.revision
         if file.in_memory or revision <= store.known_revision:
             return
         if len(self._untold) < _MAX_UNTOLD:
-            self._untold[store.id] = (store.epoch, revision, size_bytes)
+            self._untold[store.id] = (store.epoch, revision, totals)
 
     async def _tell_of_closed(self) -> bool:
         """Tell the coordinator how far closed files had come, and return whether it answered.
@@ -385,13 +386,13 @@ class Checkpointer:
         ):
             return False
         if store.file is not None:
-            size_bytes = store.held_bytes if store.anchor is None else 0
+            totals = store.totals_once_closed
             try:
                 store.file.close()
             except StorageError as error:
                 logger.error("store.close_failed store=%s reason=%s", store.id, error)
             else:
-                self._note_closed(store, store.file, size_bytes)
+                self._note_closed(store, store.file, totals)
             for hear in self._hear_closed:
                 hear(store, store.file)
         self._open_stores.closed(store)

@@ -22,6 +22,7 @@ from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import (
     FencedError,
     HoldfastError,
@@ -53,7 +54,7 @@ class DurableFiles:
         leases: Leases,
         progress: LogProgress,
         materialiser: Materialiser,
-        confirm: Callable[[Sequence[tuple[StoreId, int, int | None]]], Awaitable[None]],
+        confirm: Callable[[Sequence[tuple[StoreId, int, StoreTotals | None]]], Awaitable[None]],
     ) -> None:
         """`confirm` tells the coordinator at which revision each of these stores'
         files is durable."""
@@ -160,7 +161,7 @@ class DurableFiles:
             batch = unconfirmed[start : start + CONFIRM_BATCH]
             try:
                 await self._confirm(
-                    [(store.id, durable.revision, durable.bytes) for store, durable in batch]
+                    [(store.id, durable.revision, durable.totals) for store, durable in batch]
                 )
             except HoldfastError as error:
                 # The next pass tries again. Until then the log keeps these stores' changes.

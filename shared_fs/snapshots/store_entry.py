@@ -14,6 +14,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from holdfast.protocol.control import StoreTotals
 from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
 
 
@@ -42,6 +43,11 @@ class SnapshotVersion:
     taken: int
     #: Only of the first version of a fork.
     origin: ForkOrigin | None = None
+
+    @property
+    def totals(self) -> StoreTotals:
+        """What the coordinator is told of the store."""
+        return StoreTotals(self.bytes, self.count, self.time)
 
     @property
     def order(self) -> tuple[int, int]:

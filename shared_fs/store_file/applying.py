@@ -19,6 +19,7 @@ import msgpack
 
 from holdfast.protocol import changes, frames
 from holdfast.protocol.changes import number_of
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.header_block import FIRST_BYTE
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file import schema
@@ -56,6 +57,11 @@ class StoreMeta:
     count: int
     bytes: int
     changes_from: int
+
+    @property
+    def totals(self) -> StoreTotals:
+        """What the coordinator is told of the store."""
+        return StoreTotals(self.bytes, self.count, self.time)
 
     @property
     def counters(self) -> tuple[int, int, int, int, int, int]:

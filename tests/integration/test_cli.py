@@ -8,6 +8,7 @@ import hashlib
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,9 +239,26 @@ def test_details_of_stores_are_asked_of_their_owners(cluster: RunningUp) -> None
         ("detailed.two", 1, "hot"),
     ]
     assert all(row["time"] > 1_700_000_000_000 and row["bytes"] for row in rows)
-    refused = cluster.holdfast("stores", "--sort", "count")
+    refused = cluster.holdfast("stores", "--sort", "lag")
     assert refused.returncode == 2
     assert b"needs --details or --bucket" in refused.stderr
+
+
+def test_counts_and_last_changes_are_listed_without_asking_the_owners(cluster: RunningUp) -> None:
+    cluster.output("stream", "append", "counted.one", "--lines", stdin=b"a\nb")
+    cluster.output("kv", "set", "counted.two", "k", "x")
+    deadline_at = time.monotonic() + 60
+    while True:
+        rows = cluster.json("stores", "counted.", "--sort", "count")["stores"]
+        if all(row["count"] for row in rows):
+            break
+        assert time.monotonic() < deadline_at, rows
+        time.sleep(0.2)
+    assert [(row["name"], row["count"]) for row in rows] == [("counted.one", 2), ("counted.two", 1)]
+    assert all(row["time"] > 1_700_000_000_000 for row in rows)
+    latest = cluster.json("stores", "counted.", "--sort", "time")["stores"]
+    assert [row["name"] for row in latest] == ["counted.two", "counted.one"]
+    assert "last change" in cluster.output("stores", "counted.")
 
 
 def test_all_parts_of_a_cluster_are_seen(cluster: RunningUp) -> None:

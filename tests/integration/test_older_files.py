@@ -39,7 +39,7 @@ async def put_older_copies_in_place(processes: Processes) -> None:
 
     def hear(message: BusMessage) -> None:
         closed = frames.decode_control(message.payload)["stores"]
-        told.update(name for _, _, name, _, revision, _ in closed if revision == 2)
+        told.update(name for _, _, name, _, revision, *_ in closed if revision == 2)
 
     async with connected_peer(processes) as peer:
         await peer.bus.subscribe(SUBJECTS.cluster("closed"), hear)

@@ -53,7 +53,7 @@ from holdfast.persist.tier.tending import SharedTending
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.persist.tier.tier_pools import TierPools
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
-from holdfast.protocol.control import Grant, ServerState
+from holdfast.protocol.control import Grant, ServerState, StoreTotals
 from holdfast.protocol.errors import BusyError, HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.work.cold_work import SWEEPS, sweep
@@ -263,7 +263,7 @@ class Server:
             )
             return self.cluster.ask(self, Cool("s1", self.incarnation, named))["cold"]
 
-    async def created(self, stores: Sequence[tuple[StoreId, int, int | None]]) -> None:
+    async def created(self, stores: Sequence[tuple[StoreId, int, StoreTotals | None]]) -> None:
         with self.steps.around("created"):
             named = tuple(CreatedStore(*each) for each in stores)
             self.cluster.ask(self, Created("s1", self.incarnation, named))
@@ -318,7 +318,7 @@ class Server:
         with self.steps.around("checkpoint"):
             file.checkpoint()
         opened.last_tick = 1
-        await self.created([(store, file.meta.revision, file.meta.bytes)])
+        await self.created([(store, file.meta.revision, file.meta.totals)])
         self.cluster.acknowledged[store].append(value)
         self.close(opened)
 

@@ -91,7 +91,7 @@ def console_schemas() -> Json:
         ),
         "ConsoleStore": record_schema(
             StoreInfo,
-            without=["cold", "bytes"],
+            without=["cold", "bytes", "message_count", "time"],
             kind=_KIND,
             tier={"enum": ["hot", "cold"]},
             state=TEXT,

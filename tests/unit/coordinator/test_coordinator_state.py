@@ -28,10 +28,12 @@ from holdfast.coordinator.answering.requests import (
     MoveStore,
     Open,
     OpenStore,
+    OpenStoreTotals,
     Register,
     ReleasedStore,
     ReleaseRequest,
     ResolveRequest,
+    UsageRequest,
     Vacate,
 )
 from holdfast.coordinator.decisions.events import RecordDead, RecordLive
@@ -39,7 +41,7 @@ from holdfast.coordinator.state import promised_stores
 from holdfast.coordinator.state.lost_state import SurveyedStore
 from holdfast.coordinator.state.server_records import IncarnationState
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
-from holdfast.protocol.control import ServerState, StoreState
+from holdfast.protocol.control import ServerState, StoreState, StoreTotals
 from holdfast.protocol.errors import (
     FencedError,
     InvalidArgumentError,
@@ -346,7 +348,8 @@ def test_an_operator_moves_a_store_that_exists_to_a_server_that_takes_stores(
 
 def test_a_vacated_server_has_nothing_and_lives_on(state: StateFile) -> None:
     own(state, ONE, TWO)
-    nobodys = [[1, "one", "", "", 1, 1, False, None], [1, "two", "", "", 1, 1, False, None]]
+    untold = [None, None, None]
+    nobodys = [[1, name, "", "", 1, 1, False, *untold] for name in ("one", "two")]
     check(
         state,
         (Vacate("a", "a1", 1), {"term": 1}),
@@ -384,8 +387,8 @@ def test_an_incarnation_that_has_ended_vacates_nothing(state: StateFile) -> None
 def test_stores_found_on_disk_are_durable_and_keep_their_owner(state: StateFile) -> None:
     durable, created = StoreState.DURABLE, StoreState.CREATED
     own(state, ONE)
-    one = [1, "one", "a", "a1", 1, durable, False, None]
-    two = [1, "two", "", "", 3, durable, False, None]
+    one = [1, "one", "a", "a1", 1, durable, False, None, None, None]
+    two = [1, "two", "", "", 3, durable, False, None, None, None]
     check(
         state,
         (LISTED, [one, two]),
@@ -409,7 +412,7 @@ def test_a_cold_store_is_hot_again_once_its_file_is_durable_beyond_the_snapshot(
         (reads("a", ONE), [[1, 2, 2, 5, 5]]),
         # A late repetition of what was said before it went cold.
         Created("a", "a1", (CreatedStore(ONE, 5), CreatedStore(ONE))),
-        (LISTED, [[1, "one", "a", "a1", 1, 2, True, None]]),
+        (LISTED, [[1, "one", "a", "a1", 1, 2, True, None, None, None]]),
         Created("a", "a1", (CreatedStore(ONE, 6),)),
         (reads("a", ONE), [[1, 2, 2, None, 6]]),
         records=(LIVE_A,),
@@ -662,3 +665,24 @@ def test_whoever_may_see_everything_reads_page_by_page(path: Path) -> None:
         reply = fields(run(state, ListStores("acme", None, "", None, 2, None, sight))[0])
         assert [info[1] for info in reply["stores"]] == ["s0", "s1"]
         assert reply["next"] == ["s1", 1]
+
+
+def test_what_owners_tell_of_their_stores_is_listed(state: StateFile) -> None:
+    def listed() -> list[object]:
+        [reply] = run(state, LISTED)
+        return [row[7:] for row in fields(reply)["stores"]]  # type: ignore[index]
+
+    own(state, ONE, TWO)
+    created = CreatedStore(ONE, 3, StoreTotals(30, 3, 1_003))
+    check(state, Created("a", "a1", (created, CreatedStore(TWO, 1, StoreTotals(7)))))
+    assert listed() == [[30, 3, 1_003], [7, None, None]], "an older server tells bytes alone"
+    open_totals = OpenStoreTotals(ONE, 1, StoreTotals(40, 4, 1_004))
+    wrong_epoch = OpenStoreTotals(TWO, 9, StoreTotals(1, 1, 1))
+    check(state, UsageRequest("a", "a1", (open_totals, wrong_epoch), ()))
+    assert listed() == [[40, 4, 1_004], [7, None, None]]
+    check(state, UsageRequest("b", "b1", (open_totals._replace(epoch=1),), ()), members=(A, B))
+    check(state, Closed("a", "a1", (ClosedStore(ONE, 1, 5, StoreTotals(50, 5, 1_005)),)))
+    check(state, releases("a", TWO, 1, False, 2, StoreTotals(8, 1, 1_006)))
+    assert listed() == [[50, 5, 1_005], [8, 1, 1_006]]
+    check(state, releases("a", TWO, 1), DeletedRequest("a", "a1", (ReleasedStore(ONE, 1),)))
+    assert listed() == [[8, 1, 1_006]]

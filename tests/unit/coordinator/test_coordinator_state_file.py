@@ -11,11 +11,18 @@ import apsw
 import pytest
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
-from holdfast.coordinator.answering.requests import Closed, ClosedStore, ReleaseAll, ResolveRequest
+from holdfast.coordinator.answering.requests import (
+    Closed,
+    ClosedStore,
+    Created,
+    CreatedStore,
+    ReleaseAll,
+    ResolveRequest,
+)
 from holdfast.coordinator.decisions.events import RecordDead
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
 from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION
-from holdfast.protocol.control import Owner
+from holdfast.protocol.control import Owner, StoreTotals
 from holdfast.protocol.errors import (
     DeposedError,
     NewerFormatError,
@@ -47,7 +54,9 @@ def made_older(path: Path, version: int) -> None:
     """Make a file, in which `a` has ONE, one of an earlier format."""
     with closing(open_state_file(path, Disk())) as state:
         own(state, ONE)
-    changes = ["ALTER TABLE stores DROP COLUMN revision"]
+    changes = [
+        f"ALTER TABLE stores DROP COLUMN {column}" for column in ("revision", "count", "changed")
+    ]
     if version <= 3:
         columns = ("commits", "base", "forgotten_epoch")
         changes += [f"ALTER TABLE cluster DROP COLUMN {column}" for column in columns]
@@ -81,6 +90,10 @@ def test_a_file_that_knows_no_revisions_is_upgraded(path: Path, version: int) ->
         check(state, (reads("a", ONE), [[1, 1, 1]]), closed)
         row = row_of(state, ONE)
         assert row is not None and row.revision == 7
+        check(state, Created("a", "a1", (CreatedStore(ONE, 8, StoreTotals(80, 8, 1_008)),)))
+        with state.transaction():
+            [info], _ = state.stores.page("acme", None, "", None, 10)
+        assert info.message_count == 8
 
 
 def test_a_coordinator_with_a_successor_writes_nothing_and_says_nothing(

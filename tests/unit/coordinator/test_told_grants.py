@@ -12,12 +12,13 @@ from holdfast.coordinator.answering.requests import (
     ColdStore,
     Cool,
     Created,
+    CreatedStore,
     Request,
     ResolveRequest,
 )
 from holdfast.coordinator.decisions.member import MemberView
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
-from holdfast.protocol.control import ServerState
+from holdfast.protocol.control import ServerState, StoreTotals
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.limits import MAX_TOLD_GRANTS
 from holdfast.protocol.names import StoreId
@@ -54,7 +55,7 @@ def told(
 
 def durable(state: StateFile, *stores: StoreId, revision: int = 30) -> None:
     own(state, *stores)
-    made = tuple((store, revision, 100) for store in stores)
+    made = tuple(CreatedStore(store, revision, StoreTotals(100)) for store in stores)
     run(state, Created("a", "a1", made), members=(A,))
 
 

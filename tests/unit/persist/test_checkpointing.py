@@ -165,7 +165,7 @@ async def test_the_coordinator_hears_how_far_a_store_was_when_it_was_closed(worl
     assert world.told == [], "not with every pass"
     await world.run_pass(now=110.0)
     await world.run_pass(now=120.0)
-    assert world.told == [(store.id, 1, 1, store.bytes)]
+    assert world.told == [(store.id, 1, 1, store.store_totals)]
     store = world.open_store("a")
     store.known_revision = 1
     await world.run_pass(now=200.0)

@@ -18,6 +18,7 @@ from holdfast.persist.write_path.tick import Tick
 from holdfast.persist.write_path.turn import Conditions, Promises, TurnBuilder
 from holdfast.protocol import frames
 from holdfast.protocol.access.quota import NO_QUOTA, Quota
+from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import InvalidArgumentError, LimitExceededError, MalformedFrameError
 from holdfast.protocol.limits import UPLOAD_ID_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
@@ -203,12 +204,12 @@ def test_sizes_are_reported_until_they_are_heard_and_are_states() -> None:
     world = World(Quota(max_bytes=1000))
     world.results(APPEND, APPEND, counter=1)
     [stores, rates] = world.book.reports(1.0)
-    assert stores == UsageReport(((world.mine, 2),), ())
+    assert stores == UsageReport(((world.mine, StoreTotals(2, 2, world.mine.time)),), ())
     assert rates.rates[0][0] == "acme"
     world.results(APPEND, counter=2)
     world.book.unheard(stores)
     [again, rates] = world.book.reports(2.0)
-    assert again.stores == ((world.mine, 3),), "the size of now, once"
+    assert again.stores == ((world.mine, StoreTotals(3, 3, world.mine.time)),), "once"
     world.book.answered({"acme": [3, 1.0, 1.0], "gone": [9, 1.0, 1.0]}, {})
     assert list(world.book.reports(3.0)) == []
     closed = world.mine
@@ -262,7 +263,7 @@ def test_all_open_stores_are_reported_once_a_tenant_gets_a_limit_of_bytes() -> N
     assert [each.stores for each in world.book.reports(1.0)] == [()]
     world.book.change({"acme": Quota(max_bytes=10)}, world.open_stores.stores())
     [stores, _] = world.book.reports(2.0)
-    assert set(stores.stores) == {(world.mine, 1), (more, 0)}
+    assert {(store, told.bytes) for store, told in stores.stores} == {(world.mine, 1), (more, 0)}
     world.book.change({}, world.open_stores.stores())
     assert world.book.of("acme") is None
     assert list(world.book.reports(3.0)) == []
