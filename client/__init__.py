@@ -46,7 +46,12 @@ from holdfast.client.live.live_notices import Origin, Rejection
 from holdfast.client.live.live_stream import LiveMessage, LiveStream
 from holdfast.client.values.codec import Codec
 from holdfast.protocol.bus.login import TlsFiles
-from holdfast.protocol.chain.checking import ChainReport, check_chain, leaf_of_message
+from holdfast.protocol.chain.checking import (
+    ChainReport,
+    check_chain,
+    leaf_of_entry,
+    leaf_of_message,
+)
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo
 from holdfast.protocol.control import ServerInfo, StoreInfo, StoreState
@@ -219,6 +224,7 @@ __all__ = [
     "WrongRevisionError",
     "check_chain",
     "connect",
+    "leaf_of_entry",
     "leaf_of_message",
     "quote",
     "unquote",

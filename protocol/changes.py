@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from holdfast.protocol import frames
-from holdfast.protocol.chain.hashing import leaf_of
+from holdfast.protocol.chain.hashing import leaf_of, leaf_of_set
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.frames import WireChange
 from holdfast.protocol.header_block import HeaderBlock, headers_from_wire
@@ -254,6 +254,12 @@ def leaf(change: WireChange, time: int) -> bytes:
     """Return the leaf, in the chain of its stream, of a set of a message at `time`."""
     seq, value, headers, _, _, subject, written = message_set(change)
     return leaf_of(seq, time if written is None else written, value, headers, subject)
+
+
+def leaf_of_change(change: WireChange, revision: int, time: int) -> bytes:
+    """Return the leaf, in the chain of its kv, of a set of an entry."""
+    key, value, headers, _ = entry_set(change)
+    return leaf_of_set(revision, time, value, headers, key)
 
 
 def entry_set(change: WireChange) -> EntrySet:

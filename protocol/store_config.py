@@ -106,8 +106,8 @@ class StoreConfig:
     serving_epoch: int | None = None
     #: How many values of each key a kv keeps, the present one included.
     history: int = 1
-    #: Keep a chain of hashes over the messages. It cannot be ended, and messages of such a stream
-    #: cannot be replaced.
+    #: Keep a chain of hashes over the messages, or the sets of a kv. It cannot be ended, and
+    #: messages of such a stream cannot be replaced.
     chain: bool = False
     #: Keep the content in the owner's memory alone. It ends with its owner, and can be set only as
     #: long as the store is empty.
@@ -288,7 +288,6 @@ OF_STREAMS: Final = frozenset(
         "deny_purge",
         "sealed",
         "serving_epoch",
-        "chain",
     )
 )
 #: A stream keeps its messages anyway.

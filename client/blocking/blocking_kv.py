@@ -26,6 +26,8 @@ from holdfast.client.wire.operations import (
     entry_from_wire,
     set_entry_operation,
 )
+from holdfast.protocol.chain.checking import ChainReport
+from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.frames import pack
 from holdfast.protocol.messages import Ack, AnyDurability, Change, Deleted, Entry, Head, Headers, V
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
@@ -437,6 +439,22 @@ class KV(Generic[V]):
     def head(self, *, timeout_seconds: float | None = None) -> Head:
         """Return the kv's revision, its number of keys, and their bytes."""
         return self._background.run(self._kv.head(timeout_seconds=timeout_seconds))
+
+    def verify_chain(
+        self, kept: Iterable[Ack | ChainLink] = (), *, timeout_seconds: float | None = None
+    ) -> ChainReport:
+        """Read the whole kv, compute its chain anew, and compare it with what you kept: acks, or a
+        ChainLink of each revision and chain. The kv must be configured with `chain`.
+
+        The report is that of `Stream.verify_chain`, with revisions of sets in place of seqs. Values
+        that were replaced or deleted since count by their leaves.
+
+        Raises InvalidArgumentError if the kv keeps no chain.
+
+            report = kv.verify_chain([ack])
+            assert report.is_sound
+        """
+        return self._background.run(self._kv.verify_chain(kept, timeout_seconds=timeout_seconds))
 
     def configure(
         self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]

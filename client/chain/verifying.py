@@ -18,7 +18,7 @@ from holdfast.protocol.limits import SHA256_BYTES
 from holdfast.protocol.messages import Ack, Message
 
 
-class _Page(NamedTuple):
+class ChainPage(NamedTuple):
     """What the owner tells of a chain: see CHAIN in `protocol/frames.py`."""
 
     base: ChainLink
@@ -35,7 +35,7 @@ async def verify_chain(
     timeout_seconds: float | None,
 ) -> ChainReport:
     """Do what `Stream.verify_chain` does. `pages_of(start_seq, end_seq)` reads messages."""
-    first = await _page(link, key, 0, timeout_seconds)
+    first = await chain_page(link, key, 0, timeout_seconds)
     end = first.last
     walk = ChainWalk(first.base, [*kept, *([end] if end.seq > first.base.seq else [])])
     pages = pages_of(first.base.seq + 1, end.seq)
@@ -60,7 +60,7 @@ async def _walk(
     removed before that: what is asked for after the messages has them all."""
     after_seq: int | None = walk.last.seq
     while after_seq is not None:
-        page = await _page(link, key, after_seq, timeout_seconds)
+        page = await chain_page(link, key, after_seq, timeout_seconds)
         if page.base.seq > walk.last.seq:
             while messages and messages[0][0] <= page.base.seq:
                 messages.popleft()
@@ -82,13 +82,15 @@ async def _walk(
         walk.step(*messages.popleft())
 
 
-async def _page(
+async def chain_page(
     link: Link, key: StoreKey, after_seq: int, timeout_seconds: float | None
-) -> _Page:
+) -> ChainPage:
+    """Return what the owner tells of a chain, with leaves after a seq. Raises
+    InvalidArgumentError."""
     packed = pack([CHAIN, after_seq, None])
     answer, *_ = await link.call(key, packed, False, 0, timeout_seconds)
     if answer is None:
-        raise InvalidArgumentError(argument="stream", reason="it keeps no chain")
+        raise InvalidArgumentError(argument="store", reason="it keeps no chain")
     try:
         base_seq, base, last_seq, chain, leaves, next_after_seq = answer[:6]
         found = [(seq, leaf) for seq, leaf in leaves]
@@ -105,4 +107,4 @@ async def _page(
         raise MalformedFrameError(reason=f"a page of a chain: {error}") from error
     if wrong:
         raise MalformedFrameError(reason="a page of a chain has other types or another order")
-    return _Page(ChainLink(base_seq, base), ChainLink(last_seq, chain), found, next_after_seq)
+    return ChainPage(ChainLink(base_seq, base), ChainLink(last_seq, chain), found, next_after_seq)

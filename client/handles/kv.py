@@ -16,6 +16,7 @@ from collections.abc import (
 )
 from typing import Any, Generic, Unpack
 
+from holdfast.client.chain.kv_verifying import verify_kv_chain
 from holdfast.client.following.follower import Follower
 from holdfast.client.following.subscription import Subscription, subscription_to
 from holdfast.client.following.track import Wanted
@@ -34,6 +35,7 @@ from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     PACKED_HEAD,
     Value,
+    ack_from_wire,
     check_count,
     checked_durability,
     dated_changes,
@@ -44,6 +46,8 @@ from holdfast.client.wire.operations import (
     pack_batch,
     set_entry_operation,
 )
+from holdfast.protocol.chain.checking import ChainReport
+from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.errors import (
     MalformedFrameError,
     OperationTimeoutError,
@@ -212,7 +216,7 @@ class KV(Generic[V]):
         )
         if len(results) != len(operations):
             raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
-        return [Ack(None, result[1], time, stored) for result in results]
+        return [_ack(result, time, stored) for result in results]
 
     async def get(
         self, key: str, *, revision: int | None = None, timeout_seconds: float | None = None
@@ -503,6 +507,23 @@ class KV(Generic[V]):
         wire, *_ = await self._link.call(self._key, PACKED_HEAD, False, 0, timeout_seconds)
         return head_from_wire(wire)
 
+    async def verify_chain(
+        self, kept: Iterable[Ack | ChainLink] = (), *, timeout_seconds: float | None = None
+    ) -> ChainReport:
+        """Read the whole kv, compute its chain anew, and compare it with what you kept: acks, or a
+        ChainLink of each revision and chain. The kv must be configured with `chain`.
+
+        The report is that of `Stream.verify_chain`, with revisions of sets in place of seqs. Values
+        that were replaced or deleted since count by their leaves.
+
+        Raises InvalidArgumentError if the kv keeps no chain.
+
+            report = await kv.verify_chain([ack])
+            assert report.is_sound
+        """
+        pages = self._reads.pages("", None, None, True, timeout_seconds)
+        return await verify_kv_chain(self._link, self._key, pages, kept, timeout_seconds)
+
     async def configure(
         self, *, timeout_seconds: float | None = None, **settings: Unpack[ConfigSettings]
     ) -> StoreConfig:
@@ -707,4 +728,4 @@ class KV(Generic[V]):
 
 
 def _ack(result: Sequence[Any], time: int, durability: Durability) -> Ack:
-    return Ack(None, result[1], time, durability)
+    return ack_from_wire(result, time, durability)

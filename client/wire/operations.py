@@ -422,14 +422,15 @@ def message_from_wire(wire: Sequence[Any]) -> Message:
 
 
 def ack_from_wire(result: Sequence[Any], time: int, durability: Durability) -> Ack:
-    """Return the ack of a set of a message, from its result: see APPEND in `protocol/frames.py`."""
+    """Return the ack of a set of a message or a key, from its result: see APPEND in
+    `protocol/frames.py`."""
     if len(result) == 2:
-        return Ack(result[0], result[1], time, durability)
+        return Ack(result[0] or None, result[1], time, durability)
     seq, revision, first_time, duplicate = result[:4]
     chain = result[_ACK_CHAIN] if len(result) > _ACK_CHAIN else None
     if first_time is None:
         first_time = time
-    return Ack(seq, revision, first_time, durability, duplicate, chain)
+    return Ack(seq or None, revision, first_time, durability, duplicate, chain)
 
 
 def messages_from_wire(rows: Sequence[Sequence[Any]]) -> list[Message]:

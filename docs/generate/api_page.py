@@ -41,7 +41,7 @@ CLIENT: Final = {
         *("Message", "WrittenMessage", "Entry", "LargeValue", "Ack", "Durability", "Deleted"),
         *("Head", "Codec"),
         *("SubjectInfo", "HeaderBlock"),
-        *("ChainLink", "ChainReport", "check_chain", "leaf_of_message"),
+        *("ChainLink", "ChainReport", "check_chain", "leaf_of_message", "leaf_of_entry"),
         *("StoreConfig", "Discard", "ServerInfo", "StoreInfo", "StoreKind", "StoreState"),
         "StoreFork",
         "StoreHead",

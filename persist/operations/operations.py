@@ -258,6 +258,8 @@ def _set_entry(store: Store, operation: list[Any]) -> Result:
         change.append(headers)
     store.set_entry(key, size_bytes, change)
     store.expect_expiry(expires)
+    if store.chain is not None:
+        return [0, store.revision, store.time, False, None, store.chain]
     return [0, store.revision]
 
 

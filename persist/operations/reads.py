@@ -165,8 +165,6 @@ def _execute_one(
             return _cursors(file, operation)
         if number in _OF_SUBJECTS:
             return _OF_SUBJECTS[number](file, operation, bodies, bounds)
-        if number == frames.CHAIN:
-            return _chain(file, operation, bounds)
     elif number == frames.GET_ENTRY:
         key = check_key(operation[1])
         return answer_of(file.entry(key) if file is not None else None)
@@ -180,6 +178,8 @@ def _execute_one(
         return _head(store, server), ROW_BYTES * 2
     if number == frames.CHANGES:
         return _changes(store, operation, bodies, bounds)
+    if number == frames.CHAIN:
+        return _chain(store, operation, bounds)
     if number == frames.CONFIG:
         config = file.limits()[0] if file is not None else {}
         return config, len(frames.pack(config))
@@ -219,19 +219,22 @@ def _head(store: Store, server: str) -> list[Any]:
     return head
 
 
-def _chain(file: StoreFile | None, operation: list[Any], bounds: ReadBounds) -> tuple[Any, int]:
+def _chain(store: Store, operation: list[Any], bounds: ReadBounds) -> tuple[Any, int]:
     _, after_seq, limit = (operation + [None] * 3)[:3]
     after_seq = 0 if after_seq is None else max(0, integer("after_seq", after_seq))
     most = max(1, bounds.page_bytes // _LEAF_BYTES)
     if limit is not None:
         most = min(most, max(1, integer("limit", limit)))
+    file = store.contents.file
     if file is None or file.chain.value is None:
         return None, ROW_BYTES
     leaves = file.kept_leaves(after_seq, most + 1)
     more = len(leaves) > most
     leaves = leaves[:most]
     next_after_seq = leaves[-1][0] if more else None
-    found = [*file.chain.base, file.meta.last_seq, file.chain.value, leaves, next_after_seq]
+    # The revision of a kv may be that of a later change than the last set: the chain is the same.
+    last_seq = file.meta.last_seq if store.is_stream else file.meta.revision
+    found = [*file.chain.base, last_seq, file.chain.value, leaves, next_after_seq]
     return found, 3 * ROW_BYTES + len(leaves) * _LEAF_BYTES
 
 

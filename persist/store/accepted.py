@@ -104,7 +104,7 @@ class Accepted:
         self.revision, self.last_seq = (meta.revision, meta.last_seq) if meta else (0, 0)
         self.count, self.bytes = (meta.count, meta.bytes) if meta else (0, 0)
         self.time = meta.time if meta else 0
-        #: The chain after `last_seq`; None if the store keeps none.
+        #: The chain after the last message or set; None if the store keeps none.
         self.chain = file.chain.value if file is not None else None
         #: How far the store's time is ahead of the clock of this server.
         self.lead = 0
@@ -314,11 +314,14 @@ class Accepted:
         self.bytes += size_bytes
         value = rows.set_value(change)
         self._accept(change, size_bytes if type(value) is bytes else variable_bytes(change))
+        if self.chain is not None:
+            self.chain = after(self.chain, rows.leaf_of_change(change, self.revision, self.time))
         self._memtable.put(self._memtable.entries, key, (self.revision, size_bytes))
         self._memtable.place_upload(value, self.time)
 
     def set_entries(self, operations: list[list[Any]]) -> frames.Run:
-        """Accept sets, each an operation `[SET_ENTRY, key, value]`, and return their results."""
+        """Accept sets, each an operation `[SET_ENTRY, key, value]`, and return their results. The
+        kv has no configuration, so neither a history nor a chain."""
         entries, entry_state = self._memtable.entries, self.contents.entry_state
         first = revision = self.revision + 1
         # The wire operation and its change have the same form, so the same lists serve as changes.
@@ -405,8 +408,8 @@ class Accepted:
                 self.bytes = self.contents.bytes_in_file
         if self.is_stream:
             self.last_seq = last_seq_configured(self.last_seq, config.to_wire())
-            if config.chain and self.chain is None:
-                self.chain = GENESIS
+        if config.chain and self.chain is None:
+            self.chain = GENESIS
         has_ttl = self.retention is not None and self.retention.has_ttl
         before, self.retention = self.retention, Retention.needed(config, has_ttl=has_ttl)
         if self.retention is not None:

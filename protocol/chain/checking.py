@@ -1,9 +1,10 @@
-"""Checking what somebody kept of the chain of a stream against what the stream holds now.
+"""Checking what somebody kept of the chain of a store against what the store holds now.
 
     report = check_chain([(each.seq, leaf_of_message(each)) for each in messages], kept)
 
 Pure, and needs no server: whoever has the leaves of all messages after `base`, or the messages to
-make them of, can check. `Stream.verify_chain` does so with what a cluster tells.
+make them of, can check. `Stream.verify_chain` does so with what a cluster tells. What is said of
+seqs holds for the revisions of a kv's sets.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.protocol.chain.hashing import BEGINNING, ChainLink, after, leaf_of
+from holdfast.protocol.chain.hashing import BEGINNING, ChainLink, after, leaf_of, leaf_of_set
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import SHA256_BYTES
-from holdfast.protocol.messages import Ack, Message
+from holdfast.protocol.messages import Ack, Entry, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,15 @@ def leaf_of_message(message: Message) -> bytes:
     if large is None and type(value) is not bytes:
         raise TypeError(f"the value of message {seq} is decoded")
     return leaf_of(seq, time, value if large is None else large, headers or None, subject)
+
+
+def leaf_of_entry(entry: Entry) -> bytes:
+    """Return the leaf of the set that made an entry of a kv: as `leaf_of_message`, for an entry
+    that was read without a codec, and is not compressed."""
+    key, value, headers, revision, time, large = entry
+    if large is None and type(value) is not bytes:
+        raise TypeError(f"the value of key {key!r} is decoded")
+    return leaf_of_set(revision, time, value if large is None else large, headers or None, key)
 
 
 def check_chain(

@@ -1,18 +1,20 @@
-"""The chain of hashes over the messages of a stream: what is hashed, and how.
+"""The chain of hashes over the messages of a stream, or the sets of a kv: what is hashed, and how.
 
-A stream that is configured with `chain=True` keeps one value of 32 bytes. Each message that is
-appended changes it, and whoever knows the value after a message can tell later whether that
-message, or any before it, is still what it was.
+A store that is configured with `chain=True` keeps one value of 32 bytes. Each message that is
+appended, and each set of a key, changes it, and whoever knows the value after it can tell later
+whether that one, or any before it, is still what it was.
 
     leaf of a message    SHA-256(00, seq, time, form, lengths, subject, headers, value)
+    leaf of a set        SHA-256(02, revision, time, form, lengths, key, headers, value)
     chain after it       SHA-256(01, chain before it, leaf)
-    chain of no message  GENESIS
+    chain of nothing     GENESIS
 
-Numbers are big-endian: seq 8 bytes, time 8 (signed, milliseconds), form 1, then the lengths of
-subject and headers (4 each) and of the value (8). So no two messages have the same bytes. `form`
-says what is there: FORM_SUBJECT, FORM_BLOCK (the headers are a header block, byte for byte; else
-they are pairs, sorted by the UTF-8 of their names, each text after its length in 4 bytes),
-FORM_LARGE (the value was uploaded in chunks: its SHA-256 stands for it, after its own length).
+Numbers are big-endian: seq or revision 8 bytes, time 8 (signed, milliseconds), form 1, then the
+lengths of subject or key and of headers (4 each) and of the value (8). So no two messages have the
+same bytes. `form` says what is there: FORM_SUBJECT, FORM_BLOCK (the headers are a header block,
+byte for byte; else they are pairs, sorted by the UTF-8 of their names, each text after its length
+in 4 bytes), FORM_LARGE (the value was uploaded in chunks: its SHA-256 stands for it, after its own
+length).
 
 The leaf of a message that was removed stays, so the chain of those after it can still be checked. A
 leaf tells nothing of its message but whether a guess is right; see docs/chain.md for what that
@@ -33,6 +35,7 @@ FORM_BLOCK: Final = 2
 FORM_LARGE: Final = 4
 _LEAF: Final = b"\x00"
 _LINK: Final = b"\x01"
+_SET: Final = b"\x02"
 
 _sha256: Final = hashlib.sha256
 _head: Final = struct.Struct(">cQqBIIQ").pack
@@ -42,7 +45,7 @@ GENESIS: Final = _sha256(b"holdfast chain 1").digest()
 
 
 class ChainLink(NamedTuple):
-    """The chain after the message `seq`: 32 bytes."""
+    """The chain after the message `seq`, or the set of a kv with this revision: 32 bytes."""
 
     seq: int
     chain: bytes
@@ -58,9 +61,20 @@ def leaf_of(
     """Return the leaf of a message as it is stored. `value` is bytes, or the fields of a LargeValue
     in their order; `headers` is a map of text to text, a HeaderBlock, a header block as bytes, or
     None."""
-    form, about, packed = 0, b"", b""
-    if subject is not None:
-        form, about = FORM_SUBJECT, subject.encode()
+    if subject is None:
+        return _leaf_of(_LEAF, seq, time, value, headers, 0, b"")
+    return _leaf_of(_LEAF, seq, time, value, headers, FORM_SUBJECT, subject.encode())
+
+
+def leaf_of_set(revision: int, time: int, value: Any, headers: Any, key: str) -> bytes:
+    """Return the leaf of a set of a key, as `leaf_of` does."""
+    return _leaf_of(_SET, revision, time, value, headers, 0, key.encode())
+
+
+def _leaf_of(
+    kind: bytes, number: int, time: int, value: Any, headers: Any, form: int, about: bytes
+) -> bytes:
+    packed = b""
     if headers is not None:
         if type(headers) is HeaderBlock:
             headers = headers.block
@@ -74,7 +88,7 @@ def leaf_of(
     else:
         form |= FORM_LARGE
         _, size_bytes, value, *_ = value
-    head = _head(_LEAF, seq, time, form, len(about), len(packed), size_bytes)
+    head = _head(kind, number, time, form, len(about), len(packed), size_bytes)
     return _sha256(head + about + packed + value).digest()
 
 

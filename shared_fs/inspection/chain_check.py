@@ -1,4 +1,4 @@
-"""Checks the chain of a stream from tier to tier: file, snapshot, logs and table.
+"""Checks the chain of a store from tier to tier: file, snapshot, logs and table.
 
     tiers = [read_chain(path, "its file"), read_chain(image, "its snapshot")]
     problems = compare(tiers, points.of(store))
@@ -22,7 +22,7 @@ from holdfast.protocol import changes, frames
 from holdfast.protocol.chain.checking import ChainWalk
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.errors import InvalidArgumentError, StoreDamagedError
-from holdfast.protocol.names import StoreId
+from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
@@ -56,13 +56,16 @@ def read_chain(path: Path, store: StoreId, what: str) -> ChainTier | None:
             connection.pragma("trusted_schema", 0)
             if connection.pragma("user_version") < schema.CHAIN_FORMAT:
                 return None
-            chain = StoredChain(connection.execute)
+            is_kv = store.kind == StoreKind.KV
+            chain = StoredChain(connection.execute, is_kv=is_kv)
             chain.load()
             if chain.value is None:
                 return None
             subjects = StoredSubjects(connection.execute, store)
-            subjects.load()
-            last_seq = connection.execute("SELECT last_seq FROM meta").get
+            if not is_kv:
+                subjects.load()
+            last = "SELECT revision FROM meta" if is_kv else "SELECT last_seq FROM meta"
+            last_seq = connection.execute(last).get
             found = list(chain.leaves(connection.execute, has_subjects=subjects.exists))
             return ChainTier(what, chain.base, ChainLink(last_seq, chain.value), found)
         finally:
@@ -103,9 +106,10 @@ def _points_of(record: LogRecord) -> list[ChainLink]:
         if batch.chain is None:
             continue
         seqs = [
-            changes.set_key(change)
-            for change in batch.changes
-            if changes.number_of(change) == changes.CHANGE_SET_MESSAGE
+            # A set of a kv is known by its revision.
+            changes.set_key(change) if number == changes.CHANGE_SET_MESSAGE else revision
+            for revision, change in enumerate(batch.changes, batch.previous_revision + 1)
+            if (number := changes.number_of(change)) in changes.SETS
         ]
         if seqs:
             points.append(ChainLink(max(seqs), batch.chain))

@@ -461,6 +461,11 @@ def _check_content(
             if damage := history.damage():
                 return FileState.MISCOUNTED, damage
             size_bytes += history.state.bytes
+        if version >= schema.KV_CHAIN_FORMAT:
+            chain = StoredChain(connection.execute, is_kv=True)
+            chain.load()
+            if damage := chain.damage(connection.execute, has_subjects=False):
+                return FileState.MISCOUNTED, damage
     if (count, size_bytes) != (meta.count, meta.bytes):
         reason = f"{count} rows of {size_bytes} bytes instead of {meta.count} of {meta.bytes}"
         return FileState.MISCOUNTED, reason

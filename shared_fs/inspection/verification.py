@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.errors import StorageError
-from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectDamagedError
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_bucket_log, read_coverage
@@ -143,7 +143,7 @@ class Verifier:
         self, path: Path, verdict: StoreVerdict, what: str, *, left_open: bool = False
     ) -> None:
         # What is in a WAL was checked with the file, and is not compared.
-        if not left_open and verdict.store.kind == StoreKind.STREAM:
+        if not left_open:
             tier = read_chain(path, verdict.store, what)
             if tier is not None:
                 self._tiers.append(tier)

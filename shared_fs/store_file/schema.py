@@ -35,8 +35,10 @@ SUBJECTS_FORMAT: Final = 5
 HISTORY_FORMAT: Final = 6
 #: What the file of a stream becomes when it is configured to keep a chain: `chain_schema.py`.
 CHAIN_FORMAT: Final = 7
+#: What the file of a kv becomes then.
+KV_CHAIN_FORMAT: Final = 8
 #: The latest format that this version reads.
-LATEST_FORMAT: Final = CHAIN_FORMAT
+LATEST_FORMAT: Final = KV_CHAIN_FORMAT
 PAGE_BYTES: Final = 1024
 #: Reserved at the end of each page for its checksum; readers that do not know it skip these bytes.
 CHECKSUM_BYTES: Final = 8

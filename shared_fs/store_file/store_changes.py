@@ -269,7 +269,9 @@ class StoreChanges(StoreRows):
             if meta.last_seq > self.meta.last_seq:
                 self._last_msg_id = (meta.last_seq, msg_id)
         else:
-            meta = apply_to_kv(self._cursor, self.meta, batches, bodies, self.history)
+            meta = apply_to_kv(
+                *(self._cursor, self.meta, batches, bodies), self.history, self.chain
+            )
         for batch in reservations:
             assert batch.previous_revision == meta.revision, "batches follow the file's revision"
             said = changes.reserved(batch.changes[0])

@@ -538,6 +538,8 @@ class StoreFile(StoreChanges):
                 self.chain.load()
         elif version >= schema.HISTORY_FORMAT:
             self.history.load()
+            if version >= schema.KV_CHAIN_FORMAT:
+                self.chain.load()
         if version < schema.FORMAT_VERSION:
             self._upgrade(version)
 

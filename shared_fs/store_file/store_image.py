@@ -131,11 +131,11 @@ def _build(
             cursor.execute(schema.INSERT_META, (*store, time, *owner))
             first, bodies = StoreMeta(*owner, 0, 0, 0, 0, 0, 0), Bodies(cursor.execute)
             subjects, history = StoredSubjects(cursor.execute, store), StoredHistory(cursor.execute)
-            chain = StoredChain(cursor.execute)
+            chain = StoredChain(cursor.execute, is_kv=kind is StoreKind.KV)
             if kind is StoreKind.STREAM:
                 meta, _ = apply_to_stream(cursor, first, batches, bodies, subjects, chain)
             else:
-                meta = apply_to_kv(cursor, first, batches, bodies, history)
+                meta = apply_to_kv(cursor, first, batches, bodies, history, chain)
             keep_outcomes(cursor, outcomes)
             cursor.execute(schema.UPDATE_META, meta.counters)
             # The image of an in-memory database includes uncommitted changes.

@@ -146,8 +146,10 @@ class StoreRows(ABC):
         self._archived = ArchivedBlocks(self._execute_variant)
         #: The history of a kv.
         self.history = StoredHistory(lambda *statement: self._execute(*statement))
-        #: The chain of a stream.
-        self.chain = StoredChain(lambda *statement: self._execute(*statement))
+        #: The chain of the store.
+        self.chain = StoredChain(
+            lambda *statement: self._execute(*statement), is_kv=store.kind == StoreKind.KV
+        )
         #: What there was before a preview.
         self._made = (False, (False, False), NO_HISTORY, NO_CHAIN)
         #: The msg_id of the message with a seq: None if its headers may have one, or empty.

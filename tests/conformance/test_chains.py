@@ -15,6 +15,7 @@ from holdfast.client import (
     InvalidArgumentError,
     Stream,
     check_chain,
+    leaf_of_entry,
     leaf_of_message,
 )
 from holdfast.client import sync as blocking
@@ -87,11 +88,44 @@ async def test_a_chain_cannot_be_ended_and_its_messages_not_replaced(
             await stream.configure(chain=chain)
     with pytest.raises(DeniedError):
         await stream.set(1, b"x")
-    with pytest.raises(InvalidArgumentError):
-        await kv.configure(chain=True)
     assert (await stream.config()).chain
     with pytest.raises(InvalidArgumentError):
+        await kv.verify_chain()
+    with pytest.raises(InvalidArgumentError):
         await stream.verify_chain([await kv.set("a", b"")])
+
+
+async def test_each_ack_of_a_kv_has_the_chain_after_its_set(kv: KV, other: Client) -> None:
+    assert (await kv.set("before", b"1")).chain is None
+    await kv.configure(chain=True)
+    # As long as its first set stands, the leaves of all later ones are kept.
+    acks = [await kv.set("kept", b"one", headers={"user": "ada"})]
+    sets = (kv.set(f"k{number % 7}", b"%d" % number) for number in range(20))
+    acks += await asyncio.gather(*sets)
+    acks += await kv.set_many({"x": b"1", "y": b"2"})
+    acks.append(await kv.set("large", bytes(2_000_000)))
+    acks.append(await kv.set("ttl", b"1", ttl_seconds=600))
+    async with kv.transaction() as transaction:
+        transaction.set("a", b"two")
+        transaction.set("z", b"three")
+    await kv.delete(["x", "k1", "k2"])
+    assert all(ack.seq is None and ack.chain is not None for ack in acks)
+    head = await kv.head()
+    report = await other.kv("k").verify_chain(acks)
+    assert report.is_sound
+    assert set(report.matched) >= {ack.revision for ack in acks}
+    assert report.chain == head.chain
+    assert report.removed > 12
+    told = [entry async for entry in other.kv("k").get_all() if entry.large is None]
+    leaves = {entry.revision: leaf_of_entry(entry) for entry in told if entry.key != "before"}
+    assert len(leaves) > 5
+    lie = await kv.verify_chain([acks[0]._replace(chain=bytes(32)), acks[1]])
+    assert lie.differing == (acks[0].revision,)
+    await kv.delete_all()
+    report = await kv.verify_chain(acks)
+    assert (report.matched, report.differing, report.chain) == ((), (), head.chain)
+    again = await kv.set("a", b"three")
+    assert (await kv.verify_chain([again])).matched == (again.revision,)
 
 
 def test_the_blocking_api_verifies_too(nats: str, tenant: str) -> None:
@@ -101,3 +135,7 @@ def test_the_blocking_api_verifies_too(nats: str, tenant: str) -> None:
         acks = [stream.append(b"1"), stream.append(b"2")]
         assert stream.verify_chain(acks).matched == (1, 2)
         assert stream.head().chain == acks[1].chain
+        kv = hf.kv("k")
+        kv.configure(chain=True)
+        ack = kv.set("a", b"1")
+        assert kv.verify_chain([ack]).matched == (ack.revision,)

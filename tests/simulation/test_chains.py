@@ -45,6 +45,7 @@ def play(seed: int) -> Simulation:
             await asyncio.sleep(10.0)
             await node.run(chaining.finish())
             assert len(chaining.acks) > 20
+            assert len(chaining.kv_acks) > 5
         return simulation
 
     with errors_may_go_unheard(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -52,12 +53,12 @@ def play(seed: int) -> Simulation:
 
 
 @contextlib.contextmanager
-def changed_in_a_takeover(*, silent: bool) -> Iterator[None]:
+def changed_in_a_takeover(number: int, *, silent: bool) -> Iterator[None]:
     """A takeover takes over another value than was acknowledged; a `silent` one does not compare
     its chain with that of the last owner either."""
 
     def forged(change: WireChange) -> WireChange:
-        if changes.number_of(change) != changes.CHANGE_SET_MESSAGE:
+        if changes.number_of(change) != number:
             return change
         return [*change[:2], b"forged", *change[3:]]
 
@@ -81,9 +82,10 @@ def test_what_was_acknowledged_is_in_the_chain_after_takeovers(seed: int) -> Non
     assert play(seed).history.failures == []
 
 
+@pytest.mark.parametrize("number", [changes.CHANGE_SET_MESSAGE, changes.CHANGE_SET_ENTRY])
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_takeover_that_changes_a_value_is_found(silent: bool) -> None:
-    with changed_in_a_takeover(silent=silent):
+def test_a_takeover_that_changes_a_value_is_found(silent: bool, number: int) -> None:
+    with changed_in_a_takeover(number, silent=silent):
         failures = play(SEEDS[0]).history.failures
     word = "the chain differs" if silent else "its owner had the chain"
     assert any(word in failure for failure in failures), failures

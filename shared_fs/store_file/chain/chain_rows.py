@@ -1,14 +1,16 @@
-"""The chain of a stream as rows of its file (`protocol/chain.py` says what is hashed).
+"""The chain of a store as rows of its file (`protocol/chain.py` says what is hashed).
 
-Tables are created when the stream is configured to keep a chain (`chain_schema.py`). Invariants:
+Tables are created when the store is configured to keep a chain (`chain_schema.py`). Invariants:
 
-- `value` is the chain after the message with the last seq. It is computed from the changes that are
-  applied, so it depends on nothing that the owner had in memory; where a batch says which chain its
-  owner had after it, the two are compared.
+- `value` is the chain after the message with the last seq, or the last set of a kv. It is computed
+  from the changes that are applied, so it depends on nothing that the owner had in memory; where a
+  batch says which chain its owner had after it, the two are compared.
 - Each message beyond `base_seq` is either in `messages`, or has its leaf in `leaves`: so the chain
   from `base` to `value` can be computed anew from the file alone, at any time.
 - The base moves over what was removed from the front, and over nothing else. It never passes a
   message that exists. Messages of before the chain are not part of it.
+- In a kv a set of a key takes the place of a message, and its revision that of the seq. A value
+  that is replaced leaves its leaf like one that is deleted.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from holdfast.protocol.chain.hashing import (
     after_all,
     after_values,
     leaf_of,
+    leaf_of_set,
 )
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.frames import WireChange, unpack
@@ -56,16 +59,17 @@ NO_CHAIN: Final = ChainState()
 class StoredChain:
     """The chain of one open file. Without one, nothing queries the file."""
 
-    __slots__ = ("_execute", "state")
+    __slots__ = ("_execute", "_is_kv", "state")
 
-    def __init__(self, execute: Callable[..., apsw.Cursor]) -> None:
+    def __init__(self, execute: Callable[..., apsw.Cursor], *, is_kv: bool = False) -> None:
         """`execute(statement, bindings)` returns a cursor of the file."""
         self._execute = execute
+        self._is_kv = is_kv
         self.state = NO_CHAIN
 
     @property
     def exists(self) -> bool:
-        """The stream keeps a chain."""
+        """The store keeps a chain."""
         return self.state.value is not None
 
     @property
@@ -99,6 +103,10 @@ class StoredChain:
         """Yield the leaf of each message beyond the base, computed anew where its value is in the
         file. `execute` makes a cursor for each statement."""
         start = self.state.base_seq + 1
+        if self._is_kv:
+            sets = execute(sql.SELECT_SETS, (start, _LARGEST_SEQ))
+            others: Any = execute(sql.SELECT_LEAVES, (start, _LARGEST_SEQ))
+            return merge(_set_leaves(execute, sets), others)
         kept: Any = execute(sql.SELECT_LEAVES, (start, _LARGEST_SEQ))
         return merge(_computed(execute, start, _LARGEST_SEQ, has_subjects), kept)
 
@@ -140,6 +148,8 @@ class ChainRows:
         self._before = self._state = stored.state
         #: Messages beyond the base may be gone from the front.
         self._has_removed = False
+        self._raise_format = sql.RAISE_FORMAT
+        self._first_beyond = sql.SELECT_FIRST_BEYOND
 
     @property
     def exists(self) -> bool:
@@ -151,7 +161,7 @@ class ChainRows:
             return
         for statement in sql.CREATE_CHAIN:
             self._execute(statement)
-        self._execute(sql.RAISE_FORMAT)
+        self._execute(self._raise_format)
         self._state = ChainState(GENESIS, last_seq, GENESIS)
 
     def append_values(self, seq: int, time: int, values: Sequence[bytes]) -> None:
@@ -232,7 +242,7 @@ class ChainRows:
 
     def _fold(self, first_archived: Callable[[int], int | None]) -> None:
         _, base_seq, base = self._state
-        first: int | None = self._execute(sql.SELECT_FIRST_BEYOND, (base_seq,)).get
+        first: int | None = self._execute(self._first_beyond, (base_seq,)).get
         ends = [seq for seq in (first, first_archived(base_seq + 1)) if seq is not None]
         end_seq = min(ends) - 1 if ends else _LARGEST_SEQ
         gone: Any = self._execute(sql.SELECT_LEAVES, (base_seq + 1, end_seq)).fetchall()
@@ -242,6 +252,38 @@ class ChainRows:
             self._execute(sql.DELETE_LEAVES_UP_TO, (base_seq,))
             self._state = self._state._replace(base_seq=base_seq, base=base)
         self._has_removed = False
+
+
+class KvChainRows(ChainRows):
+    """Writes the chain of a kv in one transaction. Call `flush` at its end."""
+
+    def __init__(self, cursor: apsw.Cursor, stored: StoredChain) -> None:
+        super().__init__(cursor, stored)
+        self._raise_format = sql.RAISE_KV_FORMAT
+        self._first_beyond = sql.SELECT_FIRST_SET_BEYOND
+
+    def set(self, change: WireChange, revision: int, time: int) -> None:
+        """Go on with a set of a key."""
+        assert self._state.value is not None
+        leaf = changes.leaf_of_change(change, revision, time)
+        self._state = self._state._replace(value=after(self._state.value, leaf))
+
+    def keep_of(self, key: str) -> None:
+        """Keep the leaf of a key whose value is about to be replaced or removed, if it has one."""
+        rows = self._execute(sql.SELECT_SET, (self._state.base_seq, key)).fetchall()
+        for revision, leaf in _set_leaves(self._connection.execute, rows):
+            self._execute(sql.INSERT_LEAF, (revision, leaf))
+            self._has_removed = True
+
+    def clear(self, revision: int) -> None:
+        """Move the base to `revision`: all values are about to be removed."""
+        assert self._state.value is not None
+        self._state = self._state._replace(base_seq=revision, base=self._state.value)
+        self._execute(sql.DELETE_ALL_LEAVES)
+
+    def end(self) -> None:
+        """Move the base over what is gone from the front, and write the state."""
+        self.flush(lambda _: None)
 
 
 def _computed(
@@ -258,6 +300,15 @@ def _leaves(execute: Callable[..., apsw.Cursor], rows: Iterable[Any]) -> Leaves:
         if headers is not None and headers[0] != FIRST_BYTE:
             headers = unpack(headers)
         yield seq, leaf_of(seq, time, value, headers, subject)
+
+
+def _set_leaves(execute: Callable[..., apsw.Cursor], rows: Iterable[Any]) -> Leaves:
+    for revision, time, value, headers, body_bytes, key in rows:
+        if body_bytes is not None:
+            value = execute(schema.SELECT_BODY_AT, (key,)).get
+        yield revision, leaf_of_set(
+            revision, time, value, None if headers is None else unpack(headers), key
+        )
 
 
 def _name_in(execute: Callable[..., apsw.Cursor]) -> str:

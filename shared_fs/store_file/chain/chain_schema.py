@@ -1,8 +1,8 @@
-"""The SQL of the chain of a stream, beside `schema.py`.
+"""The SQL of the chain of a store, beside `schema.py`.
 
-A stream gets these tables when it is configured to keep a chain: others pay neither for a column
-nor for a page. From then on the file has the format CHAIN_FORMAT, which earlier versions of
-holdfast refuse.
+A store gets these tables when it is configured to keep a chain: others pay neither for a column
+nor for a page. From then on the file has the format CHAIN_FORMAT, that of a kv KV_CHAIN_FORMAT,
+which earlier versions of holdfast refuse. In a kv, `seq` is the revision of a set.
 
 `chain` has one row: the chain after the last message; and the base, which is the chain after a
 message up to which nothing is left to be checked. `leaves` has the leaf of each message beyond the
@@ -33,6 +33,7 @@ CREATE TABLE leaves(
 """,
 )
 RAISE_FORMAT: Final = f"PRAGMA user_version = {schema.CHAIN_FORMAT}"
+RAISE_KV_FORMAT: Final = f"PRAGMA user_version = {schema.KV_CHAIN_FORMAT}"
 #: A scan of the schema's dozen rows.
 HAS_CHAIN: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'chain')"
 SELECT_STATE: Final = "SELECT value, base_seq, base FROM chain"
@@ -54,5 +55,10 @@ _RANGE: Final = "seq BETWEEN ? AND ?"
 _MANY: Final = "seq > ? AND seq IN (SELECT value FROM carray(?))"
 SELECT_RANGE: Final = (_PARTS.format("NULL", _RANGE), _PARTS.format(SUBJECT, _RANGE))
 SELECT_MANY: Final = (_PARTS.format("NULL", _MANY), _PARTS.format(SUBJECT, _MANY))
+#: The same of a kv: `(revision, time, value, headers, body_bytes, key)`.
+_SETS: Final = "SELECT revision, time, value, headers, body_bytes, key FROM entries WHERE {0}"
+SELECT_SETS: Final = _SETS.format("revision BETWEEN ? AND ? ORDER BY revision")
+SELECT_SET: Final = _SETS.format("revision > ? AND key = ?")
+SELECT_FIRST_SET_BEYOND: Final = "SELECT min(revision) FROM entries WHERE revision > ?"
 SELECT_STORE: Final = "SELECT tenant, kind, name FROM meta WHERE id = 1"
 SELECT_FIRST_BEYOND: Final = "SELECT min(seq) FROM messages WHERE seq > ?"

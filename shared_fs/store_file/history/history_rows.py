@@ -126,7 +126,9 @@ class HistoryRows:
         if not state.kept:
             for statement in sql.CREATE_HISTORY:
                 self._execute(statement)
-            self._execute(sql.RAISE_FORMAT)
+            if self._execute("PRAGMA user_version").get < schema.HISTORY_FORMAT:
+                # With a chain it is later already.
+                self._execute(sql.RAISE_FORMAT)
             self._state = HistoryState(kept, kept, revision)
             return 0
         if not kept:

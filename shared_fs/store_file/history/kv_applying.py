@@ -1,7 +1,8 @@
 """Turns changes of a kv into rows of its file, inside a transaction that the caller has begun.
 
 Of a kv without a history only the last value of each key must reach the file. With one, changes are
-applied one by one, because each value that they replace is kept (`history_rows.py`). The resulting
+applied one by one, because each value that they replace is kept (`history_rows.py`); with a chain
+too, because each leaves its leaf (`chain_rows.py`). The resulting
 counters are returned, not written.
 """
 
@@ -24,6 +25,7 @@ from holdfast.shared_fs.store_file.applying import (
     pack_headers,
 )
 from holdfast.shared_fs.store_file.bodies import Bodies
+from holdfast.shared_fs.store_file.chain.chain_rows import KvChainRows, StoredChain
 from holdfast.shared_fs.store_file.history.history_rows import HistoryRows, StoredHistory, kept_of
 
 #: From this many rows on, an array is faster than a statement per row. Measured: between 2 and 4.
@@ -40,11 +42,13 @@ def apply_to_kv(
     batches: Sequence[AppliedBatch],
     bodies: Bodies,
     history: StoredHistory,
+    chain: StoredChain,
 ) -> StoreMeta:
     """Apply the batches, which follow `meta` without a gap, and return the new meta row. `history`
-    is the file's own."""
-    if history.exists:
-        return _KvWithHistory(cursor, meta, bodies, history).applied(batches)
+    and `chain` are the file's own. Raises StoreDamagedError if the changes give another chain than
+    their owner had."""
+    if history.exists or chain.exists:
+        return _KvOneByOne(cursor, meta, bodies, history, chain).applied(batches)
     revision, count, size_bytes, time = meta.revision, meta.count, meta.bytes, meta.time
     # Only the last value of a key must reach the file, so many overwrites cost one.
     last: dict[str, tuple[Any, ...] | None] = {}
@@ -76,7 +80,8 @@ def apply_to_kv(
                     last[key] = None
                     bodies.drop_at(key)
             elif number == changes.CHANGE_CONFIGURE:
-                if kept_of(changes.configured(change)):
+                config = changes.configured(change)
+                if kept_of(config) or config.get("chain"):
                     revision -= 1
                     done = revision - batch.previous_revision
                     rest = [AppliedBatch(revision, time, batch.changes[done:]), *remaining]
@@ -104,19 +109,28 @@ def apply_to_kv(
         count=count + len(rows),
         size_bytes=size_bytes,
     )
-    return _KvWithHistory(cursor, meta, bodies, history).applied(rest) if rest else meta
+    if not rest:
+        return meta
+    return _KvOneByOne(cursor, meta, bodies, history, chain).applied(rest)
 
 
-class _KvWithHistory:
-    """A kv's counters while changes are applied, from the one on that asks for a history."""
+class _KvOneByOne:
+    """A kv's counters while changes are applied, from the one on that asks for a history or a
+    chain."""
 
     def __init__(
-        self, cursor: apsw.Cursor, meta: StoreMeta, bodies: Bodies, stored: StoredHistory
+        self,
+        cursor: apsw.Cursor,
+        meta: StoreMeta,
+        bodies: Bodies,
+        stored: StoredHistory,
+        chain: StoredChain,
     ) -> None:
         self._cursor = cursor
         self._meta = meta
         self._bodies = bodies
         self._history = HistoryRows(cursor, bodies, stored)
+        self._chain = KvChainRows(cursor, chain)
         self._revision = meta.revision
         self._time = meta.time
         self._count = meta.count
@@ -130,7 +144,10 @@ class _KvWithHistory:
             for change in batch.changes:
                 self._revision += 1
                 self._apply(change)
+            if batch.chain is not None:
+                self._chain.compare(batch.chain)
         self._history.flush()
+        self._chain.end()
         return self._meta.after(
             revision=self._revision,
             time=self._time,
@@ -156,6 +173,8 @@ class _KvWithHistory:
             config = changes.configured(change)
             keep_config(self._cursor, config)
             self._bytes -= self._history.configure(kept_of(config), self._revision)
+            if config.get("chain"):
+                self._chain.configure(self._revision)
         else:
             assert number == changes.CHANGE_CLEAR, number
             self._clear()
@@ -166,6 +185,9 @@ class _KvWithHistory:
     def _set(self, change: frames.WireChange) -> None:
         key, value, headers_of_entry, expires = changes.entry_set(change)
         headers = pack_headers(headers_of_entry) if headers_of_entry else None
+        if self._chain.exists:
+            self._chain.keep_of(key)
+            self._chain.set(change, self._revision, self._time)
         if self._history.exists:
             freed = self._history.end(key, self._revision, None)
             if freed is None:
@@ -189,6 +211,8 @@ class _KvWithHistory:
         history = self._history
         how = removed.how if history.exists else changes.Removal.EVICTED
         for key in removed.keys:
+            if self._chain.exists:
+                self._chain.keep_of(key)
             if how is changes.Removal.DELETED:
                 freed = history.end(key, self._revision, self._time)
                 if freed is not None:
@@ -213,6 +237,8 @@ class _KvWithHistory:
         self._bytes -= sum(row[0] for row in gone)
 
     def _clear(self) -> None:
+        if self._chain.exists:
+            self._chain.clear(self._revision)
         if self._history.exists:
             self._history.end_all(self._revision, self._time)
         else:
