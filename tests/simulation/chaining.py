@@ -31,6 +31,8 @@ class Chaining:
         """Configure the stores, then write and remove until the time `until`."""
         await self._stream.configure(chain=True, timeout_seconds=60.0)
         await self._kv.configure(chain=True, timeout_seconds=60.0)
+        # As long as it stands, all later sets can be checked.
+        self.kv_acks.append(await self._kv.set("kept", b"v", timeout_seconds=60.0))
         writing = (self._write(until, number) for number in range(3))
         await asyncio.gather(*writing, self._set(until))
 

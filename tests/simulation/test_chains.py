@@ -45,7 +45,7 @@ def play(seed: int) -> Simulation:
             await asyncio.sleep(10.0)
             await node.run(chaining.finish())
             assert len(chaining.acks) > 20
-            assert len(chaining.kv_acks) > 5
+            assert chaining.kv_acks
         return simulation
 
     with errors_may_go_unheard(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
