@@ -435,6 +435,20 @@ def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
     raise MalformedFrameError(reason=f"unknown change {number!r}")
 
 
+def without_value(change: WireChange) -> WireChange:
+    """Return a set of an entry without its value and headers; another change as it is."""
+    if number_of(change) == CHANGE_SET_ENTRY:
+        return [CHANGE_SET_ENTRY, set_key(change), b""]
+    return change
+
+
+def without_values(broadcast: bytes) -> bytes:
+    """Return a broadcast of a kv without values and headers. Raises MalformedFrameError."""
+    epoch, previous_revision, time, changes, chain = frames.decode_changes(broadcast)
+    told = [without_value(change) for change in changes]
+    return frames.encode_changes(epoch, previous_revision, time, told, chain)
+
+
 def with_reason(change: list[Any], reason: int | None) -> WireChange:
     """Return a removal with its reason; None if a writer asked for it."""
     return change if reason is None else [*change, reason]

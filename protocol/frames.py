@@ -127,10 +127,11 @@ GET_ENTRIES: Final = 35
 #: [HEAD] -> [revision, first_seq, last_seq, count, bytes, epoch, server, first_time, last_time,
 #: subject_count, last_msg_id, time, chain | nil]
 HEAD: Final = 36
-#: [CHANGES, after_revision, after_seq, limit, state_revision] ->
+#: [CHANGES, after_revision, after_seq, limit, state_revision, meta_only] ->
 #: [[[revision, time, change], ...], next_revision, next_seq, head_revision, reset]
 #: A client that builds the state from revision 0 passes the head_revision of its first page as the
-#: state_revision of the following pages: it does not need deletes up to there.
+#: state_revision of the following pages: it does not need deletes up to there. With meta_only, a
+#: kv's entries have no values and no headers, and it does what WATCH_META does.
 CHANGES: Final = 37
 #: [CONFIG] -> config, a map of what is not the default
 CONFIG: Final = 38
@@ -177,6 +178,9 @@ GET_ENTRIES_AT: Final = 57
 #: [HISTORY, key, after_revision | nil] -> [[[revision, time, change], ...], next_after_revision |
 #: nil]; the sets and deletes of a key whose values are kept
 HISTORY: Final = 58
+#: [WATCH_META] -> the same as HEAD, of a kv; for META_WATCH_SECONDS its owner broadcasts changes
+#: without values too
+WATCH_META: Final = 59
 
 OPERATION_NAMES: Final[dict[int, str]] = {
     APPEND: "append",
@@ -222,6 +226,7 @@ OPERATION_NAMES: Final[dict[int, str]] = {
     GET_ENTRY_AT: "get",
     GET_ENTRIES_AT: "get_all",
     HISTORY: "history",
+    WATCH_META: "head",
 }
 
 #: What a worker reports about a delivery.

@@ -250,6 +250,9 @@ SUBSCRIPTION_BUFFER_BYTES: Final = 64 * MIB
 #: notices that the *last* broadcast was lost.
 FOLLOW_CHECK_SECONDS: Final = 2.0
 FOLLOW_CHECK_MAX_SECONDS: Final = 30.0
+#: For how long an owner broadcasts the changes of a kv without values too, after somebody asked for
+#: that: followers ask again with each check.
+META_WATCH_SECONDS: Final = 3 * FOLLOW_CHECK_MAX_SECONDS
 #: Heads that a follower asks for in one turn: as many as half a frame takes.
 FOLLOW_CHECK_STORES: Final = 2048
 #: How often a subscription to a pattern lists the stores, to find new

@@ -179,6 +179,15 @@ class Subjects:
         """The start of the change subjects of all stores of a kind; a name or pattern follows."""
         return f"{self.prefix}.{tenant}.chg.{_LETTERS[kind]}."
 
+    def meta_changes(self, kv: StoreId) -> str:
+        """The subject on which the changes of a kv are broadcast without values, while somebody
+        wants them."""
+        return f"{self.meta_changes_start(kv[0])}{kv[2]}"
+
+    def meta_changes_start(self, tenant: str) -> str:
+        """The start of these subjects for all kvs; a name or pattern follows."""
+        return f"{self.prefix}.{tenant}.chg.m."
+
     # Servers, operators and coordinator
     def heartbeat(self) -> str:
         return f"{self.prefix}._.hb"

@@ -27,7 +27,16 @@ logger = logging.getLogger("holdfast.client")
 class Feed:
     """One followed store: what arrives, and when it was last heard of."""
 
-    def __init__(self, link: Link, listeners: Listeners, key: StoreKey, merge: Merge) -> None:
+    def __init__(
+        self,
+        link: Link,
+        listeners: Listeners,
+        key: StoreKey,
+        merge: Merge,
+        *,
+        is_meta: bool = False,
+    ) -> None:
+        self._is_meta = is_meta
         self.key = key
         self.merge = merge
         self.closed = False
@@ -43,10 +52,27 @@ class Feed:
     async def listen(self) -> None:
         """Listen on the change subject. Once this returns, later broadcasts arrive unless NATS
         loses them. Raises ConnectionFailedError, NotAllowedError."""
+        await self._listeners.add(self._subject, self)
+        await self._link.confirm_listening(self._subject)
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether it listens to changes without values, which an owner broadcasts only if it is
+        asked to, now and then."""
+        return self._is_meta
+
+    async def hear_values(self) -> None:
+        """Listen to the changes with values instead."""
+        await self._listeners.remove(self._subject, self)
+        self._is_meta = False
+        await self.listen()
+
+    @property
+    def _subject(self) -> str:
         link = self._link
-        subject = link.subjects.changes(StoreId(link.tenant, *self.key))
-        await self._listeners.add(self.key, subject, self)
-        await link.confirm_listening(subject)
+        store = StoreId(link.tenant, *self.key)
+        subjects = link.subjects
+        return subjects.meta_changes(store) if self._is_meta else subjects.changes(store)
 
     async def wait(self) -> None:
         """Return when something may have changed."""
@@ -75,7 +101,7 @@ class Feed:
         self.closed = True
         self.shed()
         self.wake()
-        await self._listeners.remove(self.key, self)
+        await self._listeners.remove(self._subject, self)
 
     def heard(self, broadcast: Broadcast) -> None:
         """Take a broadcast of this store. If it is malformed, the owner is asked instead."""
@@ -99,7 +125,7 @@ class TrackFeed(Feed):
     """The feed of a consumer that takes changes one by one."""
 
     def __init__(self, link: Link, listeners: Listeners, key: StoreKey, track: Track) -> None:
-        super().__init__(link, listeners, key, track.merge)
+        super().__init__(link, listeners, key, track.merge, is_meta=track.is_meta)
         self.track = track
 
     def shed(self) -> None:

@@ -24,7 +24,7 @@ from holdfast.client.following.buffers import Buffers
 from holdfast.client.following.feed import Feed
 from holdfast.client.following.listeners import Listeners
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import PACKED_HEAD, head_from_wire
+from holdfast.client.wire.operations import PACKED_HEAD, PACKED_WATCH_META, head_from_wire
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import (
@@ -175,7 +175,8 @@ class Follower:
                 feed.check_at = now + feed.check_seconds
             self._push(feed)
         for key, feeds in due.items():
-            future = self._link.submit(key, PACKED_HEAD, False)
+            is_meta = any(feed.is_meta for feed in feeds)
+            future = self._link.submit(key, PACKED_WATCH_META if is_meta else PACKED_HEAD, False)
             future.add_done_callback(functools.partial(self._checked, feeds))
 
     def _checked(self, feeds: list[Feed], answer: asyncio.Future[Any]) -> None:

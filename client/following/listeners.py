@@ -12,7 +12,6 @@ import logging
 from typing import Protocol
 
 from holdfast.client.following.merge import Broadcast
-from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.bus.bus import Bus, BusMessage, BusSubscription
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import decode_changes
@@ -55,14 +54,15 @@ class Listeners:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._stores: dict[StoreKey, _Store] = {}
+        #: By subject.
+        self._stores: dict[str, _Store] = {}
 
-    async def add(self, key: StoreKey, subject: str, listener: Listener) -> None:
-        """Give the broadcasts of a store, on `subject`, to `listener`. Idempotent. Raises what the
-        bus raises. Undo it with `remove`, also if it raised or was cancelled."""
-        store = self._stores.get(key)
+    async def add(self, subject: str, listener: Listener) -> None:
+        """Give the broadcasts on `subject`, which are of one store, to `listener`. Idempotent.
+        Raises what the bus raises. Undo it with `remove`, also if it raised or was cancelled."""
+        store = self._stores.get(subject)
         if store is None:
-            store = self._stores[key] = _Store()
+            store = self._stores[subject] = _Store()
         store.listeners[listener] = None
         async with store.subscribing:
             if store.subscription is None and store.listeners:
@@ -73,14 +73,14 @@ class Listeners:
                     # All were removed meanwhile.
                     await subscription.unsubscribe()
 
-    async def remove(self, key: StoreKey, listener: Listener) -> None:
+    async def remove(self, subject: str, listener: Listener) -> None:
         """Give no more broadcasts to `listener`. Idempotent."""
-        store = self._stores.get(key)
+        store = self._stores.get(subject)
         if store is None or listener not in store.listeners:
             return
         del store.listeners[listener]
         if not store.listeners:
-            del self._stores[key]
+            del self._stores[subject]
             if store.subscription is not None:
                 await store.subscription.unsubscribe()
 

@@ -17,6 +17,7 @@ from holdfast.client.following.track import Track, Wanted
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.store_queue import StoreKey
+from holdfast.protocol.errors import NotAllowedError, UnknownOperationError
 from holdfast.protocol.messages import Change, V
 
 
@@ -106,9 +107,19 @@ class Subscription(Generic[V]):
         return shown
 
     async def _start(self) -> None:
-        await self._feed.listen()
-        self._follower.started(self._feed)
-        await self._feed.track.advance()
+        feed = self._feed
+        try:
+            await feed.listen()
+            self._follower.started(feed)
+            await feed.track.advance()
+        except (UnknownOperationError, NotAllowedError):
+            # An owner of an earlier version, or permissions that were made by one.
+            if not feed.is_meta:
+                raise
+            feed.track.is_meta = False
+            await feed.hear_values()
+            self._follower.started(feed)
+            await feed.track.advance()
 
 
 def subscription_to(

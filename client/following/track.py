@@ -25,6 +25,7 @@ from holdfast.client.following.merge import Cursor, Merge, View
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
     PACKED_HEAD,
+    PACKED_WATCH_META,
     entry_from_wire,
     head_from_wire,
     message_from_wire,
@@ -88,6 +89,8 @@ class Track:
         self._filters = filters
         self._with_state = with_state
         self._meta_only = meta_only
+        #: Whether the owner is asked to broadcast changes without values.
+        self.is_meta = meta_only
         self._share = buffers.share(self.shed)
         view: View | None = None
         if prefix or meta_only:
@@ -206,6 +209,8 @@ class Track:
 
     async def _begin(self) -> None:
         if self._start is not None:
+            if self.is_meta:
+                await self._link.call(self._key, PACKED_WATCH_META, False)
             self._begin_live(self._start)
         else:
             await self._begin_at_head(self._start_seq)
@@ -214,7 +219,8 @@ class Track:
     async def _begin_at_head(self, start_seq: int | None) -> None:
         """Ask the owner where the live part begins, and what comes before it. Changes nothing until
         the owner has answered."""
-        wire, *_ = await self._link.call(self._key, PACKED_HEAD, False)
+        packed = PACKED_WATCH_META if self.is_meta else PACKED_HEAD
+        wire, *_ = await self._link.call(self._key, packed, False)
         head = head_from_wire(wire)
         self._until = Cursor(head.revision, head.last_seq)
         self._next_row = self._row_given = None if self._is_kv else start_seq
@@ -291,7 +297,8 @@ class Track:
         assert asked is not None
         limit = self._buffers.page_rows(merge.change_bytes)
         # Without a known seq, the owner finds it.
-        packed = pack([CHANGES, asked.revision, asked.seq or None, limit])
+        operation = [CHANGES, asked.revision, asked.seq or None, limit]
+        packed = pack([*operation, None, True] if self.is_meta else operation)
         try:
             page, *_ = await self._link.call(self._key, packed, False)
             if merge.page(page, asked):

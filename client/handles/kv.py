@@ -597,8 +597,8 @@ class KV(Generic[V]):
           READY; *now* is when you enter the subscription with `async with`, or ask for the first
           change.
         - With `meta_only` the entries have keys, revisions and times alone: `value` is None, and
-          `headers` are empty. The state comes over the network without values; live changes have
-          theirs, which are dropped on arrival.
+          `headers` are empty. Neither the state nor live changes come over the network with values:
+          while somebody watches so, the owner broadcasts each change a second time without them.
 
         The subscription survives reconnects and changes of owner. After a RESET change, discard
         everything you know: the entries and another READY follow again. A RESET comes if the owner

@@ -26,6 +26,7 @@ from holdfast.protocol.frames import (
     HEAD,
     SET_ENTRY,
     SET_MESSAGE,
+    WATCH_META,
     large_value_from_wire,
     pack,
 )
@@ -63,6 +64,8 @@ ROLLUPS: Final = ("sub", "all")
 
 #: Asks for the head of a store.
 PACKED_HEAD: Final = pack([HEAD])
+#: The same of a kv, and asks its owner to broadcast changes without values too, for a while.
+PACKED_WATCH_META: Final = pack([WATCH_META])
 #: Where a head has the time of the last change, and the chain after it.
 _HEAD_TIME: Final = 11
 #: Where the result of an append has the chain.

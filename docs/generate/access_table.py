@@ -102,6 +102,7 @@ DEEDS: Final = (
     Deed("reload the configuration of nats-server", "publish", "$SYS.REQ.SERVER.N1.RELOAD"),
     Deed("follow a store that matches", "subscribe", "hf.acme.chg.s.project.x"),
     Deed("follow all stores that match", "subscribe", "hf.acme.chg.k.project.*"),
+    Deed("follow kvs that match without values", "subscribe", "hf.acme.chg.m.project.*"),
     Deed("follow another store", "subscribe", "hf.acme.chg.s.secret"),
     Deed("follow everything", "subscribe", "hf.acme.chg.s.>"),
     Deed("follow another tenant", "subscribe", "hf.zoo.chg.s.project.x"),

@@ -29,7 +29,7 @@ from holdfast.protocol.errors import (
     NotOwnerError,
     error_from_wire,
 )
-from holdfast.protocol.names import StoreId
+from holdfast.protocol.names import StoreId, StoreKind
 
 _HOLD_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.02
@@ -123,6 +123,8 @@ class StoreCloser:
         life.gate.check()
         payload = frames.encode_changes(epoch, revision, life.clock_ms(), [])
         await life.bus.publish(life.subjects.changes(store), payload)
+        if store.kind == StoreKind.KV:
+            await life.bus.publish(life.subjects.meta_changes(store), payload)
 
     async def _free(self, store: StoreId) -> Store | None:
         """Wait until nobody has the file of a store. Return the store, or None if it is not open.

@@ -174,6 +174,9 @@ def _execute_one(
         return _entries_of(file, operation)
     elif number in _OF_HISTORY:
         return _OF_HISTORY[number](store, operation, bounds)
+    elif number == frames.WATCH_META:
+        store.meta_watch = 0.0
+        number = frames.HEAD
     if number == frames.HEAD:
         return _head(store, server), ROW_BYTES * 2
     if number == frames.CHANGES:
@@ -354,7 +357,9 @@ def _entries_of(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]
 def _changes(
     store: Store, operation: list[Any], bodies: Bodies, bounds: ReadBounds
 ) -> tuple[Any, int]:
-    _, after_revision, after_seq, limit, state_revision = (operation + [None] * 5)[:5]
+    _, after_revision, after_seq, limit, state_revision, meta_only = (operation + [None] * 6)[:6]
+    if meta_only and not store.is_stream:
+        store.meta_watch = 0.0
     revision = integer("after_revision", after_revision)
     seq = 0 if after_seq is None else integer("after_seq", after_seq)
     finds_seq = after_seq is None and revision > 0 and store.is_stream
@@ -377,6 +382,8 @@ def _changes(
     found, complete = store.contents.file.changes_after(
         revision, seq, deletes_after=deletes_after, max_rows=row_limit, max_bytes=max_bytes
     )
+    if meta_only and not store.is_stream:
+        found = [(at, time, changes.without_value(change)) for at, time, change in found]
     kept: list[Any] = []
     size_bytes = 0
     for dated in found:

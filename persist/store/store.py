@@ -55,6 +55,7 @@ class Store(Accepted):
         "epoch",
         "known_revision",
         "last_tick",
+        "meta_watch",
         "needs_sweep",
         "standing",
         "state",
@@ -104,6 +105,9 @@ class Store(Accepted):
         self.used_at = 0.0
         #: Where its changes are broadcast. The first broadcast sets it.
         self.changes_subject = ""
+        #: Until when changes of a kv are broadcast without values too, by the loop's clock: 0 if
+        #: somebody has just asked for that, None if nobody has.
+        self.meta_watch: float | None = None
 
     @property
     def file(self) -> StoreFile | None:

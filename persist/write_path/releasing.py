@@ -32,11 +32,13 @@ from holdfast.persist.write_path.turn import MATERIALISE_OPERATIONS
 from holdfast.persist.zone_traffic import ZoneTraffic
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import check_subject
+from holdfast.protocol.changes import without_values
 from holdfast.protocol.errors import TooLargeError
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     HURRIED_READS_PART,
     HURRY_SECONDS,
+    META_WATCH_SECONDS,
     PAGE_BYTES,
     PAGE_ROWS,
     READ_SLICE_SECONDS,
@@ -265,8 +267,26 @@ class Releaser:
                 subject = self._subjects.changes(store.id)
                 check_subject(subject)
                 store.changes_subject = subject
+                if not store.is_stream and store.meta_watch is None:
+                    # Those who watch without values hear once that there is a new owner. They are
+                    # the ones who ask it for more.
+                    addressed.append(self._without_values(store, payload))
             addressed.append((subject, payload))
+            if store.meta_watch is not None and self._is_watched(store):
+                addressed.append(self._without_values(store, payload))
         return addressed
+
+    def _without_values(self, store: Store, payload: bytes) -> tuple[str, bytes]:
+        return self._subjects.meta_changes(store.id), without_values(payload)
+
+    def _is_watched(self, store: Store) -> bool:
+        """Tell if somebody wants the changes of a kv without values."""
+        now = asyncio.get_running_loop().time()
+        if store.meta_watch == 0.0:
+            store.meta_watch = now + META_WATCH_SECONDS
+        elif store.meta_watch is not None and store.meta_watch < now:
+            store.meta_watch = None
+        return store.meta_watch is not None
 
     async def _publish(self, subject: str, payload: bytes) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import Final
 from holdfast.protocol.access.rights import ALL_RIGHTS, Right
 from holdfast.protocol.access.tokens import Token, split_pattern
 from holdfast.protocol.control import LISTING_VERBS, OPERATOR_VERBS, REPORT_VERB
+from holdfast.protocol.names import StoreKind
 from holdfast.protocol.subjects import CLUSTER_TENANT, DEFAULT_INBOXES, Subjects, inboxes_of
 
 #: The pattern that all stores match.
@@ -45,6 +46,8 @@ def permissions_of(token: Token, prefix: str, inboxes: str = DEFAULT_INBOXES) ->
         for pattern in token.stores:
             kinds, plain = split_pattern(pattern)
             subscribe += [f"{subjects.changes_start(tenant, kind)}{plain}" for kind in kinds]
+            if StoreKind.KV in kinds:
+                subscribe.append(f"{subjects.meta_changes_start(tenant)}{plain}")
     if token.is_operator:
         # Nobody checks these again: they name no token.
         if _may_do_everything(token):

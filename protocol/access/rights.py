@@ -102,6 +102,7 @@ RIGHT_OF_OPERATION: Final = {
     frames.GET_ENTRY_AT: Right.READ,
     frames.GET_ENTRIES_AT: Right.READ,
     frames.HISTORY: Right.READ,
+    frames.WATCH_META: Right.READ,
 }
 
 

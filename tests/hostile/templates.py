@@ -388,6 +388,7 @@ OPERATIONS: Final[dict[int, _Make]] = {
         _key(rng),
         rng.choice((None, 0, _seq(rng))),
     ],
+    frames.WATCH_META: lambda rng, world: [frames.WATCH_META],
 }
 _OF_A_KV: Final = frozenset(
     (
@@ -402,6 +403,7 @@ _OF_A_KV: Final = frozenset(
         frames.GET_ENTRY_AT,
         frames.GET_ENTRIES_AT,
         frames.HISTORY,
+        frames.WATCH_META,
     )
 )
 #: Writes of a gateway, besides appends.

@@ -25,6 +25,7 @@ from holdfast.persist.write_path import checkpointing, materialising
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryDelivery, MemoryNetwork
+from holdfast.protocol.changes import SETS, number_of, set_value
 from holdfast.protocol.limits import (
     LOG_SEGMENT_BYTES,
     MAX_EXPIRED_ROWS,
@@ -332,7 +333,10 @@ class Simulation:
             self.fail(f"{sender} answers, and has not read its term since it wrote to the state")
         if fence_path is None:
             return
-        if ".chg." in subject:
+        if ".chg.m." in subject:
+            # A second time, without values.
+            self._observe_meta(sender, message)
+        elif ".chg." in subject:
             self._on_broadcast(sender, message)
         elif not subject.startswith(_CLIENTS_INBOXES if self.office is None else _INBOXES):
             return
@@ -346,6 +350,11 @@ class Simulation:
         fence = self.files.find(fence_path)
         if not isinstance(fence, Inode) or bytes(fence.content) != b"open  \n":
             self.fail(f"{sender} is fenced and publishes on {subject}")
+
+    def _observe_meta(self, sender: str, message: BusMessage) -> None:
+        changes = frames.decode_changes(message.payload).changes
+        if any(number_of(each) in SETS and set_value(each) for each in changes):
+            self.fail(f"{sender} tells a value on {message.subject}")
 
     def _on_broadcast(self, sender: str, message: BusMessage) -> None:
         store = self._subjects.store_of(message.subject)

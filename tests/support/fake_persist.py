@@ -30,6 +30,7 @@ from holdfast.protocol.errors import (
     NotOwnerError,
     StaleWriteError,
     StoreDamagedError,
+    UnknownOperationError,
     WriterGapError,
     WrongLastSeqError,
     WrongRevisionError,
@@ -391,7 +392,8 @@ def _read(store: FakeStore, server: str, operation: list[Any]) -> Any:
             for key in keys[:PAGE_ROWS]
         ]
         return [page_rows, page_rows[-1][0] if len(keys) > PAGE_ROWS else None]
-    assert number == frames.CHANGES
+    if number != frames.CHANGES:
+        raise UnknownOperationError(operation=str(number))
     revision, seq = rest[0], rest[1] or 0
     if revision > store.revision or revision < store.changes_from:
         return [[], 0, 0, store.revision, True]

@@ -59,20 +59,20 @@ async def test_all_who_follow_a_store_share_one_subscription_and_hear_until_they
     network = MemoryNetwork()
     bus, other = _CountingBus(network, "client", "client"), network.connect("other")
     listeners, ears = Listeners(bus), [_Ear(), _Ear()]
-    await asyncio.gather(*(listeners.add(KEY, SUBJECT, ear) for ear in ears))
-    await listeners.add(KEY, SUBJECT, ears[0])
+    await asyncio.gather(*(listeners.add(SUBJECT, ear) for ear in ears))
+    await listeners.add(SUBJECT, ears[0])
     assert bus.subscribed == 1
     await _publish(other, _message(1))
-    await listeners.remove(KEY, ears[0])
+    await listeners.remove(SUBJECT, ears[0])
     await _publish(other, _message(2))
     await _publish(other, BusMessage(SUBJECT, b"of no sense", ""))
-    await listeners.remove(KEY, ears[1])
-    await listeners.remove(KEY, ears[1])
+    await listeners.remove(SUBJECT, ears[1])
+    await listeners.remove(SUBJECT, ears[1])
     await _publish(other, _message(3))
     assert [ear.revisions for ear in ears] == [[1], [1, 2]]
     assert [ear.lost_count for ear in ears] == [0, 1]
     assert not network._subscriptions
-    await listeners.add(KEY, SUBJECT, ears[0])
+    await listeners.add(SUBJECT, ears[0])
     await _publish(other, _message(4))
     assert ears[0].revisions == [1, 4]
 
@@ -83,14 +83,14 @@ async def test_who_is_removed_while_the_bus_subscribes_leaves_nothing_behind() -
     gate = asyncio.get_running_loop().create_future()
     bus.before = lambda: asyncio.shield(gate)
     listeners, first, second = Listeners(bus), _Ear(), _Ear()
-    cancelled = asyncio.create_task(listeners.add(KEY, SUBJECT, first))
-    adding = asyncio.create_task(listeners.add(KEY, SUBJECT, second))
+    cancelled = asyncio.create_task(listeners.add(SUBJECT, first))
+    adding = asyncio.create_task(listeners.add(SUBJECT, second))
     await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.wait([cancelled])
-    await listeners.remove(KEY, first)
+    await listeners.remove(SUBJECT, first)
     await asyncio.sleep(0)
-    await listeners.remove(KEY, second)
+    await listeners.remove(SUBJECT, second)
     gate.set_result(None)
     await adding
     assert bus.subscribed == 1

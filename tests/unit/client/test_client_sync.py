@@ -123,7 +123,7 @@ def test_every_public_call_that_waits_has_a_timeout_or_the_clients() -> None:
         *{(consumer.Delivery, name) for name in ("ack", "nak", "in_progress", "term")},
         *{(consumer.Consumer, name) for name in ("ack", "deliveries", "aclose")},
         *{(transaction._Transaction, name) for name in ("commit", "get")},
-        *{(asynchronous.KVTransaction, name) for name in ("get", "get_many")},
+        *{(asynchronous.KVTransaction, name) for name in ("get", "get_many", "get_all")},
         *{(asynchronous.StreamTransaction, name) for name in ("get", "get_many")},
         (asynchronous.Subscription, "aclose"),
         (asynchronous.PatternSubscription, "aclose"),

@@ -208,6 +208,7 @@ def test_subjects_are_those_that_the_code_builds() -> None:
         subjects.fork("acme", "p1"),
         subjects.changes(NOTES),
         subjects.changes(SETTINGS),
+        subjects.meta_changes(SETTINGS),
         subjects.cluster("open"),
         subjects.cluster("drain"),
         subjects.heartbeat(),

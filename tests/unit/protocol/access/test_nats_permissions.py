@@ -21,9 +21,12 @@ def test_a_reader_may_ask_in_its_own_name_and_follow_what_it_may_read() -> None:
         f"_INBOX.acme.{reader.id}.>",
         "hf.acme.chg.s.project.*",
         "hf.acme.chg.k.project.*",
+        "hf.acme.chg.m.project.*",
         "hf.acme.chg.k.settings",
+        "hf.acme.chg.m.settings",
         "hf.acme.chg.s.>",
         "hf.acme.chg.k.>",
+        "hf.acme.chg.m.>",
     )
 
 
