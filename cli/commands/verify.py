@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from holdfast.cli.owner_jobs import (
     check_choice,
 )
 from holdfast.cli.render import print_json, print_table, printable
-from holdfast.cli.settings import Settings, pass_settings, shared_options
+from holdfast.cli.settings import Settings, client_command
+from holdfast.cli.stores.owner_chains import ask_for_chains
 from holdfast.protocol.errors import NotFoundError
 from holdfast.protocol.names import StoreId, StoreKind
 
@@ -35,8 +37,13 @@ if TYPE_CHECKING:
 )
 @click.option("--bucket", metavar="URL", help="The bucket of the servers.")
 @KIND_OPTION
-@shared_options("tenant", "json")
-@pass_settings
+@click.option(
+    "--owners",
+    "asks_owners",
+    is_flag=True,
+    help="Also compare the chains of running owners: read their stores through NATS.",
+)
+@client_command
 def verify(
     settings: Settings,
     names: tuple[str, ...],
@@ -45,15 +52,19 @@ def verify(
     data: Path | None,
     bucket: str | None,
     kind: str | None,
+    asks_owners: bool,
 ) -> None:
     """Verify the files, snapshots and logs of stores.
 
     The command reads every page of the file and the newest snapshot, looks for gaps in the log, and
-    reads archived messages back from their table. If a stream keeps a chain of hashes, it computes
-    the chain anew from each of these and compares them. It changes nothing and skips files in use,
+    reads archived messages back from their table. If a store keeps a chain of hashes, it computes
+    the chain anew from each of these and compares them; with --owners also what running servers
+    have. It changes nothing and skips files in use,
     so you may run it while the cluster runs. The exit code is 1 if anything is wrong.
     """
     check_choice(names, every, all_tenants)
+    if asks_owners and all_tenants:
+        raise click.UsageError("--owners asks as one tenant: not with --all-tenants")
     if data is None and bucket is None:
         raise click.UsageError("give --data, --bucket or both")
     with needed_server_packages():
@@ -69,6 +80,8 @@ def verify(
         for index, store in enumerate(stores):
             progress(index / len(stores))
             verdicts.append(verifier.verify(store))
+    if asks_owners:
+        asyncio.run(_ask_owners(settings, verdicts))
     rows = [verdict_row(verdict) for verdict in verdicts]
     if settings.json:
         print_json({"stores": rows, "problems": verifier.problems})
@@ -76,6 +89,11 @@ def verify(
         _print(rows, verifier.problems)
     if verifier.problems or any(row["problems"] for row in rows):
         click.get_current_context().exit(1)
+
+
+async def _ask_owners(settings: Settings, verdicts: list[StoreVerdict]) -> None:
+    async with settings.connect() as client:
+        await ask_for_chains(client, verdicts)
 
 
 def _chosen(

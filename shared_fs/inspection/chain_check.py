@@ -128,6 +128,15 @@ def compare(tiers: Sequence[ChainTier], points: Sequence[ChainLink] = ()) -> lis
     return problems
 
 
+def links_of(tiers: Sequence[ChainTier], points: Sequence[ChainLink]) -> list[ChainLink]:
+    """Return what tiers and logs tell of the chain: after the last message of each tier, and where
+    the logs say it of messages that a tier has."""
+    links = [ChainLink(tier.leaves[-1][0], tier.told.chain) for tier in tiers if tier.leaves]
+    # A restore may have taken messages back that a log still has.
+    seqs = {seq for tier in tiers for seq, _ in tier.leaves}
+    return [*links, *(each for each in points if each.seq in seqs)]
+
+
 def _alone(tier: ChainTier, points: Sequence[ChainLink]) -> list[str]:
     # A restore may have taken messages back that a log still has.
     seqs = {seq for seq, _ in tier.leaves}

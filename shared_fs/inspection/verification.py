@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.errors import StorageError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -28,6 +29,7 @@ from holdfast.shared_fs.inspection.chain_check import (
     ChainTier,
     LogPoints,
     compare,
+    links_of,
     read_chain,
 )
 from holdfast.shared_fs.inspection.inspection import (
@@ -54,7 +56,7 @@ class StoreVerdict:
     log: str = "-"
     #: Of archived messages; `unchecked` if the bucket is not known.
     archive: str = "-"
-    #: That of a stream that keeps one: `sound` or `broken`.
+    #: That of a store that keeps one: `sound` or `broken`.
     chain: str = "-"
     #: How many messages are archived.
     archived: int = 0
@@ -62,6 +64,8 @@ class StoreVerdict:
     snapshot_revision: int | None = None
     log_revision: int | None = None
     problems: list[str] = field(default_factory=list)
+    #: What files at rest, snapshots and logs tell of its chain, as somebody might have kept it.
+    links: list[ChainLink] = field(default_factory=list)
 
 
 class Verifier:
@@ -104,9 +108,11 @@ class Verifier:
         self._look_at_log(entry, verdict)
         self._compare(file, newest, verdict)
         if self._tiers:
-            found = compare(self._tiers, self._log_points().of(store))
+            points = self._log_points().of(store)
+            found = compare(self._tiers, points)
             verdict.chain = "broken" if found else "sound"
             verdict.problems += found
+            verdict.links = links_of(self._tiers, points)
         return verdict
 
     def _look_at_file(self, store: StoreId, verdict: StoreVerdict) -> FileVerdict | None:

@@ -11,12 +11,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from holdfast.client import Client, RevisionGoneError, connect
+from holdfast.protocol.chain.hashing import after_all
 from holdfast.protocol.messages import ChangeKind
+from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.snapshots.manifest import open_manifests
+from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
+from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from tests.support.cluster import DEADLINE_SECONDS, Process, Processes, running_processes
 from tests.support.holdfast_up import call_holdfast
 from tests.support.present import present
@@ -319,3 +325,59 @@ async def test_all_is_one_tenant_and_all_tenants_is_everybody(tmp_path: Path) ->
             assert made["failed"] == []
             found = await scene.json("verify", which, *data)
             assert {(one["tenant"], one["name"]) for one in found["stores"]} == expected
+
+
+async def test_owners_are_compared_with_files_snapshots_and_logs(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene:
+        async with scene.client() as client:
+            stream, kv = client.stream("ledger"), client.kv("rates")
+            await stream.configure(chain=True)
+            await kv.configure(chain=True)
+            for number in range(5):
+                await stream.append(b"%d" % number)
+                await kv.set(f"k{number}", b"%d" % number)
+            await client.stream("plain").append(b"x")
+            await scene.json("backup", "--all")
+            await stream.append(b"later")
+            await kv.set("k0", b"later")
+            asked = ("verify", "--all", "--owners", "--bucket", scene.bucket)
+            data = ("--data", str(scene.processes.layout.root))
+            for arguments in (asked, (*asked, *data)):
+                found = {one["name"]: one for one in (await scene.json(*arguments))["stores"]}
+                assert {name: one["chain"] for name, one in found.items()} == {
+                    "ledger": "sound",
+                    "rates": "sound",
+                    "plain": "-",
+                }
+        server = scene.servers["s1"]
+        server.terminate()
+        server.stop()
+        # Somebody changes what the next owner opens, and mends its chain.
+        for name, kind, table, key in (
+            ("ledger", StoreKind.STREAM, "messages", "seq = 2"),
+            ("rates", StoreKind.KV, "entries", "key = 'k1'"),
+        ):
+            store = StoreId(TENANT, kind, name)
+            layout = scene.processes.layout
+            path = layout.store(store, layout.generations(Disk(), store)[-1])
+            connection = apsw.Connection(str(path), vfs=checksum_vfs())
+            connection.execute(f"UPDATE {table} SET value = x'39' WHERE {key}")
+            chain = StoredChain(connection.execute, is_kv=kind is StoreKind.KV)
+            chain.load()
+            leaves = [leaf for _, leaf in chain.leaves(connection.execute, has_subjects=False)]
+            mended = after_all(chain.base.chain, leaves)
+            connection.execute(f"UPDATE chain SET value = x'{mended.hex()}'")
+            connection.close()
+        scene.start("s2")
+        asked = ("verify", "--all", "--owners", "--bucket", scene.bucket)
+        result = await asyncio.to_thread(scene.holdfast, *asked)
+        assert result.returncode == 1, result.stderr
+        found = json.loads(result.stdout)
+        problems = {one["name"]: one["problems"] for one in found["stores"]}
+        assert {name: len(each) for name, each in problems.items()} == {
+            "ledger": 1,
+            "rates": 1,
+            "plain": 0,
+        }
+        assert "its owner differs from the others between messages 1 and 5" in problems["ledger"][0]
+        assert "its owner differs from the others between revisions" in problems["rates"][0]
