@@ -1,4 +1,4 @@
-"""Whether the files that a table names are there. Reads no rows.
+"""Opens a table, and tells whether the files that it names are there. Reads no rows.
 
     missing_files(TableLocation("s3://acme/holdfast/tables/changes"))     # [] if all is well
 
@@ -9,12 +9,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.shared_fs.archive.table_location import TableLocation
 
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+#: Tries to open a table whose log an erasure is removing.
+_OPENINGS: Final = 8
+_GONE: Final = ("not found", "No such file")
 #: How many files are looked at together: on S3 each takes a round trip.
 _LOOKS_AT_ONCE: Final = 16
+
+
+def open_delta(location: TableLocation, version: int | None = None) -> DeltaTable:
+    """Open a table, or an earlier version of it. If its log is being removed, look again.
+
+    Raises TableNotFoundError of deltalake, its DeltaError.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    for left in reversed(range(_OPENINGS)):
+        try:
+            return DeltaTable(
+                location.uri, version=version, storage_options=location.delta_options
+            )
+        except TableNotFoundError:
+            raise
+        except DeltaError as error:
+            if not left or not log_is_gone(error):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def log_is_gone(error: Exception) -> bool:
+    """Return whether an error of deltalake says that a part of the log is gone. An erasure removes
+    the log before its checkpoint, also under those who have just listed it, or read it lazily."""
+    return any(word in str(error) for word in _GONE)
 
 
 def missing_files(location: TableLocation) -> list[str]:
@@ -52,9 +85,8 @@ def named_files(location: TableLocation) -> dict[str, int]:
     """Return the sizes of the files that the newest version names, by their paths. Raises as
     `missing_files`."""
     import pyarrow as pa
-    from deltalake import DeltaTable
 
-    table = DeltaTable(location.uri, storage_options=location.delta_options)
+    table = open_delta(location)
     actions = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"])
     return dict(zip(*actions.to_pydict().values(), strict=True))
 

@@ -10,6 +10,7 @@ A file appears whole or not at all, under a name that is used once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -150,9 +151,9 @@ class TableLocation:
         log = self.folder / "_delta_log"
         newest = sorted((path for path in log.iterdir() if path.is_file()), reverse=True)
         for path in [log / "_last_checkpoint", *newest[:_SYNCED_COMMITS]]:
-            if path.exists():
-                with path.open("rb+") as file:
-                    os.fsync(file.fileno())
+            # There may be no checkpoint, and an erasure may remove the log before its own.
+            with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+                os.fsync(file.fileno())
         for folder in (log, self.folder, self.folder.parent):
             Disk().sync_directory(folder)
 
@@ -172,10 +173,16 @@ class TableLocation:
 
     def get_file(self, path: str, target: Path) -> Path:
         """Return a local file with the content of `path`: the file
-        itself, or a copy at `target`."""
+        itself, or a copy at `target`. Raises FileNotFoundError if S3 does not have it, boto3's
+        errors."""
         if not self.is_s3:
             return self.folder / path
-        self._client.download_file(self._bucket, self._key(path), str(target))
+        try:
+            self._client.download_file(self._bucket, self._key(path), str(target))
+        except self._client.exceptions.ClientError as error:
+            if error.response["Error"]["Code"] in _MISSING:
+                raise FileNotFoundError(f"{self.uri}/{path}") from error
+            raise
         return target
 
     def to_read_parts(self, path: str) -> Path | io.RawIOBase:

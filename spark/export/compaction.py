@@ -187,7 +187,8 @@ def merges(
 
 
 def merge(job: MergeJob, files: Sequence[DeltaFile]) -> MergeOutcome:
-    """Merge files of one partition, sorted. Raises OSError, and errors of pyarrow and boto3."""
+    """Merge files of one partition, sorted. Raises TableConflictError if one is gone, OSError, and
+    errors of pyarrow and boto3."""
     name = f"merged-{secrets.token_hex(8)}"
     with (
         ExitStack() as stack,
@@ -198,8 +199,13 @@ def merge(job: MergeJob, files: Sequence[DeltaFile]) -> MergeOutcome:
         opened: list[pq.ParquetFile] = []
         row_count = 0
         for number, file in enumerate(files):
-            path = job.table.get_file(file.path, folder / f"{number}.parquet")
-            found = stack.enter_context(pq.ParquetFile(path))
+            try:
+                path = job.table.get_file(file.path, folder / f"{number}.parquet")
+                found = stack.enter_context(pq.ParquetFile(path))
+            except FileNotFoundError as error:
+                # An erasure removes what it replaces at once.
+                reason = f"{file.path} is gone"
+                raise TableConflictError(table=job.table.uri, reason=reason) from error
             if not known_columns(found.schema_arrow, job.layout):
                 continue
             taken.append(file)

@@ -28,8 +28,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
 
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.archive.table_files import log_is_gone
 from holdfast.shared_fs.archive.table_layout import BY_TENANT, GROUP_COLUMN
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.erasure.sought import Sought
@@ -149,24 +151,29 @@ def _erase_files(
 ) -> dict[str, int]:
     """Commit files without the sought rows in place of those that have some. Return all files that
     have some, which no version names any more, with their number."""
+    lost: Exception | None = None
     for _ in range(_TRIES):
         table.refresh()
-        found = dict(_files_with(table, rows, folder, done))
+        try:
+            found = dict(_files_with(table, rows, folder, done))
+        except TableConflictError as error:
+            lost = error
+            continue
         if not found:
             return {}
-        named = [one for one in table.files() if one.path in found]
-        added = _rewritten(table, named, rows, folder)
         try:
+            named = [one for one in table.files() if one.path in found]
+            added = _rewritten(table, named, rows, folder)
             table.erase(named, added, {_MARK: sum(found.values())})
-        except TableConflictError as error:
-            # An export or a compaction was faster, or the answer was lost: look again. What was
-            # written has none of the rows, and may be in the table.
+        except (TableConflictError, FileNotFoundError) as error:
+            # An export, a compaction or another erasure was faster, or the answer was lost: look
+            # again. What was written has none of the rows, and may be in the table.
             lost = error
             continue
         done.erased_rows += sum(found.values())
         done.rewritten_files += len(named)
         return found
-    raise lost
+    raise TableConflictError(table=table.location.uri, reason=str(lost)) from lost
 
 
 def _files_with(
@@ -175,8 +182,8 @@ def _files_with(
     """Yield every file that has sought rows, of the table or not, and how many."""
     location = table.location
     for path in _files_of(table, rows.tenant):
-        local = location.get_file(path, folder / "looked-at.parquet")
         try:
+            local = location.get_file(path, folder / "looked-at.parquet")
             with pq.ParquetFile(local) as opened:
                 of_file = ["tenant"] if "tenant" in opened.schema_arrow.names else []
                 columns = opened.read([*of_file, *_SOUGHT_COLUMNS])
@@ -238,8 +245,15 @@ def _was_interrupted(location: TableLocation) -> bool:
 
 def _begin_history_anew(table: ChangesTable) -> int:
     """Put a checkpoint, and remove the log before it. Return how many files that were."""
-    table.refresh()
-    table.delta.create_checkpoint()
+    for left in reversed(range(_TRIES)):
+        table.refresh()
+        try:
+            table.delta.create_checkpoint()
+            break
+        except DeltaError as error:
+            # Another erasure does the same.
+            if not left or not log_is_gone(error):
+                raise
     table.location.sync_log()
     current = table.version or 0
     removed = 0

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from holdfast.protocol.limits import MIB
+from holdfast.shared_fs.archive.table_files import open_delta
 from holdfast.shared_fs.archive.table_layout import GROUP_COLUMN, TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.errors import NoTableError
@@ -65,7 +66,7 @@ def scan(
     """Return the files of a version that may have rows that meet all conditions. Reads the log of
     the table alone. Raises NoTableError, errors of deltalake."""
     try:
-        delta = DeltaTable(location.uri, version=version, storage_options=location.delta_options)
+        delta = open_delta(location, version)
     except TableNotFoundError as error:
         raise NoTableError(table=location.uri) from error
     layout = layout_of_table(delta)

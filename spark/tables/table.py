@@ -18,8 +18,9 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -29,7 +30,12 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from holdfast.shared_fs.archive.table_files import missing_files, unreadable
+from holdfast.shared_fs.archive.table_files import (
+    log_is_gone,
+    missing_files,
+    open_delta,
+    unreadable,
+)
 from holdfast.shared_fs.archive.table_layout import (
     GROUP_COLUMN,
     TableLayout,
@@ -92,6 +98,7 @@ _REMOVALS_AT_ONCE: Final = 16
 _FOREIGN_FEATURES: Final = frozenset(["deletionVectors", "columnMapping"])
 #: The name by which a commit of ours says which run it is.
 APPLICATION: Final = "holdfast.export"
+_ERASED: Final = "an erasure has ended the history that this run began in"
 #: Tries of a commit that replaces files. Each one is lost to another commit.
 _TRIES: Final = 16
 
@@ -227,15 +234,17 @@ class ChangesTable:
 
     @property
     def export_version(self) -> int | None:
-        """The number of the last run that committed; see `watermarks.py`."""
+        """The number of the last run that committed; see `watermarks.py`. Raises
+        TableConflictError as `files` does."""
         if self._delta is None:
             return None
-        return self._delta.transaction_version(APPLICATION)
+        with self._reading_log():
+            return self._delta.transaction_version(APPLICATION)
 
     def refresh(self) -> None:
         """Load the present version of the table. Raises ForeignTableError."""
         try:
-            self._delta = DeltaTable(self.location.uri, storage_options=self.location.delta_options)
+            self._delta = open_delta(self.location)
         except TableNotFoundError:
             self._delta = None
             return
@@ -309,10 +318,12 @@ class ChangesTable:
         return self.location.get_file(path, folder / "watermarks")
 
     def files(self) -> list[DeltaFile]:
-        """Return the table's files."""
+        """Return the table's files. Raises TableConflictError if an erasure has ended the history
+        of this version."""
         if self._delta is None:
             return []
-        actions = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
+        with self._reading_log():
+            actions = pa.table(self._delta.get_add_actions(flatten=True)).to_pylist()
         return [
             DeltaFile(
                 row["path"],
@@ -325,6 +336,16 @@ class ChangesTable:
             )
             for row in actions
         ]
+
+    @contextmanager
+    def _reading_log(self) -> Iterator[None]:
+        """Tell that an erasure has removed the log of this version, which is read lazily."""
+        try:
+            yield
+        except DeltaError as error:
+            if not log_is_gone(error):
+                raise
+            raise TableConflictError(table=self.location.uri, reason=_ERASED) from error
 
     def append(
         self,
@@ -432,14 +453,19 @@ class ChangesTable:
 
     def _removable(self, hours: float, *, full: bool) -> list[str]:
         """Return the files that were replaced this long ago, which may be gone already, and with
-        `full` also those of that age that no version names."""
-        return self.delta.vacuum(
-            retention_hours=math.ceil(hours),
-            # Otherwise it commits twice, and lists what is gone again each time.
-            dry_run=True,
-            enforce_retention_duration=False,
-            full=full,
-        )
+        `full` also those of that age that no version names; none while an erasure is at work."""
+        try:
+            return self.delta.vacuum(
+                retention_hours=math.ceil(hours),
+                # Otherwise it commits twice, and lists what is gone again each time.
+                dry_run=True,
+                enforce_retention_duration=False,
+                full=full,
+            )
+        except DeltaError as error:
+            if not log_is_gone(error):
+                raise
+            return []
 
     def _remove(self, path: str) -> bool:
         if self.location.size_of(path) is None:
@@ -478,11 +504,10 @@ class ChangesTable:
             raise TableConflictError(table=self.location.uri, reason=str(error)) from error
         except DeltaError as error:
             read_at = f"_delta_log/{self.version:020d}.json"
-            if self.location.size_of(read_at) is not None:
+            if self.location.size_of(read_at) is not None and not log_is_gone(error):
                 raise
             # Without the log since then nobody can tell what else was committed.
-            reason = "an erasure has ended the history that this run began in"
-            raise TableConflictError(table=self.location.uri, reason=reason) from error
+            raise TableConflictError(table=self.location.uri, reason=_ERASED) from error
         # Owners drop values that the table has, so it must survive a power cut.
         self.location.sync_log()
         self.refresh()

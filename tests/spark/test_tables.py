@@ -56,8 +56,9 @@ def exported_in_runs(spark: SparkSession, world: BucketWorld, count: int) -> str
 
 
 # Compaction
-def test_compaction_makes_few_large_files_of_many_and_changes_no_row_though_a_worker_is_killed(
-    spark: SparkSession, world: BucketWorld, tmp_path: Path
+@pytest.mark.parametrize("victim", ["worker", "JVM"])
+def test_compaction_makes_few_large_files_of_many_and_changes_no_row_whoever_is_killed(
+    spark: SparkSession, world: BucketWorld, tmp_path: Path, victim: str
 ) -> None:
     table = exported_in_runs(spark, world, 5)
     before = {tuple(map(str, row)) for row in read_table(spark, table).collect()}
@@ -67,7 +68,10 @@ def test_compaction_makes_few_large_files_of_many_and_changes_no_row_though_a_wo
         outcome = merge(job, files)
         if not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            # The parent of the worker is the daemon that has forked it, whose parent is the JVM.
+            stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+            jvm = int(stat.rpartition(")")[2].split()[1])
+            os.kill(os.getpid() if victim == "worker" else jvm, signal.SIGKILL)
         return outcome
 
     report = compact(spark, table, task=killed_once)
