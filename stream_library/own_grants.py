@@ -186,7 +186,7 @@ class OwnGrants:
         return _Known(last, state, None if state is StoreState.DURABLE else maybe_cold)
 
     def _created(self, fields: Any) -> dict[str, object]:
-        for tenant, kind, name, revision, _ in fields["stores"]:
+        for tenant, kind, name, revision, *_ in fields["stores"]:
             known = self._owned(StoreId(tenant, kind, name))
             if known is None:
                 continue
@@ -197,7 +197,7 @@ class OwnGrants:
         return {}
 
     def _closed(self, fields: Any) -> dict[str, object]:
-        for tenant, kind, name, epoch, revision, _ in fields["stores"]:
+        for tenant, kind, name, epoch, revision, *_ in fields["stores"]:
             known = self._owned(StoreId(tenant, kind, name), epoch)
             if known is not None:
                 known.revision = max(known.revision, revision)
