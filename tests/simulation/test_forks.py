@@ -76,5 +76,9 @@ def test_forks_hold_what_they_were_made_of_whoever_is_destroyed() -> None:
 
 
 def test_a_forgotten_reference_is_found() -> None:
-    failures, _ = judged(5, "crash_in_bucket", forget_what_forks_hold)
-    assert any("cannot be read in the end" in failure for failure in failures)
+    def found(seed: int) -> bool:
+        failures, _ = judged(seed, "crash_in_bucket", forget_what_forks_hold)
+        return any("cannot be read in the end" in failure for failure in failures)
+
+    # The order of events decides which of them finds it.
+    assert any(map(found, range(1, 13)))
