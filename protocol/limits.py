@@ -64,6 +64,8 @@ MAX_DIRECT_SERVERS: Final = 1024
 DIRECT_HELLO_SECONDS: Final = 5.0
 #: Until a client tries again to reach a server directly. It tries only when it sends something.
 DIRECT_RETRY_SECONDS: Final = 0.5
+#: The same after the server has refused. NATS takes the frames meanwhile.
+DIRECT_REFUSED_SECONDS: Final = 30.0
 #: What may wait until the other end takes it: a client that takes less than it asks for is left to
 #: NATS. Several frames, and little enough for all clients together.
 MAX_PIPE_UNSENT_BYTES: Final = 8 * MIB

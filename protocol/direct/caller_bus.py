@@ -36,6 +36,7 @@ from holdfast.protocol.direct.pipe import DirectPipe
 from holdfast.protocol.errors import HoldfastError, MalformedFrameError
 from holdfast.protocol.limits import (
     DIRECT_HELLO_SECONDS,
+    DIRECT_REFUSED_SECONDS,
     DIRECT_RETRY_SECONDS,
     MAX_DIRECT_SERVERS,
 )
@@ -161,6 +162,10 @@ class CallerBus(BusAround):
         except BaseException:
             pipe.close()
             raise
+        else:
+            if refusal:
+                # It will hardly change its mind at once.
+                self._try_at[hello.subject] = self._loop.time() + DIRECT_REFUSED_SECONDS
         if refusal:
             logger.info("direct.refused server=%s reason=%s", server, refusal)
         taker = self._takers.get(hello.inbox)

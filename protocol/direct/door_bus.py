@@ -133,6 +133,8 @@ class DoorBus(BusAround):
             pipe.close()
 
     def _enter(self, pipe: DirectPipe) -> None:
+        if len(self._pipes) >= MAX_DIRECT_CLIENTS:
+            pipe.send(encode_welcome(f"{MAX_DIRECT_CLIENTS} clients are here already"))
         if len(self._pipes) >= MAX_DIRECT_CLIENTS or len(self._taking) < len(self._patterns):
             pipe.close()
             return

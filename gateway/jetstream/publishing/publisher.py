@@ -64,6 +64,9 @@ _PLAIN_LINE: Final = b"NATS/1.0\r\n"
 _OF_FAST_INGEST: Final = ".$FI"
 #: Fewer are a few publishers that wait for each answer: to gather would only delay them.
 _MANY: Final = 3
+#: Whoever is answered so many at once has more publishers than these: what the others have sent
+#: meanwhile is worth gathering too.
+_CROWD: Final = 8
 _new: Final = tuple.__new__
 _TOO_MANY: Final = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 
@@ -460,7 +463,7 @@ class StreamPublisher:
         load = self.load
         load.count -= count
         load.bytes -= size_bytes
-        if not load.count:
+        if not load.count and count < _CROWD:
             self._client.end_rest()
         self._unanswered -= count
         if not self._unanswered and self._drained is not None:

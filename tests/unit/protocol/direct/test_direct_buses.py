@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.direct.memory_pipe import MemoryPipe
-from holdfast.protocol.direct.messages import Hello, encode_hello
+from holdfast.protocol.direct.messages import Hello, decode_welcome, encode_hello
 from holdfast.protocol.errors import InvalidTokenError, TooLargeError
 from holdfast.protocol.limits import MAX_DIRECT_CLIENTS
 from holdfast.protocol.subjects import Subjects
@@ -162,6 +162,26 @@ async def test_a_server_of_another_host_is_not_tried_for_each_frame() -> None:
     assert tries == 1
 
 
+async def test_a_client_that_was_refused_asks_again_only_much_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.protocol.direct.caller_bus.DIRECT_RETRY_SECONDS", 0.0)
+
+    async def knows(hello: Hello) -> bool:
+        return False
+
+    world = DirectWorld(knows)
+    await world.serve()
+    bus = world.client()
+    inbox, _ = await listening(bus)
+    for number in range(1, 20):
+        await bus.publish(SUBJECT, b"", f"{inbox}.{number}")
+        await world.frames.first(number)
+        await until(lambda: world.pipes[0].ended)
+        await _settle()
+    assert len(world.pipes) == 1
+
+
 @pytest.mark.parametrize(
     "hello",
     [
@@ -256,10 +276,15 @@ async def test_there_are_only_so_many_clients() -> None:
     await world.serve()
     ends = [MemoryPipe.pair() for _ in range(MAX_DIRECT_CLIENTS + 1)]
     ended: list[int] = []
+    said: list[str] = []
     for number, (mine, its) in enumerate(ends):
-        mine.start(lambda message: None, lambda number=number: ended.append(number))
+        mine.start(
+            lambda message: said.append(decode_welcome(message)),
+            lambda number=number: ended.append(number),
+        )
         world.door.enter(its)
     await until(lambda: ended == [MAX_DIRECT_CLIENTS])
+    assert said == [f"{MAX_DIRECT_CLIENTS} clients are here already"]
 
 
 async def test_a_peer_that_sends_what_makes_no_sense_is_left() -> None:
