@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
 from holdfast.persist.access.shown_tokens import knows_holders
@@ -66,6 +67,8 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.disk.privacy import tighten
 from holdfast.shared_fs.disk.reading import FenceRead, choose_disk
+from holdfast.shared_fs.encryption.master_keys import read_master_keys
+from holdfast.shared_fs.encryption.registry import keys_of
 from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
@@ -172,6 +175,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what the bucket may cost a day: puts of the log are stretched to keep to it",
     )
     add_direct(parser, "take frames of clients on this host directly, past NATS")
+    parser.add_argument(
+        "--master-key-file",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a file with a master key of encrypted tenants; repeatable",
+    )
+    parser.add_argument(
+        "--master-key-command",
+        action="append",
+        default=[],
+        metavar="COMMAND",
+        help="a command that prints a master key, run without a shell; repeatable",
+    )
     add_prices(parser)
     return run_server(parser, arguments, _serve)
 
@@ -193,6 +211,9 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
         raise InvalidArgumentError(argument="--cache-mib", reason=reason)
     roles = parse_roles(options.roles)
     zone = check_zone(options.zone, "--zone")
+    master_keys = await asyncio.to_thread(
+        read_master_keys, options.master_key_file, options.master_key_command
+    )
     statistics = process_statistics(PartKind.PERSIST, options.name)
     running_server: PersistServer | None = None
 
@@ -236,6 +257,8 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
         bucket_only=options.disk == "local",
         tokens=tokens,
         quotas=quotas_of(layout, own_bucket),
+        keys=keys_of(layout, own_bucket),
+        master_keys=master_keys,
         budget_per_day=options.budget_per_day,
         prices=read_prices(options.prices),
         audits=True,

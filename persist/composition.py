@@ -18,6 +18,8 @@ from holdfast.persist.block_cache.near_reads import NearReads
 from holdfast.persist.block_cache.serving_blocks import BlockServer
 from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
 from holdfast.persist.bucket_only.bucket_mode import BucketMode
+from holdfast.persist.encryption.key_book import KeyBook
+from holdfast.persist.encryption.key_keeping import KeyKeeping
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator, BucketJobs
 from holdfast.persist.jobs.beginning_in_memory import EphemeralBeginnings
@@ -55,6 +57,7 @@ from holdfast.persist.reception import Reception
 from holdfast.persist.shared_disk.shared_disk_mode import SharedDiskMode
 from holdfast.persist.storage_mode import StorageMode
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.store import Store
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.threads.sync_thread import SyncThread
@@ -237,7 +240,7 @@ def compose(
         publisher, pool = tier.snapshotter.publisher, threads.tier.snapshots
         left = LeftBehind(life, publisher, SharedTending(coordination), owners, pool)
         lag = LagKeeping(life, phase, tier.snapshotter, open_stores, claims, left, stored, budget)
-    quotas, loads = QuotaBook(), StoreLoads()
+    quotas, loads, keys = QuotaBook(), StoreLoads(), KeyBook(options.master_keys)
     promises = Promises(
         options.durability, storage.log_level, stored.writes if stored is not None else None
     )
@@ -263,7 +266,10 @@ def compose(
         takes_early_grants=storage.hands_over,
     )
     heartbeats = Heartbeats(life, pipeline, coordination, load, storage.stall_seconds)
-    open_stores.on_opened(quotas.opened, quotas.gone)
+    open_stores.on_opened(partial(_opened, keys, quotas), quotas.gone)
+    key_keeping = None
+    if options.keys is not None:
+        key_keeping = KeyKeeping(options.keys, keys, open_stores, threads.run_in_thread)
     quota_keeping = None
     if options.quotas is not None:
         quota_keeping = QuotaKeeping(
@@ -362,6 +368,7 @@ def compose(
         archiver,
         quota_keeping,
         TotalsTelling(open_stores, coordination),
+        key_keeping,
         trail,
         budget,
         lag,
@@ -378,6 +385,12 @@ def _gate(origins: Origins, server: str, incarnation: str) -> FenceGate:
     path = layout.fence(server, incarnation)
     create_fence(disk, path)
     return FenceGate(disk, path, server, incarnation)
+
+
+def _opened(keys: KeyBook, quotas: QuotaBook, store: Store) -> None:
+    """Note that a store is open, before the first group gets to it."""
+    keys.opened(store)
+    quotas.opened(store)
 
 
 def _offers(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from holdfast.persist.shared_disk.fence_watch import Watch, watch_folder
@@ -23,6 +23,8 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.protocol.work.roles import ALL_ROLES, Roles
 from holdfast.protocol.work.zones import NOWHERE
 from holdfast.shared_fs.access.quotas import ReadsQuotas
+from holdfast.shared_fs.encryption.master_keys import MasterKey
+from holdfast.shared_fs.encryption.registry import ReadsKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,10 @@ class ServerOptions:
     tokens: TokenSource | None = None
     #: Where the limits of tenants are read. None: no tenant has a quota.
     quotas: ReadsQuotas | None = None
+    #: Where the data keys of encrypted tenants are read. None: no tenant is encrypted.
+    keys: ReadsKeys | None = None
+    #: The master keys, by id, that wrap those.
+    master_keys: Mapping[str, MasterKey] = field(default_factory=dict)
     #: What its bucket costs.
     prices: Prices = S3_PRICES
     #: What it may cost a day, at these prices. None: there is no budget.

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.persist.access.gatekeeper import Gatekeeper
 from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
+from holdfast.persist.encryption.key_keeping import KeyKeeping
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator
 from holdfast.persist.lifecycle.ending import Ending
@@ -61,6 +62,8 @@ class Parts:
     archiver: Archiver | None
     quota_keeping: QuotaKeeping | None
     totals_telling: TotalsTelling
+    #: None: no tenant's values are encrypted.
+    key_keeping: KeyKeeping | None
     #: None: this server tells the audit log nothing.
     audit_trail: AuditTrail | None
     #: None: nothing limits what its bucket costs.
@@ -86,6 +89,8 @@ class Parts:
         if self.quota_keeping is not None:
             yield self.quota_keeping.run()
         yield self.totals_telling.run()
+        if self.key_keeping is not None:
+            yield self.key_keeping.run()
         if self.audit_trail is not None:
             yield self.audit_trail.run()
         if self.budget is not None:

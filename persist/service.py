@@ -124,6 +124,8 @@ class PersistServer:
         await parts.storage.prove(self._phase.stopping.is_set)
         if parts.quota_keeping is not None:
             await parts.quota_keeping.look()
+        if parts.key_keeping is not None:
+            await parts.key_keeping.begin()
         await coordination.register(self._phase.stopping.is_set)
         await parts.reception.take_requests()
         logger.info(

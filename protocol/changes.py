@@ -53,8 +53,9 @@ CHANGE_DELETE_ENTRIES: Final = 6
 CHANGE_CLEAR: Final = 7
 #: [CHANGE_CONFIGURE, config]: the new configuration, without defaults. Changes no state.
 CHANGE_CONFIGURE: Final = 9
-#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]; crc32 covers the upload up to the end of this
-#: chunk. Changes no state, and is broadcast without its data.
+#: [CHANGE_PUT_CHUNK, upload_id, offset, data, crc32, clear_bytes]; crc32 covers the upload up to
+#: the end of this chunk; clear_bytes: of a chunk that is kept encrypted, how long it is in clear.
+#: Changes no state, and is broadcast without its data.
 CHANGE_PUT_CHUNK: Final = 10
 #: [CHANGE_DROP_UPLOADS, [upload_id, ...]]. Changes no state.
 CHANGE_DROP_UPLOADS: Final = 11
@@ -179,6 +180,15 @@ class Chunk(NamedTuple):
     offset: int
     data: bytes | None
     crc32: int
+    #: How long an encrypted chunk is in clear; None of any other.
+    clear_bytes: int | None = None
+
+    @property
+    def end(self) -> int:
+        """Where the chunk after it begins."""
+        return self.offset + (
+            len(self.data or b"") if self.clear_bytes is None else self.clear_bytes
+        )
 
 
 class Archived(NamedTuple):
@@ -335,7 +345,7 @@ def end_of(previous_revision: int, changes: Sequence[WireChange]) -> int:
 
 def chunk(change: WireChange) -> Chunk:
     """Return the fields of a chunk."""
-    return Chunk(*change[1:5])
+    return Chunk(*change[1:6])
 
 
 def without_data(change: WireChange) -> WireChange:

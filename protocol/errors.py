@@ -22,6 +22,7 @@
     │   ├── LargeValueNotHeldError  a local copy does not hold large values; use a reader
     │   ├── ForkedError             a child process used a blocking client of its parent
     │   ├── BackgroundThreadError   a blocking call on the thread that has to answer it
+    │   ├── TenantShreddedError     the keys of its encrypted values were destroyed
     │   ├── LastServerError         a drain would leave no server that takes stores
     │   ├── ServerInUseError        a server that lives, or owns stores, cannot be forgotten
     │   └── StaleWriteError         a write arrived after its writer had abandoned it
@@ -33,6 +34,7 @@
     │   ├── BusyError               a queue is full
     │   ├── RateLimitedError        over the store's rate; the caller decides when to retry
     │   ├── WriterGapError          a group of a writer came before its predecessors
+    │   ├── KeyUnavailableError     this server lacks the key of encrypted values
     │   ├── RegistryUnreadableError who may do what cannot be read, so nobody may do anything
     │   ├── ConnectionFailedError   NATS cannot be reached
     │   │   └── LoginFailedError    NATS and this process do not accept each other
@@ -40,6 +42,7 @@
     ├── StorageError                data, or its storage, is in danger
     │   ├── StoreDamagedError       a store's file or log is missing, torn or foreign
     │   ├── LargeValueDamagedError  a large value does not have its sha256
+    │   ├── DecryptionFailedError   an encrypted value was changed, or belongs elsewhere
     │   ├── ValueUnreadableError    a value cannot be decompressed or decoded
     │   ├── StorageFailedError      the file system refused (full, I/O error, no descriptors)
     │   ├── ArchiveMissingError     archived messages are missing from the archive
@@ -283,6 +286,13 @@ class BackgroundThreadError(RequestError):
     template = "a blocking call cannot be made here: {reason}"
 
 
+class TenantShreddedError(RequestError):
+    """The keys of this tenant's encrypted values were destroyed, so nobody can read them again."""
+
+    code = "tenant_shredded"
+    template = "the keys of tenant {tenant!r} were destroyed: its values are gone for good"
+
+
 class LastServerError(RequestError):
     """A drain would leave no server that takes stores."""
 
@@ -367,6 +377,16 @@ class WriterGapError(UnavailableError):
     template = "write group {counter} arrived before group {expected} of the same writer"
 
 
+class KeyUnavailableError(UnavailableError):
+    """The tenant's values are encrypted, and the server does not have the key. Nothing was read or
+    stored, and nothing is damaged. `key` is the number of the data key, 0 if it needs all of them.
+    The client does not retry this error: try again once the server has the key.
+    """
+
+    code = "key_unavailable"
+    template = "the values of tenant {tenant!r} are encrypted, and key {key} is missing: {reason}"
+
+
 class RegistryUnreadableError(UnavailableError):
     """The server cannot read the registry of tokens, or what was revoked. Until it can, it refuses
     everything; nothing was stored.
@@ -428,6 +448,15 @@ class LargeValueDamagedError(StorageError):
 
     code = "large_value_damaged"
     template = "the value of {what} differs from what was stored: {reason}"
+
+
+class DecryptionFailedError(StorageError):
+    """The key is there, and an encrypted value does not fit it: the value was changed, or moved
+    here from another place. `place` is its seq, key or offset.
+    """
+
+    code = "decryption_failed"
+    template = "the encrypted value of {store} at {place} was changed, or is not of that place"
 
 
 class ValueUnreadableError(StorageError):

@@ -41,6 +41,7 @@ from holdfast.cli.cluster.http_part import HttpAddress
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.cluster.part import Part, Say
 from holdfast.cli.cluster.ports import LOOPBACK, check_port, free_port
+from holdfast.cli.master_keys import MasterKeyOptions
 from holdfast.cli.settings import DEFAULT_TENANT
 from holdfast.client.wire.router import Router
 from holdfast.protocol.bus.bus import NoRespondersError
@@ -117,6 +118,8 @@ class ClusterOptions:
     cold_after_seconds: float | None = None
     #: Dollars for the bucket's requests of all servers, in even shares.
     budget_per_day: float | None = None
+    #: Where its persist servers find master keys.
+    master_keys: MasterKeyOptions = field(default_factory=MasterKeyOptions)
     #: Set up tokens, unless the data has them already.
     auth: bool = False
     #: Serve JetStream's API.
@@ -424,7 +427,7 @@ class Cluster:
             found += ["--cold-after-seconds", str(options.cold_after_seconds)]
         if options.budget_per_day is not None:
             found += ["--budget-per-day", str(options.budget_per_day / options.server_count)]
-        return found
+        return [*found, *options.master_keys.arguments]
 
     def _prefix(self) -> list[str]:
         prefix = self.options.prefix

@@ -11,6 +11,7 @@ from typing import cast
 
 import click
 
+from holdfast.cli.master_keys import MasterKeyOptions, master_key_options
 from holdfast.cli.process_options import ProcessOptions, process_options
 from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.protocol.distribution import how_to_install
@@ -263,6 +264,7 @@ def coordinator(
 )
 @_FENCE_READ
 @_PRICES
+@master_key_options
 @process_options
 @shared_options(*NATS_OPTIONS, "prefix")
 @pass_settings
@@ -287,6 +289,7 @@ def persist(
     direct: Path | None,
     fence_read: str,
     prices: Path | None,
+    master_keys: MasterKeyOptions,
     process: ProcessOptions,
 ) -> None:
     """Run a persist server, which owns and serves stores."""
@@ -305,7 +308,7 @@ def persist(
         arguments += ["--budget-per-day", str(budget_per_day)]
     if direct is not None:
         arguments += ["--direct", str(direct)]
-    arguments += ["--disk", disk, "--fence-read", fence_read]
+    arguments += ["--disk", disk, "--fence-read", fence_read, *master_keys.arguments]
     _become("holdfast.persist.__main__", arguments)
 
 

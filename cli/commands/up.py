@@ -19,6 +19,7 @@ from holdfast.cli.cluster.cluster import (
     running_cluster,
 )
 from holdfast.cli.cluster.http_part import HttpAddress, missing_packages
+from holdfast.cli.master_keys import MasterKeyOptions, master_key_options
 from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.cli.signals import cancelled_by_signals
 from holdfast.protocol.bus.login import variable
@@ -66,6 +67,7 @@ from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS
     metavar="DOLLARS",
     help="With a bucket: what its requests may cost a day. Each server has an even share.",
 )
+@master_key_options
 @click.option(
     "--auth",
     is_flag=True,
@@ -112,6 +114,7 @@ def up(
     no_http: bool,
     origins: tuple[str, ...],
     verbose: bool,
+    master_keys: MasterKeyOptions,
 ) -> None:
     """Run a whole cluster on this machine.
 
@@ -146,6 +149,7 @@ def up(
         bucket=bucket,
         cold_after_seconds=cold_after_seconds,
         budget_per_day=budget_per_day,
+        master_keys=master_keys,
         auth=auth,
         jetstream=jetstream,
         leafnodes_url=leafnodes,

@@ -17,6 +17,7 @@ from holdfast.cli.owner_jobs import ConnectedOwners, connected_owners
 from holdfast.cli.render import JsonObject, print_json, print_remains
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.cli.tenants.bucket import bucket
+from holdfast.cli.tenants.encryption import encrypt, keys, rewrap, rotate_key, shred
 from holdfast.cli.tenants.policy import policy
 from holdfast.cli.tenants.quotas import lift_quota, set_quota, show
 from holdfast.protocol.access.audit_event import AuditAction
@@ -42,13 +43,15 @@ class TenantInUseError(HoldfastError):
 
 @click.group()
 def tenant() -> None:
-    """Limit a tenant, let others read it, destroy it, and see what is left of it."""
+    """Limit a tenant, encrypt it, let others read it, destroy it, and see what is left of it."""
 
 
 tenant.add_command(set_quota)
 tenant.add_command(show)
 tenant.add_command(policy)
 tenant.add_command(bucket)
+for _command in (encrypt, keys, rotate_key, rewrap, shred):
+    tenant.add_command(_command)
 
 
 @tenant.command()

@@ -24,7 +24,8 @@ What happens on each event:
     not_owner       forget the owner, ask the coordinator, send there
     retryable       back off, send all unanswered writes of the store again, in order
         other error     it answers every operation in the group
-        not allowed     the same, or retryable if an earlier copy of writes was not answered
+        not allowed     the same, or retryable if an earlier copy of writes was not answered; so
+                        are rates that are used up, and keys that the server lacks
         malformed       ignore the reply, as if it had been lost
         other version   the error answers every operation in the frame
         late answer     after PING_SECONDS ask whether the server is alive
@@ -51,6 +52,7 @@ from holdfast.protocol.errors import (
     BusyError,
     ConnectionFailedError,
     HoldfastError,
+    KeyUnavailableError,
     NotAllowedError,
     NotOwnerError,
     ProtocolError,
@@ -376,7 +378,7 @@ class Coalescer:
         if group.answered or group.frame != frame.number:
             return
         retryable = error.retryable
-        if isinstance(error, NotAllowedError | RateLimitedError):
+        if isinstance(error, NotAllowedError | RateLimitedError | KeyUnavailableError):
             # Refused before it reached the store, which may have an earlier copy all the same: then
             # this is no answer.
             retryable = group.may_be_stored

@@ -42,9 +42,9 @@ def append_alone(
 ) -> bytes | None:
     """Do all that a tick of `time` does with a group of one plain append, the first that its writer
     waits for, and return the outcome. Return None, and change nothing, if the group needs the long
-    way: new, leased or limited stores, writers with several groups in flight, retries, and levels
-    of durability other than that of the log. `default` is that of writes that ask for none. The
-    caller has looked at quotas. Raises StorageError.
+    way: new, leased, limited or encrypted stores, writers with several groups in flight, retries,
+    and levels of durability other than that of the log. `default` is that of writes that ask for
+    none. The caller has looked at quotas. Raises StorageError.
 
     If a thousand streams are written in turn, nearly every group is one. Each step of the long way
     (`TurnBuilder._execute`, `Tick.write`, `operations.execute`, `WriterState`) looks at the store
@@ -65,6 +65,7 @@ def append_alone(
         or store.state is not _SERVING
         or store.standing is _UNWRITTEN
         or store.retention is not None
+        or store.cipher is not None
         or not store.is_stream
         or operation[0] != frames.APPEND
         or len(operation) != 2

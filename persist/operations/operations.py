@@ -29,9 +29,11 @@ from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_ENTRY
 from holdfast.protocol.errors import (
+    DecryptionFailedError,
     HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
+    KeyUnavailableError,
     MalformedFrameError,
     ProtocolError,
     RateLimitedError,
@@ -70,7 +72,10 @@ def execute(
     Raises StorageError when the store's file cannot be read; the caller then takes back this
     store's whole tick.
     """
-    if store.retention is not None:
+    if store.cipher is not None:
+        # Each value is encrypted with its own place.
+        pass
+    elif store.retention is not None:
         run = run_within_limits(store, store.retention, operations)
         if run is not None:
             return run
@@ -302,7 +307,13 @@ def _check_revision(store: Store, key: str, expected: Any) -> None:
 
 
 #: Errors that refuse one operation. Any other error concerns the whole store.
-_REFUSALS: Final = (RequestError, ProtocolError, RateLimitedError)
+_REFUSALS: Final = (
+    RequestError,
+    ProtocolError,
+    RateLimitedError,
+    KeyUnavailableError,
+    DecryptionFailedError,
+)
 _HANDLERS: Final[dict[StoreKind, dict[int, Callable[[Store, list[Any]], Result]]]] = {
     StoreKind.STREAM: {
         frames.APPEND: appending.append,

@@ -28,11 +28,14 @@ from holdfast.persist.store.change_sizes import bytes_of
 from holdfast.persist.store.store import Store
 from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import (
+    DecryptionFailedError,
     HoldfastError,
     InvalidArgumentError,
+    KeyUnavailableError,
     MalformedFrameError,
     ProtocolError,
     RequestError,
+    TenantShreddedError,
     UnknownOperationError,
     error_to_wire,
     internal_error,
@@ -74,6 +77,8 @@ def execute(
     Raises ArchiveNeededError if the first operation needs more archived bodies, StorageError when
     the file cannot be read.
     """
+    if store.cipher is not None and store.file is not None:
+        store.contents.readable(store.file)
     results: list[Any] = []
     size_bytes = 0
     needed: list[ArchivedMessage] = []
@@ -96,7 +101,7 @@ def execute(
             reason = f"operation {operation[0]}: {error}"
             result = error_to_wire(MalformedFrameError(reason=reason))
             result_bytes = len(frames.pack(result))
-        except (RequestError, ProtocolError) as error:
+        except (RequestError, ProtocolError, KeyUnavailableError, DecryptionFailedError) as error:
             result = error_to_wire(error)
             result_bytes = len(frames.pack(result))
         except HoldfastError:
@@ -211,7 +216,7 @@ def _head(store: Store, server: str) -> list[Any]:
         server,
     ]
     if store.is_stream:
-        head += [first_time, file.last_time(), file.subjects.total(), file.last_msg_id()]
+        head += [first_time, file.last_time(), file.subjects.total(), _last_msg_id(file)]
     else:
         head += [0, 0, 0, None]
     head.append(meta.time)
@@ -220,6 +225,14 @@ def _head(store: Store, server: str) -> list[Any]:
     elif store.anchor is not None:
         head += [None, True]
     return head
+
+
+def _last_msg_id(file: StoreFile) -> str | None:
+    """Return the msg_id of the last message; None if it is encrypted and the key is not here."""
+    try:
+        return file.last_msg_id()
+    except (KeyUnavailableError, TenantShreddedError):
+        return None
 
 
 def _chain(store: Store, operation: list[Any], bounds: ReadBounds) -> tuple[Any, int]:

@@ -19,7 +19,13 @@ from typing import Any, NamedTuple
 
 from holdfast.persist.consumers.consumers import Consumers
 from holdfast.persist.consumers.cursors import Cursors
-from holdfast.persist.store.change_sizes import CHANGE_BYTES, bytes_of, variable_bytes
+from holdfast.persist.store.change_sizes import (
+    CHANGE_BYTES,
+    bytes_of,
+    entry_bytes_of,
+    message_bytes_of,
+    variable_bytes,
+)
 from holdfast.persist.store.contents import Contents
 from holdfast.persist.store.memtable import KeyOrder, Upload
 from holdfast.persist.store.pending import Pending, PendingTrim
@@ -34,6 +40,7 @@ from holdfast.protocol.header_block import msg_id_in
 from holdfast.protocol.limits import UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG, StoreConfig
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file.applying import (
     AppliedBatch,
     WriterOutcome,
@@ -72,6 +79,7 @@ class Accepted:
         "chain",
         "changes",
         "changes_bytes",
+        "cipher",
         "contents",
         "count",
         "has_chunks",
@@ -106,6 +114,8 @@ class Accepted:
         self.time = meta.time if meta else 0
         #: The chain after the last message or set; None if the store keeps none.
         self.chain = file.chain.value if file is not None else None
+        #: Encrypts what is accepted. None: its tenant's values are not encrypted.
+        self.cipher: StoreCipher | None = None
         #: How far the store's time is ahead of the clock of this server.
         self.lead = 0
         #: None without limits and ttls: then no write pays for retention.
@@ -152,6 +162,10 @@ class Accepted:
         if end_seq >= self.last_seq:
             return self.count, self.bytes
         return self.contents.sum_up_to(end_seq, self.unwritten())
+
+    def use_cipher(self, cipher: StoreCipher) -> None:
+        """Encrypt what is accepted from now on, and decrypt what is read."""
+        self.cipher = self.contents.cipher = cipher
 
     def begin(self) -> None:
         """Mark the start of a tick. Later calls in the same tick do nothing."""
@@ -236,6 +250,9 @@ class Accepted:
     ) -> None:
         """Accept a set of message `seq`, at or below last_seq + 1. One that is replaced keeps the
         subject that it had, which `subject` is then."""
+        if self.cipher is not None:
+            change = self.cipher.encrypted(change, self.revision + 1)
+            size_bytes = message_bytes_of(change)
         old = None
         if seq == self.last_seq + 1:
             self.last_seq = seq
@@ -304,6 +321,9 @@ class Accepted:
 
     def set_entry(self, key: str, size_bytes: int, change: frames.WireChange) -> None:
         """Accept a set of `key`."""
+        if self.cipher is not None:
+            change = self.cipher.encrypted(change, self.revision + 1)
+            size_bytes = entry_bytes_of(change)
         old = self.contents.entry_state(key)
         if old is None:
             self.count += 1
@@ -421,11 +441,14 @@ class Accepted:
         or is in its headers."""
         file = self.contents.file
         if file is not None and self.last_seq <= file.meta.last_seq:
-            return file.last_msg_id()
+            return self.contents.readable(file).last_msg_id()
         for batch in reversed(list(self.unwritten())):
-            for change in reversed(batch.changes):
+            for at in range(len(batch.changes) - 1, -1, -1):
+                change = batch.changes[at]
                 is_set = rows.number_of(change) == rows.CHANGE_SET_MESSAGE
                 if is_set and rows.set_key(change) == self.last_seq:
+                    if self.cipher is not None:
+                        change = self.cipher.decrypted(change, batch.previous_revision + 1 + at)
                     said = rows.message_set(change)
                     return said.msg_id or msg_id_in(said.headers)
         return None
@@ -456,7 +479,10 @@ class Accepted:
     def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int) -> None:
         """Accept the next chunk of an upload, or the first of a new one. `crc32` covers the
         whole upload so far."""
-        self._accept([rows.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32], len(data))
+        change: frames.WireChange = [rows.CHANGE_PUT_CHUNK, upload_id, offset, data, crc32]
+        if self.cipher is not None:
+            change = self.cipher.encrypted(change, self.revision + 1)
+        self._accept(change, variable_bytes(change))
         upload = Upload(offset + len(data), crc32, self.time)
         self._memtable.put(self._memtable.uploads, upload_id, upload)
         self.has_chunks = True

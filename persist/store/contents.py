@@ -20,6 +20,7 @@ from holdfast.protocol import changes, frames
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import KIB
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -39,7 +40,15 @@ class Contents:
     """One store's file, and the memtable on top of it. `file` is None until the first change of a
     new store reaches the disk."""
 
-    __slots__ = ("_create_file", "_is_exact", "_prepare_file", "file", "memtable", "subjects")
+    __slots__ = (
+        "_create_file",
+        "_is_exact",
+        "_prepare_file",
+        "cipher",
+        "file",
+        "memtable",
+        "subjects",
+    )
 
     def __init__(
         self,
@@ -50,6 +59,8 @@ class Contents:
         self.file = file
         self.memtable = Memtable(self._subject_in_file, self._versions_in_file)
         self.subjects = MessageSubjects(self.memtable, lambda: self.file)
+        #: Decrypts values and headers. None: there is nothing to decrypt.
+        self.cipher: StoreCipher | None = None
         self._create_file = create_file
         self._prepare_file = prepare_file
         #: True if the memtable repeats nothing that the file already holds.
@@ -98,10 +109,10 @@ class Contents:
         if self.message_bytes(seq) is None:
             return None
         found = None
-        for change in _sets_of({seq}, unwritten):
+        for change in self._sets_of({seq}, unwritten):
             found = changes.set_value(change)
         if found is None and self.file is not None:
-            row = self.file.message(seq)
+            row = self.readable(self.file).message(seq)
             found = None if row is None else row[3]
         return found
 
@@ -112,11 +123,28 @@ class Contents:
         wanted = set(seqs)
         if not wanted:
             return {}
-        found = {} if self.file is None else self.file.headers_of(wanted)
-        for change in _sets_of(wanted, unwritten):
+        found = {} if self.file is None else self.readable(self.file).headers_of(wanted)
+        for change in self._sets_of(wanted, unwritten):
             said = changes.message_set(change)
             found[said.seq] = said.headers
         return found
+
+    def readable(self, file: StoreFile) -> StoreFile:
+        """Return the store's file, so that it gives out values and headers as they were sent."""
+        file.encryption.cipher = self.cipher
+        return file
+
+    def _sets_of(
+        self, seqs: set[int], unwritten: Iterable[AppliedBatch]
+    ) -> Iterator[frames.WireChange]:
+        """Yield the changes that set one of these messages, in order."""
+        for batch in unwritten:
+            for revision, change in enumerate(batch.changes, batch.previous_revision + 1):
+                if (
+                    changes.number_of(change) == changes.CHANGE_SET_MESSAGE
+                    and changes.set_key(change) in seqs
+                ):
+                    yield change if self.cipher is None else self.cipher.decrypted(change, revision)
 
     def seqs_from(self, start_seq: int, last_seq: int, limit: int) -> list[int]:
         """Return the seqs of up to `limit` messages from `start_seq` on, in a stream whose last
@@ -260,19 +288,6 @@ class Contents:
             self.file = self._create_file()
         with self.file.preview([batch for batch in batches if batch.changes]):
             yield
-
-
-def _sets_of(
-    seqs: set[int], unwritten: Iterable[AppliedBatch]
-) -> Iterator[frames.WireChange]:
-    """Yield the changes that set one of these messages, in order."""
-    for batch in unwritten:
-        for change in batch.changes:
-            if (
-                changes.number_of(change) == changes.CHANGE_SET_MESSAGE
-                and changes.set_key(change) in seqs
-            ):
-                yield change
 
 
 def _sum_in_file(file: StoreFile, start_seq: int, end_seq: int) -> tuple[int, int]:

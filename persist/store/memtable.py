@@ -422,8 +422,8 @@ class Memtable:
     def _take_upload(self, change: frames.WireChange, time: int) -> None:
         number = changes.number_of(change)
         if number == changes.CHANGE_PUT_CHUNK:
-            upload_id, offset, data, crc32 = changes.chunk(change)
-            self.uploads[upload_id] = Upload(offset + len(data or b""), crc32, time)
+            chunk = changes.chunk(change)
+            self.uploads[chunk.upload_id] = Upload(chunk.end, chunk.crc32, time)
         elif number == changes.CHANGE_DROP_UPLOADS:
             self.uploads.update(dict.fromkeys(changes.dropped_uploads(change)))
         elif number in changes.SETS and (large := changes.large_value(change)) is not None:

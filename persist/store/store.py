@@ -190,7 +190,8 @@ class Store(Accepted):
 
     def writer(self, writer: bytes) -> WriterState:
         """Return a writer's outcomes, loading them from the file the first time."""
-        return self.writers.load(writer, self.contents.file, self.kept_outcomes())
+        kept = self.kept_outcomes()
+        return self.writers.load(writer, self.contents.file, kept, self.cipher)
 
     def kept_outcomes(self) -> list[WriterOutcome]:
         """Return the outcomes that the file lacks."""

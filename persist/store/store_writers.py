@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol.limits import MAX_OUTCOME_BYTES, MAX_WRITERS
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file.applying import WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -33,15 +34,21 @@ class StoreWriters:
         self._limit = _MAX_KNOWN
 
     def load(
-        self, writer: bytes, file: StoreFile | None, waiting: Iterable[WriterOutcome]
+        self,
+        writer: bytes,
+        file: StoreFile | None,
+        waiting: Iterable[WriterOutcome],
+        cipher: StoreCipher | None = None,
     ) -> WriterState:
         """Return a writer, loading it if necessary. `waiting` are the outcomes
-        that the file lacks."""
+        that the file lacks. `cipher` is that of an encrypted store."""
         found = self.known.get(writer)
         if found is None:
             if not self._is_counted:
                 self.recount(file, waiting)
-            rows = file.outcomes(writer) if file is not None else ()
+            rows = file.outcomes(writer) if file is not None else []
+            if cipher is not None:
+                rows = [(each, cipher.outcome(writer, each, kept)) for each, kept in rows]
             found = self.known[writer] = WriterState.from_rows(rows)
         return found
 

@@ -26,6 +26,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     StorageError,
     StorageFailedError,
+    UnavailableError,
     internal_error,
 )
 from holdfast.protocol.serving.mishaps import Mishaps
@@ -74,7 +75,7 @@ class DurableReads:
             # The group still counts as waiting.
             self._archive_reads.want(arrival, needed.messages)
             return 0
-        except StorageError as error:
+        except (StorageError, UnavailableError) as error:
             self._inbox.waits_no_longer(arrival)
             self._read_failing.note("store=%s reason=%s", store.id, error, of=store.id)
             elements = answers.setdefault(arrival.reply, [])

@@ -4,7 +4,7 @@ Pure but for look-ups in store files. `Tick` takes the groups in the order of ar
 the writes against the stores in memory. Then it gives
 
 - the records of one commit log frame. Each store's changes are packed once: the same bytes go to
-  the log and to the followers;
+  the log and to the followers. Only those of encrypted stores are packed twice;
 - the answers, keyed by their reply subject, and the broadcasts. They leave only when the frame is
   synced and the fence has been read (`pipeline.py`);
 - the reads, which run after the sync, on what is durable;
@@ -225,8 +225,12 @@ class Tick:
         before_bytes = writer.size_bytes
         writer.record(counter, first_unacked, outcome)
         store.writers.outcome_bytes += writer.size_bytes - before_bytes
+        to_keep = outcome
+        if store.cipher is not None and store.totals:
+            # The total of a counter is its value.
+            to_keep = store.cipher.encrypted_outcome(writer_id, counter, outcome)
         # Faster than the class: see `_new` in `frames.py`.
-        kept = tuple.__new__(WriterOutcome, (writer_id, counter, first_unacked, time, outcome))
+        kept = tuple.__new__(WriterOutcome, (writer_id, counter, first_unacked, time, to_keep))
         store.outcomes.append(kept)
         self._writes.append(arrival)
         if durability == self._log_level:
@@ -359,11 +363,13 @@ class Tick:
                         store.epoch, previous_revision, store.time, wires, store.chain
                     )
                     payloads = [payload]
+                    if store.cipher is not None:
+                        [payload] = _payloads(store, as_sent(store))
                     broadcasts.append((store, payload))
                 else:
-                    payloads = _payloads(store, wires)
-                    # Followers do not need chunks.
-                    told = _payloads(store, _without_data(store)) if store.has_chunks else payloads
+                    payloads = told = _payloads(store, wires)
+                    if store.has_chunks or store.cipher is not None:
+                        told = _payloads(store, as_sent(store))
                     broadcasts.extend((store, payload) for payload in told)
             except Exception as error:  # noqa: BLE001 (refused for this store alone)
                 unpackable.append((store, error))
@@ -471,13 +477,19 @@ def _sets(operation: list[Any]) -> bool:
     return operation[0] != frames.PUT_CHUNK and adds(operation)
 
 
-def _without_data(store: Store) -> list[frames.WireChange]:
-    return [
-        changes.without_data(change)
-        if changes.number_of(change) == changes.CHANGE_PUT_CHUNK
-        else change
-        for change in store.changes
-    ]
+def as_sent(store: Store) -> list[frames.WireChange]:
+    """Return the tick's changes of a store as followers get them: decrypted, and without chunks,
+    which they do not need."""
+    assert store.mark is not None
+    cipher = store.cipher
+    sent = []
+    for revision, change in enumerate(store.changes, store.mark.revision + 1):
+        if changes.number_of(change) == changes.CHANGE_PUT_CHUNK:
+            change = changes.without_data(change)
+        elif cipher is not None:
+            change = cipher.decrypted(change, revision)
+        sent.append(change)
+    return sent
 
 
 def _payloads(store: Store, wires: list[frames.WireChange]) -> list[bytes]:

@@ -7,6 +7,7 @@ decides when and how much, writes the tick's records to the log, and answers. In
   in its store is removed.
 - Whatever is due in a store is removed before a group that could see it. However long that takes,
   groups of other stores go on.
+- What an encrypted store is asked without its keys is refused, but for its head.
 - An unexpected exception becomes the answer of the group that raised it, and takes back what the
   tick did to that store. It stops nothing else.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from holdfast.persist.bucket_log.stored import StoredWrites
 from holdfast.persist.operations import eviction, operations
@@ -30,11 +31,19 @@ from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.inbox import TURN_OPERATIONS, Archiving, Inbox
 from holdfast.persist.write_path.tick import Tick
-from holdfast.protocol.errors import BusyError, HoldfastError, StorageError, internal_error
+from holdfast.protocol import frames
+from holdfast.protocol.errors import (
+    BusyError,
+    DeniedError,
+    HoldfastError,
+    StorageError,
+    internal_error,
+)
 from holdfast.protocol.limits import MAX_FRAME_OPERATIONS
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.store_config import Discard
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 
 #: The cost of a group besides its operations, in operations.
 _GROUP_OPERATIONS: Final = 24
@@ -220,6 +229,11 @@ class TurnBuilder:
         if store is not None and store.retention is not None and store.becomes_ephemeral:
             # It is about to be closed, and opened anew.
             return self._wait(tick, arrival, self._inbox.hold)
+        if store is not None and store.cipher is not None:
+            refusal = _refusal_of(store, store.cipher, arrival)
+            if refusal is not None:
+                tick.refuse(arrival, refusal)
+                return True
         writes = arrival.group.counter > 0
         if store is None or (writes and store.standing is _UNWRITTEN):
             self._open_stores.wait(arrival)
@@ -354,3 +368,18 @@ class TurnBuilder:
         """Take back what the tick did to a store whose file has failed."""
         self.failures.append(Failure(work, store.id, error))
         tick.abort(store, error)
+
+
+def _refusal_of(store: Store, cipher: StoreCipher, arrival: Arrival) -> HoldfastError | None:
+    """Return why an encrypted store takes a group neither now nor until something is done."""
+    if cipher.problem is None and store.chain is not None and arrival.writes:
+        # The hashes that a chain consists of, and a file that computes them, would need the keys.
+        return DeniedError(setting="chain", action="write in an encrypted tenant")
+    if cipher.problem is None or all(map(_asks_for_head, arrival.group.operations)):
+        # So operators can list such a store, and remove it.
+        return None
+    return cipher.problem
+
+
+def _asks_for_head(operation: Any) -> bool:
+    return type(operation) is list and operation[:1] == [frames.HEAD]

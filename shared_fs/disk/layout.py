@@ -17,6 +17,8 @@
     stores/<tenant>/<aaa>/<name>.<stream|kv>.deleted      see `tombstone.py`
     stores/<tenant>/<aaa>/<name>.<stream|kv>.older-accepted   an operator put an older file there
     quotas/                                    what tenants may use: see `access/quotas.py`
+    encryption/                                wrapped data keys of tenants whose values are
+                                               encrypted: see `encryption/registry.py`
     audit/                                     on the way to the audit log: `audit_outbox.py`
     quarantine/<tenant>/<file>.<time>/         damaged files, each with a report and with the
                                                changes that may be in no file: see `quarantine.py`
@@ -87,6 +89,10 @@ class Layout:
     @property
     def quotas(self) -> Path:
         return self.root / "quotas"
+
+    @property
+    def encryption(self) -> Path:
+        return self.root / "encryption"
 
     @property
     def audit(self) -> Path:

@@ -28,6 +28,8 @@ from holdfast.shared_fs.store_file.bodies import Bodies
 from holdfast.shared_fs.store_file.chain.chain_rows import NO_CHAIN, ChainRows, StoredChain
 from holdfast.shared_fs.store_file.consumers.consumer_rows import CONSUMER_CHANGES, ConsumerRows
 from holdfast.shared_fs.store_file.consumers.cursor_rows import CURSOR_CHANGES, CursorRows
+from holdfast.shared_fs.store_file.encrypted.encrypted_rows import StoredEncryption
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE, is_box
 from holdfast.shared_fs.store_file.sqlite_connection import integers
 from holdfast.shared_fs.store_file.subject_rows import StoredSubjects, SubjectRows, subject_bytes
 
@@ -39,6 +41,8 @@ _PLAIN_CHANGE_ELEMENTS: Final = 3
 _RUNS: Final = ({_PLAIN_CHANGE_ELEMENTS}, {changes.WITH_SUBJECT_ELEMENTS})
 _BYTES: Final = {bytes}
 _BLOCKS: Final = {bytes, type(None)}
+#: Headers that begin like this are not packed.
+KEPT_AS_THEY_ARE: Final = frozenset((FIRST_BYTE, BOX_FIRST_BYTE))
 _TIME: Final = f"%0{schema.TIME_DIGITS}d".encode()
 
 _pack_headers: Final = msgpack.Packer(use_bin_type=True, autoreset=True).pack
@@ -132,8 +136,8 @@ def pack_headers(headers: object) -> bytes | None:
 
 def unpack_headers(packed: bytes | None) -> Any:
     """Return headers as the wire carries them: a map or a header block, or None if there are
-    none."""
-    if packed is None or packed[0] == FIRST_BYTE:
+    none. The box of an encrypted value stays as it is."""
+    if packed is None or packed[0] in KEPT_AS_THEY_ARE:
         return packed
     return frames.unpack(packed)
 
@@ -145,16 +149,17 @@ def apply_to_stream(
     bodies: Bodies,
     subjects: StoredSubjects,
     chain: StoredChain,
+    encryption: StoredEncryption,
     archived: ArchivedBlocks | None = None,
 ) -> tuple[StoreMeta, str | None]:
     """Apply the batches, which follow `meta` without a gap. Return the new meta row, and the msg_id
     of the message with the last seq, if it is one of these.
 
-    `subjects`, `chain` and `archived` are the file's own; a new file has no blocks. Raises
+    `subjects` and what follows are the file's own; a new file has no blocks. Raises
     StoreDamagedError if the changes give another chain than their owner had.
     """
     archived = archived or ArchivedBlocks(cursor.execute)
-    stream = _Stream(cursor, meta, bodies, archived, subjects, chain)
+    stream = _Stream(cursor, meta, bodies, archived, subjects, chain, encryption)
     position = 0
     while position < len(batches):
         run_length = stream.append_one_by_one(batches, position)
@@ -182,9 +187,9 @@ def last_seq_configured(last_seq: int, config: Mapping[str, Any]) -> int:
 def keep_upload(bodies: Bodies, change: frames.WireChange, time: int) -> None:
     """Apply a change that only concerns unfinished uploads."""
     if number_of(change) == changes.CHANGE_PUT_CHUNK:
-        upload_id, offset, data, crc32 = changes.chunk(change)
-        assert data is not None
-        bodies.put_chunk(upload_id, offset, data, crc32, time)
+        chunk = changes.chunk(change)
+        assert chunk.data is not None
+        bodies.put_chunk(chunk, chunk.data, time)
     else:
         bodies.drop_uploads(changes.dropped_uploads(change))
 
@@ -220,6 +225,7 @@ class _Stream:
         archived: ArchivedBlocks,
         subjects: StoredSubjects,
         chain: StoredChain,
+        encryption: StoredEncryption,
     ) -> None:
         self._cursor = cursor
         self._bodies = bodies
@@ -237,6 +243,7 @@ class _Stream:
         self._msg_ids: list[tuple[Any, ...]] = []
         self._consumers = ConsumerRows(cursor)
         self._cursors = CursorRows(cursor)
+        self._encryption = encryption
         self._stored_chain = chain
         self._chain = ChainRows(cursor, chain) if chain.state is not NO_CHAIN else None
 
@@ -396,6 +403,8 @@ class _Stream:
         self._insert_waiting()
         if any(headers):
             self._subjects.mark()
+            if any(map(is_box, headers)):
+                self._encryption.mark()
             self._bytes += sum(map(len, filter(None, headers)))
         if self._chain is not None:
             seqs = range(self._last_seq + 1, self._last_seq + 1 + len(values))
@@ -417,6 +426,8 @@ class _Stream:
         headers = pack_headers(given) if given else None
         if headers is not None and headers is given:
             self._subjects.mark()
+            if is_box(headers):
+                self._encryption.mark()
         if msg_id is not None:
             self._msg_ids.append((msg_id, seq, self.revision, time))
         large = None if type(value) is bytes else LargeValue(*value)

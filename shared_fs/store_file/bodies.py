@@ -25,9 +25,12 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
+from holdfast.protocol.changes import Chunk
 from holdfast.protocol.limits import UPLOAD_RETENTION_SECONDS
 from holdfast.protocol.messages import LargeValue
 from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.encrypted.encrypted_rows import StoredEncryption, excess_chunks
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
 
 #: A seq; a key; or the revision of a former value of a kv, which is in its history.
 Place = int | str
@@ -79,17 +82,17 @@ class Bodies:
         self._there = self._has_gone = None
 
     # Writing
-    def put_chunk(self, upload_id: bytes, offset: int, data: bytes, crc32: int, time: int) -> None:
-        """Add the next chunk of an upload, or the first of a new one."""
+    def put_chunk(self, chunk: Chunk, data: bytes, time: int) -> None:
+        """Add the next chunk of an upload, or the first of a new one, with its `data`."""
         if not self.there:
             for _ in self._execute(schema.CREATE_BODIES):
                 pass
             self._there = True
-        size_bytes = offset + len(data)
+        upload_id, offset, _, crc32, _ = chunk
         if offset:
-            body = self._execute(schema.GROW_BODY, (size_bytes, crc32, time, upload_id)).get
+            body = self._execute(schema.GROW_BODY, (chunk.end, crc32, time, upload_id)).get
         else:
-            body = self._execute(schema.INSERT_BODY, (upload_id, size_bytes, crc32, time)).get
+            body = self._execute(schema.INSERT_BODY, (upload_id, chunk.end, crc32, time)).get
         self._execute(schema.INSERT_CHUNK, (body, offset, data))
 
     def put_in_place(self, value: LargeValue, place: Place, revision: int, time: int) -> None:
@@ -194,31 +197,56 @@ class Bodies:
     def damage(self) -> str:
         """Return what is wrong with the first damaged value; empty if all are sound.
 
-        Reads all large values, one chunk at a time.
+        Reads all large values, one chunk at a time. Of encrypted ones only the lengths are checked:
+        only who has the key knows more.
         """
-        placed = self._execute(schema.SELECT_PLACED_BODIES).fetchall() if self.there else []
+        placed: list[Any] = (
+            self._execute(schema.SELECT_PLACED_BODIES).fetchall() if self.there else []
+        )
         for place, size_bytes, sha256 in placed:
             digest = hashlib.sha256()
-            found_bytes = 0
+            found_bytes = chunk_count = 0
             for (data,) in self._execute(schema.SELECT_CHUNKS_AT, (place,)):
                 digest.update(data)
                 found_bytes += len(data)
-            if found_bytes != size_bytes:
+                chunk_count += 1
+            encrypted = excess_chunks(found_bytes, size_bytes, chunk_count)
+            if encrypted is None:
                 return (
                     f"{found_bytes} bytes of {size_bytes} are there of the large value at {place!r}"
                 )
-            if digest.digest() != sha256:
+            if not encrypted and digest.digest() != sha256 and not self._has_box(place):
                 return f"the large value at {place!r} has another sha256"
         return ""
 
-    def read(self, upload_id: bytes, offset: int) -> bytes | None:
+    def _has_box(self, place: Place) -> bool:
+        """Tell whether the sha256 of a value is encrypted, though no chunk is: a key was made
+        while it was uploaded."""
+        names = {row[0] for row in self._execute(schema.SELECT_TABLES)}
+        for table, column in schema.PLACES.items():
+            if table in names:
+                headers = schema.SELECT_HEADERS_AT.format(table=table, column=column)
+                if is_box(self._execute(headers, (place,)).get):
+                    return True
+        return False
+
+    def read(
+        self, upload_id: bytes, offset: int, encryption: StoredEncryption
+    ) -> bytes | None:
         """Return the bytes of a value from `offset` to the end of its
         chunk; none at the end of the value.
 
         None if there is no such value.
         """
-        body = self._execute(schema.SELECT_BODY, (upload_id,)).get if self.there else None
+        body: Any = self._execute(schema.SELECT_BODY, (upload_id,)).get if self.there else None
         if body is None or Body(*body).place is None:
             return None
         row: Any = self._execute(schema.SELECT_CHUNK, (upload_id, offset)).get
-        return b"" if row is None else bytes(row[1][offset - row[0] :])
+        if row is None:
+            return b""
+        start, data = row
+        if encryption.exists:
+            following = self._execute(schema.SELECT_NEXT_CHUNK, (upload_id, start)).get
+            end = Body(*body).size_bytes if following is None else following
+            data = encryption.chunk(upload_id, start, bytes(data), end - start)
+        return bytes(data[offset - start :])

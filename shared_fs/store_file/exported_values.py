@@ -20,6 +20,7 @@ from holdfast.protocol.errors import ValueUnreadableError
 from holdfast.protocol.frames import pack, unpack
 from holdfast.protocol.header_block import FIRST_BYTE
 from holdfast.protocol.messages import Headers
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE
 
 _MARK: Final = ENCODING_HEADER.encode()
 
@@ -30,8 +31,8 @@ def is_marked(headers: Any) -> bool:
     if not headers:
         return False
     if isinstance(headers, bytes):
-        # A header block is never that of a compressed value.
-        return headers[0] != FIRST_BYTE and _MARK in headers
+        # A header block is never that of a compressed value, and a box tells nothing.
+        return headers[0] not in (FIRST_BYTE, BOX_FIRST_BYTE) and _MARK in headers
     return ENCODING_HEADER in headers
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.protocol import frames
 from holdfast.protocol.header_block import FIRST_BYTE
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE
 
 Row = tuple[Any, ...]
 
@@ -21,6 +22,7 @@ Row = tuple[Any, ...]
 _PLAIN_COLUMNS: Final = 5
 value_of: Final = itemgetter(3)
 _headers_of: Final = itemgetter(4)
+_NOT_PACKED: Final = frozenset((FIRST_BYTE, BOX_FIRST_BYTE))
 
 
 class RowPage(NamedTuple):
@@ -87,6 +89,6 @@ def _subject_bytes(row: Row) -> int:
 
 def _unpacked(row: Row) -> Row:
     packed = row[4]
-    if packed is None or packed[0] == FIRST_BYTE:
+    if packed is None or packed[0] in _NOT_PACKED:
         return row
     return (*row[:4], frames.unpack(packed), *row[5:])

@@ -37,8 +37,10 @@ HISTORY_FORMAT: Final = 6
 CHAIN_FORMAT: Final = 7
 #: What the file of a kv becomes then.
 KV_CHAIN_FORMAT: Final = 8
+#: What a file becomes with the first encrypted value: `encrypted/encrypted_rows.py`.
+ENCRYPTED_FORMAT: Final = 9
 #: The latest format that this version reads.
-LATEST_FORMAT: Final = KV_CHAIN_FORMAT
+LATEST_FORMAT: Final = ENCRYPTED_FORMAT
 PAGE_BYTES: Final = 1024
 #: Reserved at the end of each page for its checksum; readers that do not know it skip these bytes.
 CHECKSUM_BYTES: Final = 8
@@ -331,10 +333,10 @@ SELECT_BLOCK_AFTER_REVISION: Final = (
 SUM_ARCHIVED: Final = "SELECT coalesce(sum(count), 0), coalesce(sum(bytes), 0) FROM archived"
 SELECT_STORE: Final = "SELECT tenant, name FROM meta WHERE id = 1"
 #: Messages that may be archived: never replaced, without a ttl of their own, not large, and whose
-#: headers are a map.
+#: headers are a map: no header block, and not encrypted.
 ARCHIVABLE: Final = (
     "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL AND body_bytes IS NULL"
-    " AND (headers IS NULL OR substr(headers, 1, 1) <> x'4E')"
+    " AND (headers IS NULL OR substr(headers, 1, 1) NOT IN (x'4E', x'C1'))"
 )
 SELECT_ARCHIVABLE: Final = f"SELECT {ROW} FROM messages WHERE {ARCHIVABLE} ORDER BY seq LIMIT ?"
 DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {ARCHIVABLE}"
@@ -526,6 +528,14 @@ SELECT_CHUNK: Final = (
     " WHERE body = (SELECT id FROM bodies WHERE upload = ? AND place IS NOT NULL)"
     " AND offset <= ? ORDER BY offset DESC LIMIT 1"
 )
+SELECT_NEXT_CHUNK: Final = (
+    "SELECT min(offset) FROM chunks"
+    " WHERE body = (SELECT id FROM bodies WHERE upload = ?) AND offset > ?"
+)
+#: Where a place of a large value is found, and its headers.
+PLACES: Final = {"messages": "seq", "entries": "key", "history": "revision"}
+SELECT_HEADERS_AT: Final = "SELECT headers FROM {table} WHERE {column} = ?"
+SELECT_TABLES: Final = "SELECT name FROM sqlite_schema WHERE type = 'table'"
 #: Every large value, by a scan.
 SELECT_PLACED_BODIES: Final = "SELECT place, size, sha256 FROM bodies WHERE place IS NOT NULL"
 SELECT_CHUNKS_AT: Final = (

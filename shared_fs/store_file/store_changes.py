@@ -35,6 +35,7 @@ from holdfast.shared_fs.store_file.applying import (
     keep_outcomes,
 )
 from holdfast.shared_fs.store_file.chain.chain_rows import ChainRows, ChainState
+from holdfast.shared_fs.store_file.encrypted.encrypted_rows import EncryptionState
 from holdfast.shared_fs.store_file.history.history_rows import HistoryRows, HistoryState
 from holdfast.shared_fs.store_file.history.kv_applying import apply_to_kv
 from holdfast.shared_fs.store_file.sqlite_connection import (
@@ -194,6 +195,8 @@ class StoreChanges(StoreRows):
         with self._transaction():
             self._execute(schema.DELETE_OLD_OUTCOMES, (LARGEST_SEQ,))
             self._execute(schema.UPDATE_STORE, store)
+            if store.name != self.store.name:
+                self.encryption.becomes_other(self.store.name)
         self.store = store
 
     @raises_ours
@@ -244,7 +247,7 @@ class StoreChanges(StoreRows):
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        made = self._archived.exists, self.subjects.made, self.history.state, self.chain.state
+        made = self._makes()
         self._execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -264,13 +267,14 @@ class StoreChanges(StoreRows):
         if self.store.kind == StoreKind.STREAM:
             meta, msg_id = apply_to_stream(
                 *(self._cursor, self.meta, batches, bodies),
-                *(self.subjects, self.chain, self._archived),
+                *(self.subjects, self.chain, self.encryption, self._archived),
             )
             if meta.last_seq > self.meta.last_seq:
                 self._last_msg_id = (meta.last_seq, msg_id)
         else:
             meta = apply_to_kv(
-                *(self._cursor, self.meta, batches, bodies), self.history, self.chain
+                *(self._cursor, self.meta, batches, bodies),
+                *(self.history, self.chain, self.encryption),
             )
         for batch in reservations:
             assert batch.previous_revision == meta.revision, "batches follow the file's revision"
@@ -288,12 +292,7 @@ class StoreChanges(StoreRows):
     @raises_ours
     def _begin_preview(self, batches: Sequence[AppliedBatch]) -> None:
         self._connection.pragma("cache_spill", 0)
-        self._made = (
-            self._archived.exists,
-            self.subjects.made,
-            self.history.state,
-            self.chain.state,
-        )
+        self._made = self._makes()
         self._execute("BEGIN")
         try:
             self.meta = self._apply(batches, ())
@@ -308,18 +307,32 @@ class StoreChanges(StoreRows):
             self._execute("ROLLBACK")
         self._connection.pragma("cache_spill", 1)
 
+    def _makes(
+        self,
+    ) -> tuple[bool, tuple[bool, bool], HistoryState, ChainState, EncryptionState]:
+        """Return what a transaction may make."""
+        return (
+            self._archived.exists,
+            self.subjects.made,
+            self.history.state,
+            self.chain.state,
+            self.encryption.state,
+        )
+
     def _unmake(
         self,
         has_archived: bool,
         subjects: tuple[bool, bool],
         history: HistoryState,
         chain: ChainState,
+        encryption: EncryptionState,
     ) -> None:
         """Forget what a transaction that is rolled back has made."""
         self._archived.go_back(exists=has_archived)
         self.subjects.go_back(subjects)
         self.history.go_back(history)
         self.chain.go_back(chain)
+        self.encryption.go_back(encryption)
         self._bodies.look_again()
 
 

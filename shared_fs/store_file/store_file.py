@@ -179,6 +179,7 @@ class StoreFile(StoreChanges):
         file.meta = new.meta
         file.subjects.exists, file.subjects.is_marked = new.has_subjects, new.is_marked
         file.history.state, file.chain.state = new.history, new.chain
+        file.encryption.state = new.encryption
         return file
 
     @classmethod
@@ -458,14 +459,18 @@ class StoreFile(StoreChanges):
         This writes the whole file, and makes it durable. Raises StorageError.
         """
         self._connection.pragma("secure_delete", "on")
-        found = self.message(place) if isinstance(place, int) else self.entry(place)
-        # Of a key, its history too.
-        former = [] if isinstance(place, int) else [row[1] for row in self.versions(place)]
+        found: object
+        if isinstance(place, int):
+            found, former = self.message_bytes(place), []
+        else:
+            # Its history too.
+            found = self.entry_state(place)
+            former = [revision for revision, _ in self.sizes_of_versions(place)]
         if found is not None or former:
             meta = self.meta
             change: list[Any] = [CHANGE_DELETE_MESSAGES, [place]]
             if not isinstance(place, int):
-                gone = [place] if found else []
+                gone = [place] if found is not None else []
                 change = [CHANGE_DELETE_ENTRIES, gone, None, int(Removal.EXPIRED), former]
             self.apply([AppliedBatch(meta.revision, meta.time, [change])])
         while self._bodies.has_gone:
@@ -540,6 +545,8 @@ class StoreFile(StoreChanges):
             self.history.load()
             if version >= schema.KV_CHAIN_FORMAT:
                 self.chain.load()
+        if version >= schema.ENCRYPTED_FORMAT:
+            self.encryption.load()
         if version < schema.FORMAT_VERSION:
             self._upgrade(version)
 

@@ -30,6 +30,10 @@ from holdfast.shared_fs.store_file.applying import (
 )
 from holdfast.shared_fs.store_file.bodies import Bodies
 from holdfast.shared_fs.store_file.chain.chain_rows import ChainState, StoredChain
+from holdfast.shared_fs.store_file.encrypted.encrypted_rows import (
+    EncryptionState,
+    StoredEncryption,
+)
 from holdfast.shared_fs.store_file.history.history_rows import HistoryState, StoredHistory
 from holdfast.shared_fs.store_file.history.kv_applying import apply_to_kv
 from holdfast.shared_fs.store_file.sqlite_connection import our_error, page_checksum
@@ -49,7 +53,7 @@ _lock: Final = threading.Lock()
 
 class NewStore(NamedTuple):
     """The file of a new store, its meta row, whether messages in it have subjects and header
-    blocks, its history and its chain."""
+    blocks, its history, its chain, and whether values in it are encrypted."""
 
     store: StoreId
     meta: StoreMeta
@@ -58,6 +62,7 @@ class NewStore(NamedTuple):
     is_marked: bool
     history: HistoryState
     chain: ChainState
+    encryption: EncryptionState
 
 
 @functools.cache
@@ -89,7 +94,9 @@ def new_store_image(
     if any(_is_large(change) for batch in batches for change in batch.changes):
         return None
     try:
-        subjects, history, chain, meta, image = _build(store, kind, time, owner, batches, outcomes)
+        subjects, history, chain, encryption, meta, image = _build(
+            store, kind, time, owner, batches, outcomes
+        )
     except apsw.Error as error:
         raise our_error(error, store) from error
     image[_FORMAT_VERSIONS] = _WAL
@@ -103,6 +110,7 @@ def new_store_image(
         subjects.is_marked,
         history.state,
         chain.state,
+        encryption.state,
     )
 
 
@@ -122,7 +130,9 @@ def _build(
     owner: tuple[int, str, str],
     batches: Sequence[AppliedBatch],
     outcomes: Sequence[WriterOutcome],
-) -> tuple[StoredSubjects, StoredHistory, StoredChain, StoreMeta, bytearray]:
+) -> tuple[
+    StoredSubjects, StoredHistory, StoredChain, StoredEncryption, StoreMeta, bytearray
+]:
     with _lock:
         connection = _workshop(kind)
         cursor = connection.cursor()
@@ -132,15 +142,18 @@ def _build(
             first, bodies = StoreMeta(*owner, 0, 0, 0, 0, 0, 0), Bodies(cursor.execute)
             subjects, history = StoredSubjects(cursor.execute, store), StoredHistory(cursor.execute)
             chain = StoredChain(cursor.execute, is_kv=kind is StoreKind.KV)
+            encryption = StoredEncryption(cursor.execute)
             if kind is StoreKind.STREAM:
-                meta, _ = apply_to_stream(cursor, first, batches, bodies, subjects, chain)
+                meta, _ = apply_to_stream(
+                    cursor, first, batches, bodies, subjects, chain, encryption
+                )
             else:
-                meta = apply_to_kv(cursor, first, batches, bodies, history, chain)
+                meta = apply_to_kv(cursor, first, batches, bodies, history, chain, encryption)
             keep_outcomes(cursor, outcomes)
             cursor.execute(schema.UPDATE_META, meta.counters)
             # The image of an in-memory database includes uncommitted changes.
             image = bytearray(connection.serialize("main"))
-            return subjects, history, chain, meta, image
+            return subjects, history, chain, encryption, meta, image
         finally:
             cursor.execute("ROLLBACK")
 

@@ -49,6 +49,10 @@ from holdfast.shared_fs.store_file.consumers.cursor_rows import (
     read_sizes,
     read_totals,
 )
+from holdfast.shared_fs.store_file.encrypted.encrypted_rows import (
+    NO_ENCRYPTION,
+    StoredEncryption,
+)
 from holdfast.shared_fs.store_file.history.history_rows import (
     NO_HISTORY,
     HistoryReads,
@@ -146,12 +150,14 @@ class StoreRows(ABC):
         self._archived = ArchivedBlocks(self._execute_variant)
         #: The history of a kv.
         self.history = StoredHistory(lambda *statement: self._execute(*statement))
+        #: Encrypted values, and what decrypts them.
+        self.encryption = StoredEncryption(lambda *statement: self._execute(*statement))
         #: The chain of the store.
         self.chain = StoredChain(
             lambda *statement: self._execute(*statement), is_kv=store.kind == StoreKind.KV
         )
         #: What there was before a preview.
-        self._made = (False, (False, False), NO_HISTORY, NO_CHAIN)
+        self._made = (False, (False, False), NO_HISTORY, NO_CHAIN, NO_ENCRYPTION)
         #: The msg_id of the message with a seq: None if its headers may have one, or empty.
         self._last_msg_id: tuple[int, str | None] | None = None
 
@@ -475,13 +481,20 @@ class StoreRows(ABC):
         if not self.subjects.is_marked:
             # No message has a header block.
             return None
-        headers: Any = self._execute(schema.SELECT_HEADERS, (seq,)).get
+        if self.encryption.exists:
+            row = self.message(seq)
+            headers: Any = None if row is None else row[4]
+        else:
+            headers = self._execute(schema.SELECT_HEADERS, (seq,)).get
         return msg_id_in(headers) if headers and headers[0] == FIRST_BYTE else None
 
     @raises_ours
     def headers_of(self, seqs: Iterable[int]) -> dict[int, Any]:
         """Return the headers of each of these messages that is in the file, as the wire carries
         them."""
+        if self.encryption.exists:
+            found = filter(None, map(self.message, seqs))
+            return {row[0]: unpack_headers(row[4]) for row in found}
         rows: Any = self._execute(schema.SELECT_HEADERS_OF_MANY, (integers(seqs),))
         return {seq: unpack_headers(packed) for seq, packed in rows}
 
@@ -558,13 +571,14 @@ class StoreRows(ABC):
         present = self.entry(key)
         if present is not None and present[1] <= revision:
             return present, True
-        return self._history_reads.version_at(key, revision)
+        row, is_known = self._history_reads.version_at(key, revision)
+        return None if row is None else self.encryption.packed(row), is_known
 
     @raises_ours
     def versions(self, key: str) -> list[tuple[Any, ...]]:
         """Return the former values of a key in the history, by revision: rows as `entry` returns
         them, with the revision that ended each, and the time if that was a delete, else None."""
-        return self._history_reads.versions(key)
+        return [*self.encryption.all_packed(self._history_reads.versions(key))]
 
     @raises_ours
     def sizes_of_versions(self, key: str) -> list[tuple[int, int]]:
@@ -588,9 +602,10 @@ class StoreRows(ABC):
         """Return the first `limit` entries as of a revision, as `entries` yields them; and whether
         these are all that there were up to the last of them. For a kv with a history."""
         start = prefix if after_key is None else max(prefix, after_key + "\x00")
-        return self._history_reads.entries_at(
+        rows, is_whole = self._history_reads.entries_at(
             start, _prefix_end(prefix), revision, limit, with_values=with_values
         )
+        return [*self.encryption.all_packed(rows)], is_whole
 
     @property
     def _history_reads(self) -> HistoryReads:
@@ -662,7 +677,7 @@ class StoreRows(ABC):
 
         None if there is no such value.
         """
-        return self._bodies.read(upload_id, offset)
+        return self._bodies.read(upload_id, offset, self.encryption)
 
     @raises_ours
     def outcomes(self, writer: bytes) -> list[tuple[int, bytes]]:
@@ -758,7 +773,12 @@ class StoreRows(ABC):
     # Inside
     @raises_ours
     def _resolved(self, row: Row) -> Row:
-        """Return a row with a large value in its wire form."""
+        """Return a row with a large value in its wire form, decrypted if there is a cipher."""
+        found = self._bodies.resolve(row)
+        return self.encryption.packed(found) if self.encryption.exists else found
+
+    @raises_ours
+    def _large_of(self, row: Row) -> Row:
         return self._bodies.resolve(row)
 
     @raises_ours
@@ -767,13 +787,22 @@ class StoreRows(ABC):
 
     def _large_in(self, chunks: Iterator[list[Row]]) -> Iterator[Row]:
         rows = chain.from_iterable(chunks)
-        return map(self._resolved, rows) if self._has_bodies() else rows
+        if not (self._has_bodies() or self.encryption.exists):
+            return rows
+        return map(self._resolved, rows)
 
     def _with_large(self, page: RowPage) -> RowPage:
-        """Return a page with large values in their wire form."""
-        if all(map(value_of, page.rows)) or not self._has_bodies():
-            return page
-        return page._replace(rows=list(map(self._resolved, page.rows)))
+        """Return a page with large values in their wire form, decrypted if there is a cipher."""
+        if not all(map(value_of, page.rows)) and self._has_bodies():
+            page = page._replace(rows=list(map(self._large_of, page.rows)))
+        if self.encryption.exists:
+            page = page._replace(rows=list(map(self._decrypted, page.rows)))
+        return page
+
+    def _decrypted(self, row: Row) -> Row:
+        """Return a row of a page decrypted, with its headers as the wire carries them."""
+        found = self.encryption.packed(row)
+        return row if found is row else (*found[:4], unpack_headers(found[4]), *found[5:])
 
     def _archived_from(self, start_seq: int) -> bool:
         return self._archived.exists and start_seq <= self._archived.last_seq()

@@ -25,6 +25,7 @@ from holdfast.protocol.header_block import FIRST_BYTE, HeaderBlock
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.messages import LargeValue
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import headers_in_table, is_box
 from holdfast.shared_fs.store_file.exported_values import exported, is_marked
 from holdfast.spark.tables.table import FILE_SCHEMA
 
@@ -387,6 +388,8 @@ def _pairs_of(headers: bytes) -> tuple[tuple[str, str], ...]:
     """Return the pairs of packed headers, or of a header block: several texts of a name joined."""
     if headers[0] == FIRST_BYTE:
         return tuple(HeaderBlock(headers).joined().items())
+    if is_box(headers):
+        return tuple(headers_in_table(headers).items())
     return _pairs(headers)
 
 

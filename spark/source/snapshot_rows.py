@@ -24,6 +24,7 @@ from holdfast.shared_fs.snapshots.snapshot import fetch
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import pack_headers, unpack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import headers_in_table, is_box
 from holdfast.shared_fs.store_file.exported_values import exported, is_marked
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, ColumnRows
@@ -148,7 +149,10 @@ def _rows(
             # Clients compressed them. A row of the source has what applications wrote.
             plain = list(map(exported, values, packed))
             values, packed = tuple(one for one, _ in plain), tuple(one for _, one in plain)
-        headers = [headers_from_wire(unpack_headers(one)) for one in packed]
+        headers = [
+            headers_in_table(one) if is_box(one) else headers_from_wire(unpack_headers(one))
+            for one in packed
+        ]
         if list in set(map(type, values)):
             # A list stands for a large value, which stays in its store.
             values = tuple(None if type(value) is list else value for value in values)

@@ -181,7 +181,7 @@ async def test_ranges_have_both_ends_and_the_last_are_in_order(stream: Stream) -
 
 
 async def test_deleting_tells_how_many_went_and_a_trim_moves_the_beginning(
-    stream: Stream, other: Client
+    stream: Stream, other: Client, box_bytes: int
 ) -> None:
     await stream.append_many([b"12345"] * 6)
     assert (await stream.delete([2, 3, 7])).count == 2, "7 was never written"
@@ -189,7 +189,8 @@ async def test_deleting_tells_how_many_went_and_a_trim_moves_the_beginning(
     assert await stream.get(2) is None
     assert (await stream.delete_all(end_seq=4)).count == 2
     head = await other.stream("s").head()
-    assert (head.first_seq, head.last_seq, head.count, head.bytes) == (5, 6, 2, 10)
+    assert (head.first_seq, head.last_seq, head.count) == (5, 6, 2)
+    assert head.bytes == 2 * (5 + box_bytes)
 
 
 async def test_nothing_is_a_batch_and_a_range_too(stream: Stream, kv: KV) -> None:
@@ -269,7 +270,9 @@ async def test_a_set_may_expect_the_revision_of_the_message(stream: Stream, othe
         await stream.set(2, b"", expected_revision=-1)
 
 
-async def test_stores_are_listed_with_their_heads(hf: Client, other: Client) -> None:
+async def test_stores_are_listed_with_their_heads(
+    hf: Client, other: Client, box_bytes: int
+) -> None:
     await asyncio.gather(*[hf.stream(f"many.{n}").append(b"x" * n) for n in range(300)])
     last = await hf.kv("one").set("a", b"12")
     await hf.stream("never").head()
@@ -277,9 +280,9 @@ async def test_stores_are_listed_with_their_heads(hf: Client, other: Client) -> 
     assert len(found) == 301 and all(each.error is None for each in found)
     assert [each.store.name for each in found] == sorted(each.store.name for each in found)
     heads = {each.store.name: present(each.head) for each in found}
-    assert {heads[f"many.{n}"].bytes for n in range(300)} == set(range(300))
+    assert {heads[f"many.{n}"].bytes - box_bytes for n in range(300)} == set(range(300))
     one = heads["one"]
-    assert (one.count, one.bytes, one.revision, one.time) == (1, 3, 1, last.time)
+    assert (one.count, one.bytes - box_bytes, one.revision, one.time) == (1, 3, 1, last.time)
     assert heads["one"] == await hf.kv("one").head()
     only = [each.store.name async for each in other.heads(2, "on")]
     assert only == ["one"]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,10 @@ class Scene:
 
 @asynccontextmanager
 async def running_scene(
-    tmp_path: Path, *, local: bool = False, own_bucket: bool = False
+    tmp_path: Path, *, local: bool = False, own_bucket: bool = False, options: Sequence[str] = ()
 ) -> AsyncIterator[Scene]:
-    """With `own_bucket`, the tenant's snapshots go to a bucket of its own."""
+    """With `own_bucket`, the tenant's snapshots go to a bucket of its own. `options` are those of
+    the server."""
     with running_processes(tmp_path) as processes:
         found = Scene(processes, tmp_path, local=local)
         if local:
@@ -86,7 +87,7 @@ async def running_scene(
             open_manifests(open_bucket(found.bucket)).bucket.close()
             own = ("--bucket", found.bucket, "--own", f"file://{tmp_path / 'own'}")
             assert len((await found.json("tenant", "bucket", TENANT, *own))["places"]) == 2
-        found.start("s1")
+        found.start("s1", *options)
         yield found
 
 

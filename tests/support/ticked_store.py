@@ -8,19 +8,30 @@ from typing import Any
 from holdfast.persist.operations import eviction, operations, reads
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.store.store import Store
+from holdfast.persist.write_path.tick import as_sent
 from holdfast.protocol import frames
 from holdfast.protocol.messages import Ack, Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.encryption.data_keys import TenantKeys
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import abandon, file_of, record_of
+from tests.support.tenant_keys import encrypt
 
 
 class Bench:
     """One store on a real file, whole ticks (what is due, a group, what is over the limits), their
     log, and the owners that follow each other."""
 
-    def __init__(self, directory: Path, kind: StoreKind, *, keeps_up: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        kind: StoreKind,
+        *,
+        keeps_up: bool = False,
+        keys: TenantKeys | None = None,
+    ) -> None:
         self.id = StoreId("acme", kind, "a.b")
         self.path = directory / f"store.{kind.word}.db"
         #: Whether the file has each tick at once.
@@ -31,7 +42,13 @@ class Bench:
         self.time = 1000
         self.broadcasts: list[Any] = []
         self.records: list[LogRecord] = []
-        self.store = Store(self.id, 1, None, self.create)
+        #: Those of its tenant, if its values are encrypted.
+        self.keys = keys
+        self.store = encrypt(Store(self.id, 1, None, self.create), keys)
+
+    def boxes(self, count: int) -> int:
+        """Return what the boxes of `count` values take, if they are encrypted."""
+        return 0 if self.keys is None else count * BOX_BYTES
 
     def create(self) -> StoreFile:
         return StoreFile.create(self.path, self.id, time=self.time)
@@ -78,7 +95,7 @@ class Bench:
         if store.mark is None:
             return
         self.number += 1
-        self.broadcasts.append([list(change) for change in store.changes])
+        self.broadcasts.append([list(change) for change in as_sent(store)])
         record = record_of(store)
         assert store.changes_bytes >= sum(map(len, record.payloads)) - 64
         self.records.append(record)
@@ -109,7 +126,7 @@ class Bench:
         if self.store.file is not None:
             self.store.file.close()
             file = StoreFile.open(self.path, self.id)
-            self.store = Store(self.id, self.store.epoch, file, self.create)
+            self.store = encrypt(Store(self.id, self.store.epoch, file, self.create), self.keys)
 
     def fail_over(self, *, crash: bool = True) -> TakeoverPlan:
         """The owner is killed, or closes the file; the next one has that, and the log. Return what
@@ -125,7 +142,7 @@ class Bench:
         file.apply(found.batches, found.outcomes)
         epoch = self.store.epoch + 1
         file.take(epoch, "s", f"i{epoch}")
-        self.store = Store(self.id, epoch, file, self.create)
+        self.store = encrypt(Store(self.id, epoch, file, self.create), self.keys)
         return found
 
     def close(self) -> None:

@@ -161,7 +161,8 @@ class ChainRows:
             return
         for statement in sql.CREATE_CHAIN:
             self._execute(statement)
-        self._execute(self._raise_format)
+        if self._execute("PRAGMA user_version").get < schema.ENCRYPTED_FORMAT:
+            self._execute(self._raise_format)
         self._state = ChainState(GENESIS, last_seq, GENESIS)
 
     def append_values(self, seq: int, time: int, values: Sequence[bytes]) -> None:

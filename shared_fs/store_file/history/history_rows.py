@@ -127,7 +127,7 @@ class HistoryRows:
             for statement in sql.CREATE_HISTORY:
                 self._execute(statement)
             if self._execute("PRAGMA user_version").get < schema.HISTORY_FORMAT:
-                # With a chain it is later already.
+                # With a chain, or encrypted values, it is later already.
                 self._execute(sql.RAISE_FORMAT)
             self._state = HistoryState(kept, kept, revision)
             return 0

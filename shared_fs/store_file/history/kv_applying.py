@@ -26,6 +26,8 @@ from holdfast.shared_fs.store_file.applying import (
 )
 from holdfast.shared_fs.store_file.bodies import Bodies
 from holdfast.shared_fs.store_file.chain.chain_rows import KvChainRows, StoredChain
+from holdfast.shared_fs.store_file.encrypted.encrypted_rows import StoredEncryption
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
 from holdfast.shared_fs.store_file.history.history_rows import HistoryRows, StoredHistory, kept_of
 
 #: From this many rows on, an array is faster than a statement per row. Measured: between 2 and 4.
@@ -43,12 +45,13 @@ def apply_to_kv(
     bodies: Bodies,
     history: StoredHistory,
     chain: StoredChain,
+    encryption: StoredEncryption,
 ) -> StoreMeta:
     """Apply the batches, which follow `meta` without a gap, and return the new meta row. `history`
-    and `chain` are the file's own. Raises StoreDamagedError if the changes give another chain than
-    their owner had."""
+    and what follows are the file's own. Raises StoreDamagedError if the changes give another chain
+    than their owner had."""
     if history.exists or chain.exists:
-        return _KvOneByOne(cursor, meta, bodies, history, chain).applied(batches)
+        return _KvOneByOne(cursor, meta, bodies, history, chain, encryption).applied(batches)
     revision, count, size_bytes, time = meta.revision, meta.count, meta.bytes, meta.time
     # Only the last value of a key must reach the file, so many overwrites cost one.
     last: dict[str, tuple[Any, ...] | None] = {}
@@ -63,6 +66,8 @@ def apply_to_kv(
             if number == changes.CHANGE_SET_ENTRY:
                 key, value, headers_of_entry, expires = changes.entry_set(change)
                 headers = pack_headers(headers_of_entry) if headers_of_entry else None
+                if is_box(headers):
+                    encryption.mark()
                 if type(value) is bytes:
                     bodies.drop_at(key)
                     row: tuple[Any, ...] = (revision, key, time, value, headers)
@@ -111,7 +116,7 @@ def apply_to_kv(
     )
     if not rest:
         return meta
-    return _KvOneByOne(cursor, meta, bodies, history, chain).applied(rest)
+    return _KvOneByOne(cursor, meta, bodies, history, chain, encryption).applied(rest)
 
 
 class _KvOneByOne:
@@ -125,8 +130,10 @@ class _KvOneByOne:
         bodies: Bodies,
         stored: StoredHistory,
         chain: StoredChain,
+        encryption: StoredEncryption,
     ) -> None:
         self._cursor = cursor
+        self._encryption = encryption
         self._meta = meta
         self._bodies = bodies
         self._history = HistoryRows(cursor, bodies, stored)
@@ -188,6 +195,8 @@ class _KvOneByOne:
         if self._chain.exists:
             self._chain.keep_of(key)
             self._chain.set(change, self._revision, self._time)
+        if is_box(headers):
+            self._encryption.mark()
         if self._history.exists:
             freed = self._history.end(key, self._revision, None)
             if freed is None:

@@ -21,8 +21,10 @@ from holdfast.persist.operations import reads
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_DELETE_ENTRIES
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.encryption.data_keys import TenantKeys
 from tests.support.effort import examples
 from tests.support.stores import file_of
+from tests.support.tenant_keys import KEYS as KEYS_OF_TENANT
 from tests.support.ticked_store import Bench, configure, put
 
 KEYS = ("a", "b", "c")
@@ -33,10 +35,12 @@ class KvHistory(RuleBasedStateMachine):
     """A read of an earlier revision tells the truth or that it is gone; the history of a key is the
     end of what happened; and owner, file and log count the same bytes."""
 
-    @initialize(keeps_up=st.booleans(), kept=st.integers(1, 4))
-    def begin(self, keeps_up: bool, kept: int) -> None:
+    @initialize(
+        keeps_up=st.booleans(), kept=st.integers(1, 4), keys=st.sampled_from((None, KEYS_OF_TENANT))
+    )
+    def begin(self, keeps_up: bool, kept: int, keys: TenantKeys | None) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, StoreKind.KV, keeps_up=keeps_up)
+        self.bench = Bench(self.folder, StoreKind.KV, keeps_up=keeps_up, keys=keys)
         #: Each value of a key and each delete: (revision, value or None, end of its ttl or None).
         self.past: dict[str, list[tuple[int, bytes | None, int | None]]] = {
             key: [] for key in KEYS

@@ -24,6 +24,8 @@ from holdfast.protocol.limits import (
     MIN_PAYLOAD_BYTES,
 )
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.encryption.data_keys import TenantKeys
+from tests.support.tenant_keys import KEYS
 from tests.support.ticked_store import Bench
 
 APPEND, SET, DELETE, TRIM = 1, 2, 3, 4
@@ -41,15 +43,22 @@ ODD_KEYS = [
 ]
 
 
+@pytest.fixture(params=(None, KEYS), ids=("clear", "encrypted"))
+def keys(request: pytest.FixtureRequest) -> TenantKeys | None:
+    """Every operation does the same whether or not its values are encrypted."""
+    found: TenantKeys | None = request.param
+    return found
+
+
 @pytest.fixture
-def stream(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path, StoreKind.STREAM, keeps_up=True)) as bench:
+def stream(tmp_path: Path, keys: TenantKeys | None) -> Iterator[Bench]:
+    with closing(Bench(tmp_path, StoreKind.STREAM, keeps_up=True, keys=keys)) as bench:
         yield bench
 
 
 @pytest.fixture
-def kv(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path, StoreKind.KV, keeps_up=True)) as bench:
+def kv(tmp_path: Path, keys: TenantKeys | None) -> Iterator[Bench]:
+    with closing(Bench(tmp_path, StoreKind.KV, keeps_up=True, keys=keys)) as bench:
         yield bench
 
 
@@ -67,7 +76,7 @@ def test_seqs_are_dense_from_one_and_never_used_again(stream: Bench) -> None:
     assert stream.do(TRIM) == [3, 6]
     stream.reopen()
     assert stream.do(APPEND, b"v") == [5, 7]
-    assert stream.read(frames.HEAD)[:5] == [7, 5, 5, 1, 1]
+    assert stream.read(frames.HEAD)[:5] == [7, 5, 5, 1, 1 + stream.boxes(1)]
 
 
 def test_a_trim_is_inclusive_and_an_empty_one_changes_nothing(stream: Bench) -> None:
@@ -168,7 +177,7 @@ def test_any_key_holds_any_value(kv: Bench, key: str, value: bytes) -> None:
     assert (row[0], row[1], row[3]) == (key, 1, value)
     kv.reopen()
     assert kv.read(frames.GET_ENTRIES, key)[0][0][0] == key
-    assert kv.store.bytes == len(key.encode()) + len(value)
+    assert kv.store.bytes == len(key.encode()) + len(value) + kv.boxes(1)
     assert kv.do(DELETE_ENTRIES, [key]) == [1, 2]
     assert kv.read(frames.GET_ENTRY, key) is None
 
@@ -187,7 +196,7 @@ def test_overwriting_leaves_one_entry_with_a_new_revision(kv: Bench) -> None:
     rows, after = kv.read(frames.GET_ENTRIES)
     assert [(row[0], row[1], row[3]) for row in rows] == [("k", 4, b"vvvv")]
     assert after is None
-    assert kv.read(frames.HEAD)[:5] == [4, 1, 0, 1, 5]
+    assert kv.read(frames.HEAD)[:5] == [4, 1, 0, 1, 5 + kv.boxes(1)]
 
 
 def test_expected_revision_zero_creates_and_another_replaces_exactly_that(kv: Bench) -> None:
@@ -208,7 +217,7 @@ def test_a_clear_forgets_keys_but_no_revision(kv: Bench) -> None:
     assert kv.do(CLEAR) == [2, 3]
     assert kv.do(SET_ENTRY, "a", b"", None, 0) == [0, 4]
     kv.reopen()
-    assert kv.read(frames.HEAD)[:5] == [4, 1, 0, 1, 1]
+    assert kv.read(frames.HEAD)[:5] == [4, 1, 0, 1, 1 + kv.boxes(1)]
 
 
 def test_limits_of_one_message_leave_out_what_clients_add(stream: Bench, kv: Bench) -> None:
@@ -236,7 +245,7 @@ def test_a_failing_member_leaves_nothing_of_its_batch(stream: Bench, kv: Bench) 
     stream.do(APPEND, b"v")
     members = [[APPEND, b"a"], [SET, 1, b"b"], [DELETE, [2]], [SET, 99, b"v"]]
     assert code(stream.do(BATCH, members)) == "invalid_seq"
-    assert stream.read(frames.HEAD)[:5] == [1, 1, 1, 1, 1]
+    assert stream.read(frames.HEAD)[:5] == [1, 1, 1, 1, 1 + stream.boxes(1)]
     assert stream.do(APPEND, b"v") == [2, 2]
     kv.do(SET_ENTRY, "k", b"v")
     entries = [[SET_ENTRY, "new", b""], [DELETE_ENTRIES, ["k"]], [SET_ENTRY, "k", b"", None, 7]]

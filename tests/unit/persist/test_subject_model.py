@@ -18,9 +18,11 @@ from holdfast.protocol import frames
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.names import StoreKind
 from holdfast.protocol.subject_filters import matches
+from holdfast.shared_fs.encryption.data_keys import TenantKeys
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
+from tests.support.tenant_keys import KEYS
 from tests.support.ticked_store import Bench, configure
 
 SUBJECTS = ["a", "b", "a.1", "a.2", "b.1.x"]
@@ -45,10 +47,12 @@ class Row(NamedTuple):
 class SubjectsAgainstAModel(RuleBasedStateMachine):
     """What is stored, counted, refused and removed is what the model says."""
 
+    keys: TenantKeys | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, StoreKind.STREAM)
+        self.bench = Bench(self.folder, StoreKind.STREAM, keys=self.keys)
         self.rows: dict[int, Row] = {}
         self.last_seq = 0
         self.limits: dict[str, Any] = {}
@@ -428,6 +432,19 @@ class SubjectsAgainstAModel(RuleBasedStateMachine):
         most = self.limits.get("max_messages")
         for seq in sorted(self.rows)[: -most if most else 0]:
             del self.rows[seq]
+
+
+class EncryptedAgainstAModel(SubjectsAgainstAModel):
+    """The same if the values are encrypted."""
+
+    keys = KEYS
+
+
+def test_random_encrypted_writes_leave_what_a_plain_model_says() -> None:
+    run_state_machine_as_test(
+        EncryptedAgainstAModel,
+        settings=settings(max_examples=examples(30), stateful_step_count=40, deadline=None),
+    )
 
 
 def test_random_writes_with_subjects_leave_what_a_plain_model_says() -> None:

@@ -41,15 +41,16 @@ from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import file_of
+from tests.support.tenant_keys import KEYS
 from tests.support.ticked_store import Bench, configure
 
 BLOCK = HeaderBlock.of({"Nats-Msg-Id": "id-1", "a": "1"}).block
 NO_BLOCK = b"NATS/1.0\r\n"
 
 
-@pytest.fixture
-def stream(tmp_path: Path) -> Iterator[Bench]:
-    with closing(Bench(tmp_path, StoreKind.STREAM)) as bench:
+@pytest.fixture(params=(None, KEYS), ids=("clear", "encrypted"))
+def stream(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with closing(Bench(tmp_path, StoreKind.STREAM, keys=request.param)) as bench:
         yield bench
 
 
@@ -94,7 +95,7 @@ def test_a_message_keeps_its_subject_and_its_header_block(stream: Bench) -> None
     ]
     packed = len(frames.pack({"user": "ada"}))
     size_bytes = (36 + len(BLOCK) + 4) + (36 + packed + 4) + (5 + len(BLOCK))
-    assert stream.store.bytes == stream.read(frames.HEAD)[4] == size_bytes
+    assert stream.store.bytes == stream.read(frames.HEAD)[4] == size_bytes + stream.boxes(3)
 
 
 def test_a_message_that_is_set_again_keeps_its_subject(stream: Bench) -> None:
@@ -172,7 +173,7 @@ def test_a_large_value_has_a_subject_too(stream: Bench) -> None:
     large = [upload, 7, bytes(32), crc]
     assert stream.do(*append("a", large, headers=BLOCK)) == [1, 2]
     assert stream.read(frames.GET_MESSAGE, 1)[3:] == (large, BLOCK, "a")
-    assert stream.store.bytes == 30 + 7 + 1 + len(BLOCK) + 4
+    assert stream.store.bytes == 30 + 7 + 1 + len(BLOCK) + 4 + stream.boxes(1)
     stream.do(*append("a", rollup="sub"))
     assert stream.read(frames.READ_CHUNK, upload, 0) is None
 

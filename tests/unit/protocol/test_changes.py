@@ -45,7 +45,9 @@ def test_every_other_row_is_read_by_names_too() -> None:
     assert changes.dropped_uploads([changes.CHANGE_DROP_UPLOADS, [b"u"]]) == [b"u"]
     row = [changes.CHANGE_PUT_CHUNK, b"u", 3, b"data", 77]
     assert changes.chunk(row) == changes.Chunk(upload_id=b"u", offset=3, data=b"data", crc32=77)
-    assert changes.chunk(changes.without_data(row)) == (b"u", 3, None, 77)
+    assert changes.chunk(row).end == 7
+    assert changes.chunk(changes.without_data(row)) == (b"u", 3, None, 77, None)
+    assert changes.chunk([*row, 2]).end == 5, "it is kept encrypted"
 
 
 def test_the_rows_of_cursors_name_what_they_say() -> None:

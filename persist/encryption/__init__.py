@@ -1,0 +1,1 @@
+"""Which open stores are encrypted, and with which keys."""

@@ -1,0 +1,141 @@
+"""Encrypts the values and headers of one store, and decrypts them.
+
+What is authenticated besides them is where they belong: tenant, kind and name of the store, seq or
+key, and revision. So nothing that was encrypted can be put in another place. A fork, and a store
+that was restored under another name, has values that were encrypted under the former name; its file
+lists those names (`store_file/encryption/`), and each of them is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from holdfast.protocol import changes
+from holdfast.protocol.errors import DecryptionFailedError, HoldfastError
+from holdfast.protocol.frames import WireChange
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.encryption.sessions import CipherSessions
+from holdfast.shared_fs.store_file.applying import pack_headers, unpack_headers
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, is_box, read_box
+
+_PREFIX: Final = b"holdfast value 1\0"
+_SHA256_AT: Final = 2
+_NUMBERS: Final = 8
+
+
+class StoreCipher:
+    """The cipher of one open store."""
+
+    __slots__ = ("_places", "sessions", "store")
+
+    def __init__(
+        self, sessions: CipherSessions, store: StoreId, former_names: Sequence[str] = ()
+    ) -> None:
+        self.sessions = sessions
+        self.store = store
+        self._places = [_place_of(store, name) for name in (store.name, *former_names)]
+
+    @property
+    def problem(self) -> HoldfastError | None:
+        """Why nothing of the store can be read or written now; None if it can."""
+        return self.sessions.keys.problem
+
+    # Changes
+    def encrypted(self, change: WireChange, revision: int) -> WireChange:
+        """Return a set of a message or an entry, or a chunk, as it is kept."""
+        if changes.number_of(change) == changes.CHANGE_PUT_CHUNK:
+            return self._encrypted_chunk(change)
+        value = change[2]
+        headers = pack_headers(change[3]) if len(change) > 3 and change[3] else b""
+        clear = value if type(value) is bytes else value[_SHA256_AT]
+        aad = self._places[0] + _spot(change[1], revision)
+        box, hidden = self.sessions.encrypt(clear + (headers or b""), aad)
+        length = len(clear)
+        kept: Any = hidden[:length]
+        if type(value) is not bytes:
+            kept = [*value[:_SHA256_AT], kept, *value[_SHA256_AT + 1 :]]
+        return [change[0], change[1], kept, box.packed() + hidden[length:], *change[4:]]
+
+    def decrypted(self, change: WireChange, revision: int) -> WireChange:
+        """Return a set as its writer sent it, and any other change as it is. Raises
+        KeyUnavailableError, TenantShreddedError, DecryptionFailedError."""
+        if (
+            changes.number_of(change) not in changes.SETS
+            or len(change) < 4
+            or not is_box(change[3])
+        ):
+            return change
+        value, packed = self.row(change[1], revision, change[2], change[3])
+        more = list(change[4:])
+        if packed is None and not more:
+            return [*change[:2], value]
+        return [*change[:2], value, unpack_headers(packed), *more]
+
+    # Rows
+    def row(
+        self, place: Any, revision: int, value: Any, headers: bytes
+    ) -> tuple[Any, bytes | None]:
+        """Return value and packed headers of a row whose headers are a box. Raises
+        KeyUnavailableError, TenantShreddedError, DecryptionFailedError."""
+        hidden = value if type(value) is bytes else value[_SHA256_AT]
+        box, rest = headers[:BOX_BYTES], headers[BOX_BYTES:]
+        clear = self._behind_box(box + hidden + rest, place, _spot(place, revision))
+        length = len(hidden)
+        shown: Any = clear[:length]
+        if type(value) is not bytes:
+            shown = [*value[:_SHA256_AT], shown, *value[_SHA256_AT + 1 :]]
+        return shown, clear[length:] or None
+
+    # Outcomes of writers
+    def encrypted_outcome(self, writer: bytes, counter: int, outcome: bytes) -> bytes:
+        """Return the answer to a writer's group as it is kept."""
+        aad = self._places[0] + _outcome_spot(writer, counter)
+        box, hidden = self.sessions.encrypt(outcome, aad)
+        return box.packed() + hidden
+
+    def outcome(self, writer: bytes, counter: int, kept: bytes) -> bytes:
+        """Return a kept answer in clear. Raises KeyUnavailableError, TenantShreddedError,
+        DecryptionFailedError."""
+        if not is_box(kept):
+            return kept
+        return self._behind_box(kept, f"group {counter}", _outcome_spot(writer, counter))
+
+    # Chunks of large values
+    def _encrypted_chunk(self, change: WireChange) -> WireChange:
+        upload_id, offset, data, crc32, *_ = changes.chunk(change)
+        assert data is not None
+        box, hidden = self.sessions.encrypt(data, self._places[0] + _chunk_spot(upload_id, offset))
+        return [*change[:3], box.packed() + hidden, crc32, len(data)]
+
+    def chunk(self, upload_id: bytes, offset: int, data: bytes) -> bytes:
+        """Return the clear bytes of an encrypted chunk. Raises KeyUnavailableError,
+        TenantShreddedError, DecryptionFailedError."""
+        return self._behind_box(data, offset, _chunk_spot(upload_id, offset))
+
+    def _behind_box(self, kept: bytes, place: object, spot: bytes) -> bytes:
+        box, hidden = read_box(str(self.store), place, kept)
+        for prefix in self._places:
+            clear = self.sessions.decrypt(box, hidden, prefix + spot)
+            if clear is not None:
+                return clear
+        raise DecryptionFailedError(store=str(self.store), place=place)
+
+
+def _outcome_spot(writer: bytes, counter: int) -> bytes:
+    return b"o" + counter.to_bytes(_NUMBERS) + writer
+
+
+def _place_of(store: StoreId, name: str) -> bytes:
+    parts = (store.tenant.encode(), bytes((int(store.kind),)), name.encode())
+    return _PREFIX + b"".join(len(part).to_bytes(4) + part for part in parts)
+
+
+def _spot(place: Any, revision: int) -> bytes:
+    if type(place) is int:
+        return b"m" + place.to_bytes(_NUMBERS) + revision.to_bytes(_NUMBERS)
+    return b"e" + revision.to_bytes(_NUMBERS) + str(place).encode()
+
+
+def _chunk_spot(upload_id: bytes, offset: int) -> bytes:
+    return b"c" + offset.to_bytes(_NUMBERS) + upload_id

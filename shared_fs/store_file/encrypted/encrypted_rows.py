@@ -1,0 +1,113 @@
+"""Encrypted values as rows of a file (`encrypted_values.py` says what they look like).
+
+A file stores them like any others, needs no key for that, and gives them out as they are. With a
+`Cipher` it gives out what was encrypted. With its first encrypted value a file gets the format
+ENCRYPTED_FORMAT, which earlier versions of holdfast refuse: they would take a box for headers.
+Files without one pay nothing.
+
+`former_names` lists the names under which its values may have been encrypted, besides its own: a
+fork has values of its parent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, Protocol
+
+import apsw
+
+from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, is_box
+
+_RAISE_FORMAT: Final = f"PRAGMA user_version = {schema.ENCRYPTED_FORMAT}"
+_CREATE: Final = "CREATE TABLE former_names(name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID"
+_SELECT_NAMES: Final = "SELECT name FROM former_names ORDER BY name"
+_INSERT_NAME: Final = "INSERT OR IGNORE INTO former_names VALUES (?)"
+
+
+class Cipher(Protocol):
+    """Decrypts the values of one store. Raises KeyUnavailableError, TenantShreddedError,
+    DecryptionFailedError."""
+
+    def row(
+        self, place: Any, revision: int, value: Any, headers: bytes
+    ) -> tuple[Any, bytes | None]: ...
+    def chunk(self, upload_id: bytes, offset: int, data: bytes) -> bytes: ...
+
+
+class EncryptionState(NamedTuple):
+    """Whether a file has encrypted values, and its former names."""
+
+    exists: bool = False
+    former_names: tuple[str, ...] = ()
+
+
+NO_ENCRYPTION: Final = EncryptionState()
+
+
+class StoredEncryption:
+    """The encrypted values of one open file. Without any, nothing queries the file."""
+
+    __slots__ = ("_execute", "cipher", "state")
+
+    def __init__(self, execute: Callable[..., apsw.Cursor]) -> None:
+        """`execute(statement, bindings)` returns a cursor of the file."""
+        self._execute = execute
+        self.state = NO_ENCRYPTION
+        #: Decrypts what is read from now on. None: it is given out as it is.
+        self.cipher: Cipher | None = None
+
+    @property
+    def exists(self) -> bool:
+        """The file has, or had, an encrypted value."""
+        return self.state.exists
+
+    def load(self) -> None:
+        """Read the state from a file of ENCRYPTED_FORMAT."""
+        names = tuple(str(row[0]) for row in self._execute(_SELECT_NAMES))
+        self.state = EncryptionState(True, names)
+
+    def go_back(self, state: EncryptionState) -> None:
+        """Return to the state before a transaction that is rolled back."""
+        self.state = state
+
+    def mark(self) -> None:
+        """Note that the file gets an encrypted value. Formats only go up, so whatever else marks
+        the file comes first."""
+        if not self.state.exists:
+            self._execute(_CREATE)
+            self._execute(_RAISE_FORMAT)
+            self.state = EncryptionState(True)
+
+    def becomes_other(self, former_name: str) -> None:
+        """Note that the file becomes that of a store with another name."""
+        if self.state.exists:
+            self._execute(_INSERT_NAME, (former_name,))
+            self.load()
+
+    # Reading
+    def packed(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a row `(place, revision, time, value, packed headers, ...)` decrypted."""
+        if self.cipher is None or not is_box(row[4]):
+            return row
+        value, headers = self.cipher.row(row[0], row[1], row[3], row[4])
+        return (*row[:3], value, headers, *row[5:])
+
+    def all_packed(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+        """Return rows decrypted; the same ones if there is nothing to decrypt."""
+        return map(self.packed, rows) if self.state.exists else rows
+
+    def chunk(
+        self, upload_id: bytes, offset: int, data: bytes, clear_bytes: int
+    ) -> bytes:
+        """Return a chunk decrypted that has `clear_bytes` in clear."""
+        if self.cipher is None or len(data) == clear_bytes:
+            return data
+        return self.cipher.chunk(upload_id, offset, data)
+
+
+def excess_chunks(found_bytes: int, size_bytes: int, chunk_count: int) -> int | None:
+    """Return how many of the chunks of a large value are encrypted, by their length; None if no
+    number of them makes it so long."""
+    count, rest = divmod(found_bytes - size_bytes, BOX_BYTES)
+    return None if rest or not 0 <= count <= chunk_count else count

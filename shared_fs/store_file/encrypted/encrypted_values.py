@@ -1,0 +1,68 @@
+"""The form of encrypted values and headers: what tells them from others, and how long they are.
+
+A value and its headers are encrypted together. The value keeps its length. A *box* stands in the
+place of the headers: what is needed to decrypt both, and the encrypted headers. `Box` names its
+parts, each big-endian:
+
+    first byte, 1      0xC1, which neither a packed map nor a header block begins with
+    version, 1         1
+    key id, 4          which of the tenant's data keys
+    salt, 16           makes a key of its own for one server process: see `sessions.py`
+    counter, 4         of values encrypted with that key
+    tag, 16            authenticates the value, its headers, and where both belong
+    headers, any       encrypted, packed as a file stores them; empty if there are none
+
+A chunk of a large value has the same form, without headers, in front of the encrypted bytes. Of a
+large value itself, its SHA-256 is encrypted in place of the value. Pure; nothing here encrypts.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any, Final, NamedTuple
+
+from holdfast.protocol.errors import DecryptionFailedError
+
+#: The first byte of a box. msgpack never uses it.
+BOX_FIRST_BYTE: Final = 0xC1
+_VERSION: Final = 1
+SALT_BYTES: Final = 16
+TAG_BYTES: Final = 16
+_PARTS: Final = struct.Struct(f">BBI{SALT_BYTES}sI{TAG_BYTES}s")
+#: What encryption adds to a value, or to a chunk of one.
+BOX_BYTES: Final = _PARTS.size
+#: In a table, in place of the headers of an encrypted value: its box, in Base64.
+BOX_HEADER: Final = "Holdfast-Encrypted"
+
+
+class Box(NamedTuple):
+    """The parts of a box, without the headers."""
+
+    key_id: int
+    salt: bytes
+    counter: int
+    tag: bytes
+
+    def packed(self) -> bytes:
+        return _PARTS.pack(BOX_FIRST_BYTE, _VERSION, *self)
+
+
+def is_box(headers: Any) -> bool:
+    """Tell whether what is in the place of headers says that they, and the value, are encrypted."""
+    return type(headers) is bytes and headers[:1] == b"\xc1"
+
+
+def headers_in_table(box: bytes) -> dict[str, str]:
+    """Return what a table has in the place of the headers of an encrypted value."""
+    return {BOX_HEADER: base64.b64encode(box).decode()}
+
+
+def read_box(store: str, place: object, headers: bytes) -> tuple[Box, bytes]:
+    """Return the parts of a box, and what follows it. Raises DecryptionFailedError."""
+    if len(headers) < BOX_BYTES:
+        raise DecryptionFailedError(store=store, place=place)
+    first, version, *parts = _PARTS.unpack_from(headers)
+    if (first, version) != (BOX_FIRST_BYTE, _VERSION):
+        raise DecryptionFailedError(store=store, place=place)
+    return Box(*parts), headers[BOX_BYTES:]
