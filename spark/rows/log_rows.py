@@ -122,7 +122,9 @@ class LogRows:
                         if wanted.after < number <= wanted.upto:
                             found = rows_of_change(change, number, batch.time)
                             rows.extend((wanted.epoch, work.key, row) for row in found)
-                            self._note(record.store, wanted.epoch, number, batch.time, change)
+                            # An ephemeral store's record ends at the revision that it reserves.
+                            reached = changes.end_of(number - 1, [change])
+                            self._note(record.store, wanted.epoch, reached, batch.time, change)
 
     def _note(
         self, store: StoreId, epoch: int, revision: int, time: int, change: frames.WireChange

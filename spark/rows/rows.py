@@ -108,6 +108,8 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
         return [ExportedRow(CLEAR, revision, None, None, time, None, None)]
     if number == changes.CHANGE_CONFIGURE:
         return [configured(changes.configured(change), revision, time)]
+    if number == changes.CHANGE_RESERVE:
+        return [configured(changes.reserved(change).config, revision, time)]
     # Other changes do not affect messages or entries.
     return []
 

@@ -382,3 +382,27 @@ async def test_owners_are_compared_with_files_snapshots_and_logs(tmp_path: Path)
         }
         assert "its owner differs from the others between messages 1 and 5" in problems["ledger"][0]
         assert "its owner differs from the others between revisions" in problems["rates"][0]
+
+
+async def test_an_ephemeral_store_is_backed_up_restored_and_forked_empty(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene, scene.client() as client:
+        cursors = client.stream("cursors")
+        await cursors.configure(ephemeral=True)
+        acks = [await cursors.append(b"zq7%d" % number) for number in range(3)]
+        [row] = (await scene.json("stores", "--details"))["stores"]
+        assert (row["tier"], row["count"]) == ("memory", 3)
+        [made] = (await scene.json("backup", "cursors"))["backups"]
+        assert made["count"] == 0
+        assert await values(client, "cursors") == ["zq70", "zq71", "zq72"]
+        await scene.json("restore", "cursors", "--to-revision", str(made["revision"]), "--yes")
+        assert await values(client, "cursors") == []
+        acks.append(await cursors.append(b"zq7"))
+        await scene.json("fork", "cursors", "trial")
+        trial = client.stream("trial")
+        assert (await trial.head()).ephemeral
+        assert await values(client, "trial") == []
+        assert (await trial.append(b"zq7")).durability.word == "memory"
+        # A number is given once, whatever the store went through.
+        assert len({ack.seq for ack in acks}) == len({ack.revision for ack in acks}) == 4
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or b"zq7" not in path.read_bytes()
