@@ -35,6 +35,8 @@ PROCESSES: Any = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])
 OTHER = StoreId("acme", StoreKind.STREAM, "other")
 SECONDS = 60
+#: Each point is a process. An odd step has points before and after a write.
+STEP = tries(5, 3, 1)
 
 
 def made(location: TableLocation) -> list[tuple[str, int]]:
@@ -115,8 +117,8 @@ def run(target: Callable[..., None], *arguments: Any) -> int:
 
 
 def points(work: Callable[[str], None], folder: Path) -> Iterator[tuple[TableLocation, Any]]:
-    """Kill some work at each of its points, each time on a new table; until it ends."""
-    for point in range(100):
+    """Kill some work at its points, each time on a new table; until it ends."""
+    for point in range(0, 100, STEP):
         location = TableLocation(f"file://{folder}/{point}")
         expected = made(location)
         code = run(killed_at, work, location.url, point)
