@@ -9,8 +9,9 @@ import os
 import secrets
 import threading
 from collections.abc import AsyncIterable, Callable
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final, Generic, Self, TypeVar
 
 from holdfast.protocol.limits import (
     MAX_VALUE_BYTES,
@@ -21,9 +22,41 @@ from holdfast.protocol.limits import (
 Source = str | os.PathLike[str] | BinaryIO
 
 _Opened = TypeVar("_Opened")
+_Result = TypeVar("_Result")
 
 #: What a thread reads or writes at once: a call of a thread costs as much as 256 KiB of work.
 FILE_PIECE_BYTES: Final = MIB
+
+
+class Beside(Generic[_Result]):
+    """One call at a time in a thread, beside what its owner does. When the body of `async with`
+    ends, by whatever, the call has ended too, so that nobody closes a file under it."""
+
+    def __init__(self) -> None:
+        self._call: asyncio.Future[_Result] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._call is not None:
+            await asyncio.wait([self._call])
+            if not self._call.cancelled():
+                # What it raised is of no interest any more.
+                self._call.exception()
+
+    def begin(self, work: Callable[[], _Result]) -> None:
+        """Begin a call. The one before must be done."""
+        assert self._call is None, "one call at a time"
+        self._call = asyncio.ensure_future(asyncio.to_thread(work))
+
+    async def done(self) -> _Result | None:
+        """Return what the call returned, or raise what it raised; None if there is none."""
+        if self._call is None:
+            return None
+        result = await asyncio.shield(self._call)
+        self._call = None
+        return result
 
 
 class BytesSource:
@@ -106,15 +139,7 @@ async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str])
     file = await opened(lambda: draft.open("xb"), undo)
     try:
         try:
-            piece: list[bytes] = []
-            piece_bytes = 0
-            async for chunk in chunks:
-                piece.append(chunk)
-                piece_bytes += len(chunk)
-                if piece_bytes >= FILE_PIECE_BYTES:
-                    await asyncio.to_thread(file.writelines, piece)
-                    piece, piece_bytes = [], 0
-            await asyncio.to_thread(file.writelines, piece)
+            await _write_all(file, chunks)
             await asyncio.to_thread(_sync, file)
         finally:
             await asyncio.to_thread(file.close)
@@ -123,6 +148,33 @@ async def write_file(chunks: AsyncIterable[bytes], path: str | os.PathLike[str])
         with contextlib.suppress(FileNotFoundError):
             draft.unlink()
         raise
+
+
+async def _write_all(file: BinaryIO, chunks: AsyncIterable[bytes]) -> None:
+    """Write the chunks piece by piece. A thread writes one while the next one arrives."""
+    piece: list[bytes] = []
+    piece_bytes = 0
+    async with Beside[None]() as writing:
+        async for chunk in chunks:
+            piece.append(chunk)
+            piece_bytes += len(chunk)
+            if piece_bytes >= FILE_PIECE_BYTES:
+                await writing.done()
+                writing.begin(partial(_write, file, piece))
+                piece, piece_bytes = [], 0
+        await writing.done()
+        writing.begin(partial(_write, file, piece))
+        await writing.done()
+
+
+def _write(file: BinaryIO, piece: list[bytes]) -> None:
+    """Write a piece, and have the system begin to take it to the disk, where it can be told to: the
+    sync at the end would otherwise wait for all of the file."""
+    start = file.tell()
+    file.writelines(piece)
+    file.flush()
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), start, file.tell() - start, os.POSIX_FADV_DONTNEED)
 
 
 async def opened(open_file: Callable[[], _Opened], undo: Callable[[_Opened], None]) -> _Opened:

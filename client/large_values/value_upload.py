@@ -14,10 +14,12 @@ import secrets
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from holdfast.client.large_values.value_source import (
     FILE_PIECE_BYTES,
+    Beside,
     BytesSource,
     FileSource,
     Source,
@@ -172,26 +174,30 @@ class _Upload:
                     self._key, self._packed_drop(), True, 0, self._timeout_seconds
                 )
                 raise UploadMismatchError(staged_bytes=staged_bytes, size_bytes=hashed.size_bytes)
+        offset = hashed.size_bytes
         on_their_way: deque[asyncio.Future[Any]] = deque()
-        while True:
-            offset = hashed.size_bytes
-            data = await asyncio.to_thread(hashed.read, FILE_PIECE_BYTES)
-            if not data:
-                break
-            for start in range(0, len(data), CHUNK_BYTES):
-                if self._link.full:
-                    await self._link.wait_for_room(self._timeout_seconds)
-                chunk = data[start : start + CHUNK_BYTES]
-                packed = pack((PUT_CHUNK, self._upload_id, offset + start, chunk))
-                # The commit has the durability that was asked for, which then covers its chunks
-                # too.
-                on_their_way.append(
-                    self._link.submit(
-                        self._key, packed, True, int(Durability.APPLIED), self._timeout_seconds
+        read = partial(hashed.read, FILE_PIECE_BYTES)
+        async with Beside[bytes]() as reading:
+            reading.begin(read)
+            while data := await reading.done():
+                # A thread reads the next piece meanwhile.
+                reading.begin(read)
+                view = memoryview(data)
+                for start in range(0, len(data), CHUNK_BYTES):
+                    if self._link.full:
+                        await self._link.wait_for_room(self._timeout_seconds)
+                    chunk = view[start : start + CHUNK_BYTES]
+                    packed = pack((PUT_CHUNK, self._upload_id, offset, chunk))
+                    offset += len(chunk)
+                    # The commit has the durability that was asked for, which then covers its
+                    # chunks too.
+                    on_their_way.append(
+                        self._link.submit(
+                            self._key, packed, True, int(Durability.APPLIED), self._timeout_seconds
+                        )
                     )
-                )
-                if len(on_their_way) >= CHUNKS_IN_FLIGHT:
-                    self._link.unwrap(await on_their_way.popleft())
+                    if len(on_their_way) >= CHUNKS_IN_FLIGHT:
+                        self._link.unwrap(await on_their_way.popleft())
         for future in on_their_way:
             self._link.unwrap(await future)
         return hashed.value(self._upload_id)
