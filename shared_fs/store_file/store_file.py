@@ -363,6 +363,11 @@ class StoreFile(StoreChanges):
         self._connection.pragma("synchronous", "full")
         try:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except (apsw.BusyError, apsw.LockedError) as error:
+            # Nobody else has the lock, so it is a statement of this connection: an iterator that
+            # was not closed. It will be, and then this can be done.
+            reason = f"{self.store}: rows of the file are still being read"
+            raise StorageFailedError(reason=reason) from error
         finally:
             self._connection.pragma("synchronous", "off")
 

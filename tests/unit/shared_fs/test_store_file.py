@@ -21,12 +21,13 @@ from holdfast.protocol.changes import (
     CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
 )
-from holdfast.protocol.errors import NewerFormatError, StoreDamagedError
+from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
 from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_rows import GoingOrder
 from tests.support.effort import examples
 from tests.support.small_store_files import KV, STREAM, appends, reopened, rows_of
 
@@ -325,6 +326,17 @@ def check_together_and_one_by_one(
     assert together.meta.bytes == key_bytes + sum(len(row[3]) + len(row[4] or b"") for row in rows)
     together.abandon()
     one_by_one.abandon()
+
+
+def test_a_checkpoint_waits_for_rows_that_are_being_read(file: StoreFile) -> None:
+    file.apply([AppliedBatch(0, 1, [[CHANGE_SET_MESSAGE, 1, b"a"], [CHANGE_SET_MESSAGE, 2, b"b"]])])
+    rows = file.going(GoingOrder.LIMITS)
+    assert next(rows).key == 1
+    with pytest.raises(StorageFailedError, match="still being read"):
+        file.checkpoint()
+    rows.close()
+    file.checkpoint()
+    assert file.wal_bytes() == 0
 
 
 def test_a_file_says_how_large_its_wal_is(file: StoreFile, path: Path) -> None:
