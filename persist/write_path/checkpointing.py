@@ -176,6 +176,8 @@ class Checkpointer:
         self._tell_closed = tell_closed
         self._set_aside = set_aside
         self._limits = limits or OpenLimits()
+        #: What gives the blocks of removed segments back.
+        self._unfreed: list[Callable[[], None]] = []
         #: Closed stores that have advanced beyond what the coordinator knows: epoch, revision and
         #: totals.
         self._untold: dict[StoreId, tuple[int, int, StoreTotals]] = {}
@@ -218,6 +220,7 @@ class Checkpointer:
             await asyncio.sleep(0)
         await self._set_aside()
         self.retire()
+        await self._free()
         if now >= self._tell_at and not await self._tell_of_closed():
             self._tell_at = now + _TELL_AGAIN_SECONDS
 
@@ -235,6 +238,7 @@ class Checkpointer:
             # What is in use, or not synced yet, is looked at once more.
             await asyncio.sleep(_TURN_OVER_SECONDS)
         self.retire()
+        await self._free()
         return self._log.oldest_segment >= first
 
     async def make_room(self, count: int, now: float) -> int:
@@ -344,7 +348,15 @@ class Checkpointer:
             return
         self._unreadable.over()
         while self._log.oldest_segment < first_needed:
-            self._log.retire(self._log.oldest_segment)
+            free = self._log.retire(self._log.oldest_segment)
+            if free is not None:
+                self._unfreed.append(free)
+
+    async def _free(self) -> None:
+        """Give the blocks of removed segments back: 60 ms for those of one checkpoint."""
+        unfreed, self._unfreed = self._unfreed, []
+        if unfreed:
+            await self._run_in_thread(lambda: [free() for free in unfreed])
 
     def _note_closed(self, store: Store, file: StoreFile, totals: StoreTotals) -> None:
         """Remember what to tell the coordinator of a durable file that was closed."""

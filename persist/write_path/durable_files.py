@@ -20,6 +20,7 @@ from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.store.leases import Leases
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.giving_way import give_way
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol.control import StoreTotals
@@ -29,6 +30,7 @@ from holdfast.protocol.errors import (
     StorageError,
     StoreDamagedError,
 )
+from holdfast.protocol.limits import APPLY_SLICE_BYTES, APPLY_SLICE_CHANGES
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.store_file.applying import StoreMeta
@@ -113,7 +115,7 @@ class DurableFiles:
             await self._write_new_file(store)
             if store.removes_much(self._progress.synced_tick):
                 await self._materialiser.apply_in_thread(store)
-            store.materialise(self._progress.synced_tick)
+            await self._materialise(store)
             file = store.file
             if file is None or (store.oldest_segment is None and not store.needs_sweep):
                 return file is not None
@@ -143,6 +145,18 @@ class DurableFiles:
             # What is pending now, including what arrived meanwhile, is not in the file.
             store.oldest_segment = store.pending.oldest_segment
         return True
+
+    async def _materialise(self, store: Store) -> None:
+        """Apply everything synced so far. A busy stream has thousands of changes pending, so writes
+        have their turn between slices of it, in which more of it may come."""
+        synced_tick = self._progress.synced_tick
+        if store.file is None or not store.is_stream:
+            store.materialise(synced_tick)
+            return
+        while store.materialise_some(synced_tick, APPLY_SLICE_CHANGES, APPLY_SLICE_BYTES):
+            if not store.pending.ready(synced_tick):
+                return
+            await give_way()
 
     async def _write_new_file(self, store: Store) -> None:
         """Give a small new store its file. The file must hold everything, so nothing is

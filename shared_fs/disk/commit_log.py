@@ -90,7 +90,7 @@ class Log(Protocol):
     def append(self, tick: int, records: Sequence[LogRecord]) -> int: ...
     def begin_segment(self) -> int: ...
     def prepare_sync(self) -> Callable[[], None]: ...
-    def retire(self, segment: int) -> None: ...
+    def retire(self, segment: int) -> Callable[[], None] | None: ...
     def close(self) -> None: ...
 
 
@@ -173,11 +173,13 @@ class CommitLog:
 
         return sync
 
-    def retire(self, segment: int) -> None:
-        """Remove a segment that is not the current one; its stores must be durable elsewhere."""
+    def retire(self, segment: int) -> Callable[[], None]:
+        """Remove a segment that is not the current one; its stores must be durable elsewhere.
+        Return a function for any thread that gives its blocks back."""
         assert segment != self._segment
-        self._disk.remove(self._directory / segment_name(segment))
+        free = self._disk.remove_aside(self._directory / segment_name(segment))
         self._size_bytes -= self._sizes.pop(segment)
+        return free
 
     def close(self) -> None:
         """Close the files without syncing them."""

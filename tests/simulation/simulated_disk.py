@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -343,6 +344,10 @@ class HostDisk(Disk):
                 self.enter("remove", path)
                 self._files.directory(path.parent, self.host).change(self.host, {path.name: None})
             self._changed(path, None)
+
+    def remove_aside(self, path: Path) -> Callable[[], None]:
+        self.remove(path)
+        return lambda: None
 
     def remove_directory(self, path: Path) -> None:
         with _StorageErrors(path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,7 +15,8 @@ from holdfast.persist.operations.without_file import needs_file
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
-from holdfast.persist.write_path import checkpointing
+from holdfast.persist.threads.giving_way import WRITE_TURNS
+from holdfast.persist.write_path import checkpointing, durable_files
 from holdfast.persist.write_path.checkpointing import OpenLimits, choose
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
@@ -379,6 +382,50 @@ def test_a_pass_is_bounded_and_takes_the_oldest_first(world: World) -> None:
     stores[1].enter(OpenState.LENT)
     assert chosen(4.0, 10) == ("", "ca")
     assert chosen(10.0, 10) == ("ac", "")
+
+
+async def test_segments_go_at_once_and_a_thread_gives_their_blocks_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.open_old_store()
+    events: list[str] = []
+    remove_aside = Disk.remove_aside
+
+    def noted(disk: Disk, path: Path) -> Callable[[], None]:
+        free = remove_aside(disk, path)
+        assert not path.exists()
+        events.append("removed")
+        return lambda: (events.append("freed"), free())[1]
+
+    monkeypatch.setattr(Disk, "remove_aside", noted)
+    world.on_checkpoint = lambda: events.append("thread")
+    await world.run_pass()
+    removed_count = events.count("removed")
+    assert removed_count == events.count("freed") > 1
+    assert events[-1 - removed_count :] == ["thread", *["freed"] * removed_count]
+
+
+async def test_before_a_checkpoint_pending_changes_are_applied_in_slices(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_files, "APPLY_SLICE_CHANGES", 4)
+    store = world.open_old_store()
+    store.materialise(world.tick)
+    for _ in range(OLD_ENOUGH):
+        world.write(store)
+    file, found = file_of(store), list[int]()
+    running = asyncio.ensure_future(world.run_pass())
+    while not running.done():
+        found.append(file.meta.revision)
+        await asyncio.sleep(0)
+    await running
+    steps = sorted(set(found))
+    assert len(steps) > 2
+    assert max(after - before for before, after in pairwise(steps)) <= 4
+    assert all(found.count(each) >= WRITE_TURNS for each in steps[1:-1])
+    assert file.meta.revision == store.revision == 2 * OLD_ENOUGH
+    assert store.oldest_segment is None
+    assert world.log.oldest_segment == world.log.segment
 
 
 def test_a_fenced_server_lets_no_segment_go(world: World) -> None:

@@ -33,6 +33,10 @@ def file_size_limit(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
 def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "file"
     DISK.write_durably(path, b"one")
@@ -286,3 +290,28 @@ def test_a_name_that_leads_to_a_file_that_another_host_replaced_is_looked_up_aga
     stale_left = 1000
     with pytest.raises(StorageFailedError, match="Stale"):
         look_up(Disk(), tmp_path)
+
+
+def test_what_is_removed_aside_has_no_name_at_once_and_gives_its_blocks_back_later(
+    tmp_path: Path,
+) -> None:
+    path, disk = tmp_path / "segment", Disk()
+    path.write_bytes(b"content")
+    before = open_files()
+    free = disk.remove_aside(path)
+    assert not path.exists()
+    assert open_files() == before + 1
+    free()
+    assert open_files() == before
+    disk.remove_aside(path)()
+
+
+@pytest.mark.parametrize("kind", ["direct", "remote"])
+def test_on_a_network_file_system_no_removed_file_stays_open(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(b"content")
+    before = open_files()
+    free = Disk(**{kind: True}).remove_aside(path)
+    assert not path.exists()
+    assert open_files() == before
+    free()
