@@ -730,7 +730,7 @@ def connect(
             own,
             wait_seconds,
             own_zone(zone),
-            None if direct is None else Path(direct),
+            None if direct is None else place.check_folder(Path(direct), "direct"),
         )
     )
 

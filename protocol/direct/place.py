@@ -52,7 +52,7 @@ class SocketDoor(Door):
 
     def open(self, enter: Callable[[DirectPipe], None]) -> None:
         self.close()
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listening = _new_socket()
         try:
             with _address(self._folder, self._name) as address:
                 # Of a former life of the server, which has the name alone.
@@ -114,7 +114,7 @@ class SocketDoor(Door):
 def dial(folder: Path, server: str, max_message_bytes: int) -> DirectPipe | None:
     """Return a pipe to a server that listens in a folder; None if none does, or if it is not one to
     be trusted. It waits for nothing but the file system."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    connection = _new_socket()
     try:
         if not _is_private(folder.stat()):
             raise PermissionError(errno.EACCES, "other users may write there", str(folder))
@@ -133,8 +133,17 @@ def dial(folder: Path, server: str, max_message_bytes: int) -> DirectPipe | None
     return SocketPipe(connection, max_message_bytes)
 
 
+def check_folder(folder: Path, argument: str) -> Path:
+    """Return a folder of direct connections. Raises InvalidArgumentError on a system without
+    them."""
+    if not (hasattr(socket, "AF_UNIX") and hasattr(os, "geteuid")):
+        raise InvalidArgumentError(argument=argument, reason="this system has no such sockets")
+    return folder
+
+
 def make_private(folder: Path) -> None:
     """Make the folder, for this user alone. Raises InvalidArgumentError if it is another's."""
+    check_folder(folder, "--direct")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_private(folder.stat()):
@@ -143,6 +152,12 @@ def make_private(folder: Path) -> None:
             raise OSError(errno.ENAMETOOLONG, "the path is too long for a socket")
     except OSError as error:
         raise InvalidArgumentError(argument="--direct", reason=f"{folder}: {error}") from error
+
+
+def _new_socket() -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.setblocking(False)
+    return found
 
 
 def _name(server: str) -> str:

@@ -41,7 +41,9 @@ def commands_of(plan: Plan, folder: Path, url: str, leaf_url: str) -> list[PartC
     """Return the parts in the order in which to start them."""
     data = ["--data", str(folder / "data"), "--log-level", "warning"]
     nats = {variable("nats"): url}
-    gateway = ["--tenant", _TENANT, "--log-level", "info"]
+    # As `holdfast up --jetstream` has it.
+    direct = ["--direct", str(folder / "direct")]
+    gateway = ["--tenant", _TENANT, "--log-level", "info", *direct]
     if "domain" in plan.jetstream:
         gateway += ["--domain", plan.jetstream["domain"]]
     for name, limit in _LIMITS.items():
@@ -49,6 +51,6 @@ def commands_of(plan: Plan, folder: Path, url: str, leaf_url: str) -> list[PartC
             gateway += ["--limit", f"{limit}={int(plan.jetstream[name])}"]
     return [
         PartCommand(COORDINATOR, "holdfast.coordinator.__main__", data, nats),
-        PartCommand(OWNER, "holdfast.persist.__main__", [*data, "--name", OWNER], nats),
+        PartCommand(OWNER, "holdfast.persist.__main__", [*data, *direct, "--name", OWNER], nats),
         PartCommand(GATEWAY, GATEWAY_MODULE, gateway, {**nats, variable("leafnodes"): leaf_url}),
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.client import connect
 from holdfast.protocol.direct import place
 from holdfast.protocol.direct.pipe import DirectPipe
 from holdfast.protocol.direct.place import SocketDoor, dial
@@ -165,3 +166,9 @@ async def test_another_user_is_neither_let_in_nor_trusted(
         await asyncio.sleep(0)
     assert entered == []
     door.close()
+
+
+def test_a_system_without_such_sockets_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "AF_UNIX")
+    with pytest.raises(InvalidArgumentError):
+        connect(direct="/run/holdfast")
