@@ -28,7 +28,7 @@ from holdfast.client.live.live_stream import LiveStream
 from holdfast.client.values.codec import Codec, CodecName, codec_of
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import check_count, check_timeout, range_start
+from holdfast.client.wire.operations import check_count, check_patience, check_timeout, range_start
 from holdfast.protocol.access.own_token import OwnToken, TokenLike, own_token
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.bus.bus_nats import connect_nats
@@ -495,12 +495,22 @@ class Client:
     def _store_pages(
         self, kind: StoreKind | int | None, prefix: str, timeout_seconds: float | None
     ) -> AsyncGenerator[list[StoreInfo], None]:
+        if kind is not None and kind not in tuple(StoreKind):
+            reason = f"must be one of {', '.join(map(str, StoreKind))}, or None, not {kind!r:.80}"
+            raise InvalidArgumentError(argument="kind", reason=reason)
+        if not isinstance(prefix, str) or not prefix.isascii():
+            reason = f"must be the start of a store's name, not {prefix!a:.80}"
+            raise InvalidArgumentError(argument="prefix", reason=reason)
         wanted = None if kind is None else int(kind)
+        timeout = self._timeout(timeout_seconds)
         self._link.check_open()
-        return self._link.router.store_pages(wanted, prefix, self._timeout(timeout_seconds))
+        return self._link.router.store_pages(wanted, prefix, timeout)
 
     def _timeout(self, timeout_seconds: float | None) -> float:
-        return self._link.timeout_seconds if timeout_seconds is None else timeout_seconds
+        if timeout_seconds is None:
+            return self._link.timeout_seconds
+        check_timeout(timeout_seconds)
+        return timeout_seconds
 
     def _follow(
         self,
@@ -514,6 +524,9 @@ class Client:
         with_history: bool,
     ) -> PatternSubscription[V]:
         check_pattern(pattern)
+        if start_revisions is not None and not isinstance(start_revisions, Mapping):
+            reason = f"must map names to revisions, not {type(start_revisions).__name__}"
+            raise InvalidArgumentError(argument="start_revisions", reason=reason)
         for name, revision in (start_revisions or {}).items():
             check_count("start_revisions", revision)
             if not matches(pattern, check_store(name)):
@@ -706,8 +719,11 @@ def connect(
             await hf.stream("project.42.patches").append(b"...")
     """
     check_timeout(timeout_seconds)
-    if wait_seconds is not None and not wait_seconds > 0:
-        raise InvalidArgumentError(argument="wait_seconds", reason="must be more than 0")
+    check_patience("wait_seconds", wait_seconds)
+    for argument, text in (("nats", nats), ("name", name)):
+        if not isinstance(text, str):
+            reason = f"must be text, not {type(text).__name__}"
+            raise InvalidArgumentError(argument=argument, reason=reason)
     own = _own(token, nats)
     if own is not None and "password" not in nats_options and parse_url(nats).user is None:
         nats_options |= {name: retried(each) for name, each in own.nats_options().items()}

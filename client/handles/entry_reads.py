@@ -16,6 +16,7 @@ from holdfast.client.wire.operations import (
     check_count,
     entry_from_wire,
     head_from_wire,
+    listed,
 )
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.changes import STATELESS_CHANGES, change_from_wire, number_of
@@ -77,7 +78,8 @@ class EntryReads:
         self, keys: Sequence[str], timeout_seconds: float | None
     ) -> list[Entry | None]:
         """Return the entry of each key, or None, all as of one moment."""
-        wanted = [check_key(key) for key in dict.fromkeys(keys)]
+        keys = [check_key(key) for key in listed("keys", keys)]
+        wanted = list(dict.fromkeys(keys))
         if not wanted:
             return []
         found: dict[str, Entry | None] = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from holdfast.client.handles.owner_jobs import have_done
 from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import check_count
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.names import check_store
 
@@ -38,6 +39,9 @@ async def fork(
     child: StoreKey = (kind, check_store(new))
     subject_of = link.subjects.fork
     seq, revision = point
+    for argument, number in (("seq", seq), ("revision", revision)):
+        if number is not None:
+            check_count(argument, number)
     least = 0
     if revision is None:
         prepared = await have_done(link, key, subject_of, {"parent": list(key)}, timeout)

@@ -37,6 +37,7 @@ from holdfast.client.wire.operations import (
     delete_messages_operation,
     expect_operation,
     head_from_wire,
+    listed,
     message_from_wire,
     pack_batch,
     packed_append,
@@ -239,7 +240,7 @@ class Stream(Generic[V]):
         """
         options = append_options(expected_last_subject_seq, expected_subject, None)
         operations = []
-        for item in values:
+        for item in listed("values", values):
             value, headers, own_subject = split_value(item)
             data, headers = self._values.stored(self._values.encoded(value), headers)
             about = subject if own_subject is None else own_subject

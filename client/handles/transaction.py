@@ -42,6 +42,7 @@ from holdfast.client.wire.operations import (
     expect_operation,
     expect_unchanged_operation,
     head_from_wire,
+    listed,
     message_from_wire,
     pack_batch,
     set_entry_operation,
@@ -266,7 +267,7 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
 
         Raises TooLargeError for more than MAX_DELETE_COUNT.
         """
-        _check_count("keys", keys)
+        keys = _several("keys", keys)
         wanted = [key for key in map(check_key, keys) if not self._deletes(key)]
         found = dict(zip(wanted, await self._get_many(wanted), strict=True))
         return [found.get(key) for key in keys]
@@ -406,8 +407,7 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
 
         Raises TooLargeError for more than MAX_DELETE_COUNT.
         """
-        _check_count("seqs", seqs)
-        return await self._get_many([check_seq("seq", seq) for seq in seqs])
+        return await self._get_many([check_seq("seq", seq) for seq in _several("seqs", seqs)])
 
     async def _read_one(self, key: int) -> Message[V] | None:
         wire = await self._call([GET_MESSAGE, key])
@@ -483,9 +483,11 @@ class StreamTransaction(_Transaction[int, Message[V], V], Generic[V]):
         self._written.update(dict.fromkeys(operation[1]))
 
 
-def _check_count(what: str, keys: Sequence[Any]) -> None:
-    if len(keys) > MAX_DELETE_COUNT:
-        raise TooLargeError(what=what, size=len(keys), limit=MAX_DELETE_COUNT)
+def _several(what: str, keys: Sequence[_Key]) -> list[_Key]:
+    found = listed(what, keys)
+    if len(found) > MAX_DELETE_COUNT:
+        raise TooLargeError(what=what, size=len(found), limit=MAX_DELETE_COUNT)
+    return found
 
 
 def _result(

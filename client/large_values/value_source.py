@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Generic, Self, TypeVar
 
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.limits import (
     MAX_VALUE_BYTES,
     MIB,
@@ -89,6 +90,9 @@ class FileSource:
     def open(cls, source: Source) -> FileSource:
         if isinstance(source, str | os.PathLike):
             return cls(Path(source).open("rb"), owned=True)
+        if not hasattr(source, "read") or not hasattr(source, "seekable"):
+            reason = f"must be a path or a file open for bytes, not {type(source).__name__}"
+            raise InvalidArgumentError(argument="source", reason=reason)
         return cls(source, owned=False)
 
     def small(self) -> bytes | None:

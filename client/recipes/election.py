@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from holdfast.client.handles.kv import KV
 from holdfast.client.recipes.lease import Lease
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.messages import ChangeKind, Entry
 from holdfast.protocol.names import check_key
 
@@ -29,8 +30,10 @@ class Election:
     def __init__(
         self, kv: KV[bytes], key: str, candidate: str = "", *, ttl_seconds: float = 10.0
     ) -> None:
+        if not isinstance(kv, KV):
+            raise InvalidArgumentError(argument="kv", reason="must be a kv")
         self.key = check_key(key)
-        self.candidate = candidate
+        self.candidate = check_key(candidate)
         self._kv = kv
         self._ttl_seconds = ttl_seconds
 

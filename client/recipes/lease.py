@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from holdfast.client.handles.kv import KV
+from holdfast.client.wire.operations import check_patience
 from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
@@ -30,6 +31,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import MAX_OPERATION_TIMEOUT_SECONDS
 from holdfast.protocol.messages import Change, ChangeKind
 from holdfast.protocol.names import check_key
+from holdfast.protocol.store_config import ttl_ms
 
 #: How often a lease is renewed within its ttl.
 _RENEWALS: Final = 3
@@ -56,10 +58,10 @@ class Lease:
     def __init__(
         self, kv: KV[bytes], key: str, *, holder: str = "", ttl_seconds: float = 10.0
     ) -> None:
-        if not kv._values.is_raw:
-            raise InvalidArgumentError(argument="kv", reason="needs the codec raw")
-        if not ttl_seconds > 0:
-            raise InvalidArgumentError(argument="ttl_seconds", reason="must be more than 0")
+        if not isinstance(kv, KV) or not kv._values.is_raw:
+            raise InvalidArgumentError(argument="kv", reason="must be a kv with the codec raw")
+        ttl_ms(ttl_seconds)
+        check_key(holder)
         #: The key of the lease.
         self.key = check_key(key)
         #: A number that is greater than that of every earlier holder; 0 before the first time.
@@ -90,8 +92,10 @@ class Lease:
 
     async def acquire(self, *, timeout_seconds: float | None = None) -> bool:
         """Wait for the lease and hold it. Return False if `timeout_seconds` pass first; None waits
-        for ever. Outages are waited for. Raises errors that no retry can help.
+        for ever. Outages are waited for. Raises errors that no retry can help, and
+        ConnectionFailedError once the client has been closed.
         """
+        check_patience("timeout_seconds", timeout_seconds)
         if self._renewing is not None:
             raise InvalidArgumentError(argument="lease", reason="it is acquired already")
         # One id for each time: a write whose answer was lost is known by it.
@@ -99,6 +103,8 @@ class Lease:
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not await self._try():
+                    # It would look like an outage that never ends.
+                    self._kv._link.check_open()
                     await self._until_free()
         except HoldfastError:
             raise  # before the next clause: one of them is a TimeoutError too

@@ -15,7 +15,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from holdfast.client.wire.coalescer import Coalescer
 from holdfast.client.wire.effects import SendFrame
@@ -144,6 +144,9 @@ class Link:
         started = asyncio.Event()
         self._main = self._loop.create_task(self._run(started), name="holdfast.link")
         await started.wait()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be pickled or copied: connect in each process")
 
     @property
     def closed(self) -> bool:

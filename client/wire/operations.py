@@ -208,7 +208,7 @@ def set_entry_operation(
 
 def delete_messages_operation(seqs: int | Sequence[int]) -> list[Any]:
     """Return the wire form of deleting messages."""
-    wanted = [seqs] if isinstance(seqs, int) else list(seqs)
+    wanted = [seqs] if isinstance(seqs, int) else listed("seqs", seqs)
     _check_delete_count(len(wanted))
     for seq in wanted:
         check_seq("seq", seq)
@@ -219,7 +219,7 @@ def delete_entries_operation(
     keys: str | Sequence[str], expected_revision: int | None = None
 ) -> list[Any]:
     """Return the wire form of deleting keys."""
-    wanted = [keys] if isinstance(keys, str) else list(keys)
+    wanted = [keys] if isinstance(keys, str) else listed("keys", keys)
     _check_delete_count(len(wanted))
     if expected_revision is not None:
         check_count("expected_revision", expected_revision)
@@ -244,9 +244,7 @@ def delete_prefix_operation(
 
 def expect_only_operation(prefix: str, keys: Sequence[str]) -> list[Any]:
     """Return the wire form of a condition: no other key than these starts with `prefix`."""
-    if isinstance(keys, str):
-        raise InvalidArgumentError(argument="keys", reason="must be several keys, not text")
-    wanted = [check_key(key) for key in keys]
+    wanted = [check_key(key) for key in listed("keys", keys)]
     _check_delete_count(len(wanted))
     return [EXPECT_PREFIX, check_key(prefix), wanted]
 
@@ -279,6 +277,14 @@ def split_value(item: Any) -> tuple[Any, Headers | None, str | None]:
         raise InvalidArgumentError(argument="values", reason=reason)
     value, headers, *subject = item
     return value, headers, subject[0] if subject else None
+
+
+def listed(argument: str, several: Iterable[Any]) -> list[Any]:
+    """Return several things as a list. Text is one thing, not its letters."""
+    if isinstance(several, Iterable) and not isinstance(several, str | bytes):
+        return list(several)
+    reason = f"must be several, for example a list, not {type(several).__name__}"
+    raise InvalidArgumentError(argument=argument, reason=reason)
 
 
 def wire_value(value: Value | LargeValue) -> Any:
@@ -349,6 +355,14 @@ def check_timeout(timeout_seconds: float) -> None:
             argument="timeout_seconds",
             reason=f"must be more than 0 and at most {MAX_OPERATION_TIMEOUT_SECONDS:g}",
         )
+
+
+def check_patience(argument: str, seconds: float | None) -> None:
+    """Raise InvalidArgumentError unless it is a number of seconds above 0, which may be infinite,
+    or None."""
+    if seconds is not None and (type(seconds) not in (int, float) or not seconds > 0):
+        reason = f"must be a number of seconds above 0, not {seconds!r:.80}"
+        raise InvalidArgumentError(argument=argument, reason=reason)
 
 
 def check_seq(argument: str, seq: int) -> int:
