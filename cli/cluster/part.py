@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 from collections import deque
@@ -120,7 +121,7 @@ class Part:
         try:
             if self._stopping.is_set():
                 process.terminate()
-            self._on_start()
+            self._tell_of_start()
             assert process.stdout is not None
             await self._copy_log(process.stdout)
             exit_code = await process.wait()
@@ -145,11 +146,21 @@ class Part:
             async with asyncio.timeout(decision.delay_seconds):
                 await self._stopping.wait()
 
+    def _tell_of_start(self) -> None:
+        try:
+            self._on_start()
+        except OSError as error:
+            if not self.restart_count:
+                raise
+            # A part that runs again on a full disk is better than none.
+            self._say(f"{self.name} was started again, and that cannot be written down: {error}")
+
     async def _copy_log(self, stream: asyncio.StreamReader) -> None:
         with contextlib.closing(_LogFile(self._log_file)) as log_file:
             async for line in _lines(stream):
                 self._spoke_at = self._spoke_at or asyncio.get_running_loop().time()
-                log_file.write(line)
+                if failure := log_file.write(line):
+                    self._say(f"{self.name}: its log cannot be written, and it runs on: {failure}")
                 text = line.decode(errors="replace").rstrip()
                 if text:
                     self._last_lines.append(text)
@@ -158,26 +169,40 @@ class Part:
 
 
 class _LogFile:
-    """A file that grows to LOG_FILE_BYTES, is then moved aside, and starts again."""
+    """A file that grows to LOG_FILE_BYTES, is then moved aside, and starts again. Lines that it
+    cannot take, for example because the disk is full, are left out: a part is worth more than its
+    log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._open()
+        self._file: io.FileIO | None = None
+        self._size_bytes = 0
+        self._fails = False
 
-    def _open(self) -> None:
-        self._file = self._path.open("ab", buffering=0)
-        self._size_bytes = self._file.seek(0, os.SEEK_END)
-
-    def write(self, line: bytes) -> None:
-        if self._size_bytes + len(line) > LOG_FILE_BYTES:
-            self._file.close()
-            self._path.replace(self._path.with_suffix(".log.old"))
-            self._open()
-        self._file.write(line)
-        self._size_bytes += len(line)
+    def write(self, line: bytes) -> OSError | None:
+        """Write a line. Return why that fails, the first time in a row."""
+        try:
+            self._write(line)
+        except OSError as error:
+            first, self._fails = not self._fails, True
+            return error if first else None
+        self._fails = False
+        return None
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, line: bytes) -> None:
+        if self._file is not None and self._size_bytes + len(line) > LOG_FILE_BYTES:
+            self._file.close()
+            self._file = None
+            self._path.replace(self._path.with_suffix(".log.old"))
+        if self._file is None:
+            self._file = io.FileIO(self._path, "ab")
+            self._size_bytes = self._file.seek(0, os.SEEK_END)
+        self._file.write(line)
+        self._size_bytes += len(line)
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
