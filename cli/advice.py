@@ -6,7 +6,7 @@ import errno
 from typing import Final
 
 from holdfast.protocol.distribution import how_to_install
-from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.errors import HoldfastError, StorageFailedError
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -79,16 +79,28 @@ _ADVICE: Final = {
 
 def advice_for(error: BaseException) -> str:
     """Return what to try after `error`."""
+    if isinstance(error, StorageFailedError) and isinstance(error.__cause__, OSError):
+        # It failed in this process: the folder is one that the command was given.
+        return _advice_for_folder(error.__cause__)
     if isinstance(error, HoldfastError):
         codes = [error.code, *(getattr(cls, "code", "") for cls in type(error).__mro__)]
         for code in codes:
             if code in _ADVICE:
                 return _ADVICE[code]
     if isinstance(error, OSError):
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return "use a folder that you may write to"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return "free some space, then repeat the command"
+        return _advice_for_folder(error)
+    return "the same command with --help"
+
+
+def _advice_for_folder(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "use a folder that you may write to"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space, then repeat the command"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return "use a folder: a file is in its place"
+    if error.errno == errno.EIO:
+        return "check the health of the disk, or use another folder"
     return "the same command with --help"
 
 

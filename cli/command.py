@@ -16,6 +16,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Final
 
@@ -125,6 +126,18 @@ class _RootGroup(click.Group):
             self.add_command(getattr(import_module(f"holdfast.cli.{module}"), name))
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], self.list_commands(ctx), cutoff=0.7)
+            if not near:
+                raise
+            guess = " or ".join(map(repr, near))
+            raise click.UsageError(f"{error.message} Did you mean {guess}?", ctx) from error
+
     def make_context(
         self,
         info_name: str | None,
@@ -175,7 +188,9 @@ class _RootGroup(click.Group):
             raise error
         if ctx.ensure_object(Settings).json:
             code = error.code if isinstance(error, HoldfastError) else "os_error"
-            _print_error(code, str(error), advice_for(error))
+            # Some errors bring advice of their own.
+            message, _, advice = str(error).partition(". Try: ")
+            _print_error(code, message, advice or advice_for(error))
         else:
             click.echo(f"Error: {explain(error)}", err=True)
         ctx.exit(exit_code_of(error))

@@ -250,3 +250,26 @@ def test_without_click_the_entry_says_what_to_install() -> None:
     assert result.returncode == 1
     [line] = result.stderr.splitlines()
     assert "pip install '.[cli]' in a clone" in line
+
+
+def test_a_mistyped_command_names_the_nearest_one() -> None:
+    result = CliRunner().invoke(holdfast, ["stoers"])
+    assert result.exit_code == EXIT_USAGE
+    assert "No such command 'stoers'. Did you mean 'stores'?" in result.stderr
+    result = CliRunner().invoke(holdfast, ["--json", "nonsense"])
+    assert json.loads(result.stderr)["message"] == "No such command 'nonsense'."
+
+
+def test_programs_read_advice_in_its_place_alone() -> None:
+    result = CliRunner().invoke(holdfast, ["--json", "--nats", "nats://127.0.0.1:1", "stores"])
+    told = json.loads(result.stderr)
+    assert told["error"] == "connection_failed"
+    assert "Try" not in told["message"]
+    assert told["try"] == "holdfast up, or check --nats and HOLDFAST_NATS"
+
+
+def test_a_data_folder_that_cannot_be_one_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(holdfast, ["up", "--port", "0", "--data", f"{tmp_path}/file/data"])
+    assert result.exit_code == 1
+    assert "Try: use a folder: a file is in its place" in result.stderr
