@@ -1,0 +1,109 @@
+"""An export writes what is encrypted as it is kept; who has the keys decrypts the rows."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.protocol import changes
+from holdfast.protocol.compression import compressed_always
+from holdfast.protocol.errors import DecryptionFailedError, KeyUnavailableError
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.encryption.data_keys import TenantKeys
+from holdfast.shared_fs.encryption.master_keys import MasterKey
+from holdfast.shared_fs.encryption.registry import KeyRegistry
+from holdfast.shared_fs.encryption.sessions import CipherSessions
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
+from holdfast.shared_fs.encryption.table_values import TableCipher
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER, is_box, read_box
+from holdfast.spark.rows.rows import (
+    Piece,
+    RowGathering,
+    RowOrigin,
+    Shape,
+    rows_of_change,
+)
+from tests.support.bucket_world import kv, stream
+
+NOTES, SETTINGS = stream("notes"), kv("settings")
+MASTER = MasterKey(bytes(range(32)))
+MASTERS = {MASTER.id: MASTER}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> KeyRegistry:
+    found = KeyRegistry(open_bucket((tmp_path / "keys").as_uri()))
+    found.encrypt([NOTES.tenant], MASTER, 1)
+    return found
+
+
+def cipher(registry: KeyRegistry, store: StoreId) -> StoreCipher:
+    record = registry.record(store.tenant)
+    return StoreCipher(CipherSessions(TenantKeys.unwrapped(record, MASTERS)), store)
+
+
+def exported(store: StoreId, shape: Shape, rows: list[Any]) -> list[dict[str, Any]]:
+    gathering = RowGathering()
+    [*gathering.add(Piece(RowOrigin(store, 1, 1, "test"), shape, rows))]
+    [batch] = gathering.rest()
+    found: list[dict[str, Any]] = batch.rows.to_pylist()
+    return found
+
+
+def test_rows_of_files_and_logs_have_the_box_and_are_decrypted_with_the_keys(
+    registry: KeyRegistry,
+) -> None:
+    compressed, headers = compressed_always(b"x" * 500, {"user": "ada"})
+    sets = [
+        (NOTES, [changes.CHANGE_SET_MESSAGE, 1, b"secret", {"user": "ada"}]),
+        (NOTES, [changes.CHANGE_SET_MESSAGE, 2, b"plain"]),
+        (NOTES, [changes.CHANGE_SET_MESSAGE, 3, compressed, headers]),
+        (SETTINGS, [changes.CHANGE_SET_ENTRY, "theme", b"secret"]),
+    ]
+    expected = [
+        (b"secret", {"user": "ada"}),
+        (b"plain", {}),
+        (b"x" * 500, {"user": "ada"}),
+        (b"secret", {}),
+    ]
+    reader = TableCipher(registry, MASTERS)
+    for revision, ((store, change), clear) in enumerate(zip(sets, expected, strict=True), 1):
+        kept = cipher(registry, store).encrypted(change, revision)
+        in_file = (kept[1], revision, 1000, kept[2], kept[3])
+        shape = Shape.MESSAGES if store is NOTES else Shape.ENTRIES
+        for rows in (
+            exported(store, shape, [in_file]),
+            exported(store, Shape.CHANGES, rows_of_change(kept, revision, 1000)),
+        ):
+            [row] = rows
+            assert row["value"] != change[2]
+            assert [name for name, _ in row["headers"]] == [BOX_HEADER]
+            place = row["seq"] if store is NOTES else row["key"]
+            in_table = dict(row["headers"])
+            box = base64.b64decode(in_table[BOX_HEADER])
+            assert is_box(box) and read_box("s", place, box)[0].key_id == 1
+            found = reader.row(store, place, row["revision"], row["value"], in_table)
+            assert found == clear
+            renamed = stream("fork") if store is NOTES else kv("fork")
+            with pytest.raises(DecryptionFailedError):
+                reader.row(renamed, place, revision, row["value"], in_table)
+            known = reader.row(renamed, place, revision, row["value"], in_table, (store.name,))
+            assert known == clear
+
+
+def test_a_reader_without_the_key_hears_that_and_rows_in_clear_need_none(
+    registry: KeyRegistry,
+) -> None:
+    kept = cipher(registry, NOTES).encrypted([changes.CHANGE_SET_MESSAGE, 1, b"secret"], 1)
+    in_table = {BOX_HEADER: base64.b64encode(kept[3]).decode()}
+    without = TableCipher(registry, {})
+    with pytest.raises(KeyUnavailableError):
+        without.row(NOTES, 1, 1, kept[2], in_table)
+    assert without.row(NOTES, 1, 1, b"v", {"a": "b"}) == (b"v", {"a": "b"})
+    assert without.row(NOTES, 1, 1, b"v", None) == (b"v", {})
+    with pytest.raises(DecryptionFailedError):
+        without.row(NOTES, 1, 1, b"v", {BOX_HEADER: "no base64!"})
