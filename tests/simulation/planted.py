@@ -33,6 +33,7 @@ from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.consumers.consumers import ConsumerState
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import appending, cursors, operations, purging
+from holdfast.persist.operations.configuring import configure
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.early_grants import EarlyGrants
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
@@ -181,7 +182,7 @@ def forget_rows_of_cursors_in_a_takeover() -> Iterator[None]:
 def let_replaced_gateways_write() -> Iterator[None]:
     """A gateway goes on to write to a stream that another one serves."""
     with contextlib.ExitStack() as stack:
-        for module in (appending, cursors, operations, purging):
+        for module in (appending, cursors, configure, purging):
             stack.enter_context(patch.object(module, "check_serving_epoch", lambda *_: None))
         yield
 

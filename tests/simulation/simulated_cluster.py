@@ -39,6 +39,8 @@ from holdfast.protocol.work.roles import ALL_ROLES
 from holdfast.shared_fs.bucket import cluster_id
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.encryption.master_keys import MasterKey
+from holdfast.shared_fs.encryption.registry import ReadsKeys
 from tests.simulation.simulated_bucket import SimulatedBucket
 from tests.simulation.simulated_files import Inode, Operation, SimulatedFileSystem
 from tests.simulation.simulated_nodes import (
@@ -157,6 +159,9 @@ class Simulation:
         self.tier_policy = short_policy(tier_chance)
         if tiers:
             self.idle_close_seconds = tier_chance.choice((0.2, 0.5, 2.0))
+        #: What servers know of encrypted tenants. None: there are none.
+        self.keys: ReadsKeys | None = None
+        self.master_keys: dict[str, MasterKey] = {}
         self._life_count = 0
         self._skews = self.chance("clocks")
         self._network_chance = self.chance("network")

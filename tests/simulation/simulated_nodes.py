@@ -258,6 +258,8 @@ class ServerNode(Node):
                 max_awake_files=simulation.max_awake_files,
                 tier_policy=simulation.tier_policy,
                 tokens=tokens,
+                keys=simulation.keys,
+                master_keys=simulation.master_keys,
                 roles=simulation.roles[self.name],
             ),
             incarnation=incarnation,
