@@ -437,7 +437,9 @@ def _write_path(
         OutputGate(life.gate, storage.confirm_open),
         inbox,
         progress,
-        DurableReads(life.server, inbox, progress, materialiser, archive_reads),
+        DurableReads(
+            life.server, inbox, progress, materialiser, archive_reads, life.statistics
+        ),
         materialiser,
     )
     return _WritePath(inbox, progress, materialiser, archive_reads, releaser)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from holdfast.persist.tail.tail import StreamTail
 from holdfast.protocol import changes
 from holdfast.protocol.limits import MAX_TRIMMED_BYTES, MAX_TRIMMED_ROWS
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
@@ -41,11 +42,13 @@ class PendingTrim(NamedTuple):
 class Pending:
     """The ticks that wait for one store's file."""
 
-    __slots__ = ("_trims", "size_bytes", "ticks")
+    __slots__ = ("_trims", "size_bytes", "tail", "ticks")
 
     def __init__(self) -> None:
         self.ticks: deque[PendingTick] = deque()
         self.size_bytes = 0
+        #: What these ticks append, once a read has wanted it.
+        self.tail: StreamTail | None = None
         #: In revision order, including those of the running tick.
         self._trims: list[PendingTrim] = []
 
@@ -140,6 +143,7 @@ class Pending:
 
     def applied(self, ready: list[PendingTick], file_revision: int) -> None:
         """Drop the `ready` ticks: the file holds them and has reached `file_revision`."""
+        self.tail = None
         if len(ready) == len(self.ticks):
             self.ticks.clear()
             self.size_bytes = 0

@@ -23,6 +23,7 @@ from holdfast.persist.store.pending import PendingTick
 from holdfast.persist.store.retention import NEVER
 from holdfast.persist.store.states import OpenState, Standing, check_open, check_standing
 from holdfast.persist.store.writers import WriterState
+from holdfast.persist.tail.tail import StreamTail
 from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.limits import OUTCOME_RETENTION_SECONDS
@@ -224,6 +225,20 @@ class Store(Accepted):
         if ready:
             self.apply(ready)
             self.applied(ready)
+
+    def tail(self, synced_tick: int) -> StreamTail | None:
+        """Return the messages that the file of a stream lacks, as of a synced tick; None if reads
+        must have them in the file."""
+        file, pending = self.contents.file, self.pending
+        if file is None or not self.is_stream or self.anchor is not None or not pending.ticks:
+            return None
+        if self.cipher is not None or file.encryption.exists:
+            # What waits is encrypted; the file's reads decrypt.
+            return None
+        if pending.tail is None:
+            pending.tail = StreamTail(file.meta.last_seq + 1, has_subjects=file.subjects.exists)
+        pending.tail.extend(pending.ticks, synced_tick)
+        return pending.tail if pending.tail.appends_only else None
 
     def materialise_some(self, synced_tick: int, max_changes: int, max_bytes: int) -> bool:
         """Apply the first pending changes of synced ticks, as many whole ticks as the bounds allow

@@ -11,10 +11,12 @@ import logging
 from typing import Any
 
 from holdfast.persist.operations import reads
-from holdfast.persist.operations.read_rows import ArchiveNeededError, ReadBounds
+from holdfast.persist.operations.read_rows import ROW_BYTES, ArchiveNeededError, ReadBounds
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
+from holdfast.persist.tail.tail_reads import TailBounds
+from holdfast.persist.tail.tail_reads import answers as answers_of_tail
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
@@ -29,6 +31,8 @@ from holdfast.protocol.errors import (
     UnavailableError,
     internal_error,
 )
+from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
 
@@ -45,12 +49,14 @@ class DurableReads:
         progress: LogProgress,
         materialiser: Materialiser,
         archive_reads: ArchiveReads,
+        statistics: Statistics,
     ) -> None:
         self._server = server
         self._inbox = inbox
         self._progress = progress
         self._materialiser = materialiser
         self._archive_reads = archive_reads
+        self._tail_reads = statistics.counter(metrics.TAIL_READS)
         self._mishaps = Mishaps(logger)
         self._read_failing = Trouble(logger, "store.read_failed")
         self._apply_failing = Trouble(logger, "store.apply_failed")
@@ -100,6 +106,13 @@ class DurableReads:
             heads = reads.head_without_file(store, self._server, operations)
             if heads is not None:
                 return heads
+        tail = store.tail(self._progress.synced_tick)
+        if tail is not None and store.contents.file is not None:
+            of_tail = TailBounds(*bounds, ROW_BYTES)
+            found = answers_of_tail(store.contents.file, tail, operations, of_tail)
+            if found is not None:
+                self._tail_reads.value += 1
+                return found
         mishaps: list[Exception] = []
         try:
             store.materialise(self._progress.synced_tick)

@@ -97,6 +97,10 @@ APPEND_STAGES = _histogram(
     "log is synced), gate (until the fence is read), release (until its answer is sent).",
     SECONDS, "stage",
 )
+TAIL_READS = _counter(
+    _PERSIST, "persist_tail_reads_total",
+    "Groups of reads answered from messages that wait in memory for their file.",
+)
 SYNCS = _histogram(_PERSIST, "persist_sync_duration_seconds", "Time of each sync of the log.",
                    SECONDS)
 TICK_GROUPS = _histogram(_PERSIST, "persist_tick_groups", "Answered groups of each release.",

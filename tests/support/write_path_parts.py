@@ -89,7 +89,12 @@ class WritePath:
         )
         self.archive_reads = ArchiveReads(None, self.inbox, at_once)
         durable_reads = DurableReads(
-            life.server, self.inbox, self.progress, self.materialiser, self.archive_reads
+            life.server,
+            self.inbox,
+            self.progress,
+            self.materialiser,
+            self.archive_reads,
+            life.statistics,
         )
         self.releaser = Releaser(
             life, OutputGate(life.gate), self.inbox, self.progress, durable_reads, self.materialiser
