@@ -77,8 +77,8 @@ def execute(
     Raises ArchiveNeededError if the first operation needs more archived bodies, StorageError when
     the file cannot be read.
     """
-    if store.cipher is not None and store.file is not None:
-        store.contents.readable(store.file)
+    if store.cipher is not None and store.contents.file is not None:
+        store.contents.readable(store.contents.file)
     results: list[Any] = []
     size_bytes = 0
     needed: list[ArchivedMessage] = []
