@@ -343,7 +343,12 @@ def _fields(ways: Ways) -> str:
 def _fitting(max_open_stores: int) -> int:
     """Return how many stores the process may keep open."""
     descriptors, memory_bytes = capacity.raise_descriptors(max_open_stores), capacity.memory_bytes()
-    fitting = capacity.fitting(max_open_stores, descriptors=descriptors, memory_bytes=memory_bytes)
+    fitting = capacity.fitting(
+        max_open_stores,
+        descriptors=descriptors,
+        memory_bytes=memory_bytes,
+        files_rest=Disk.locks_store_files,
+    )
     if fitting < max_open_stores:
         logger.info(
             "server.few_open_stores max_open_stores=%d wanted=%d descriptors=%s memory_bytes=%d",

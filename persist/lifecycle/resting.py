@@ -43,10 +43,16 @@ class FileRest:
 
     async def run_pass(self, now: float) -> None:
         """Let unused files rest while too many have a connection."""
+        await self._let_rest(self._max_awake, last_use=now - _UNUSED_SECONDS)
+        # Descriptors are counted for three times as many at most (`capacity.py`), so then those
+        # rest, too, that were used just now.
+        await self._let_rest(2 * self._max_awake + _AT_ONCE, last_use=now)
+
+    async def _let_rest(self, max_awake: int, *, last_use: float) -> None:
         upkeep = self._open_stores.upkeep
-        left = min(_PASS_FILES, upkeep.awake_count - self._max_awake)
+        left = min(_PASS_FILES, upkeep.awake_count - max_awake)
         while left > 0:
-            some = upkeep.unused_awake(min(left, _AT_ONCE), last_use=now - _UNUSED_SECONDS)
+            some = upkeep.unused_awake(min(left, _AT_ONCE), last_use=last_use)
             if not some:
                 return
             await self._rest(some)

@@ -20,6 +20,9 @@ GB = 1_000_000_000
         (1 << 20, 8 * GB, MAX_OPEN_STORES),
         (1 << 20, 4 * GB, 10_000),
         (1024, 8 * GB, 480),
+        # One descriptor for each, and another one for those whose file does not rest.
+        (20_000, 64 * GB, 20_000 - 64 - 3 * 2048),
+        (2 * 3 * 2048 + 64, 64 * GB, 3 * 2048),
         (64, 8 * GB, 1),
     ],
 )
@@ -29,6 +32,19 @@ def test_what_is_scarcest_says_how_many_stores_may_be_open(
     wanted = MAX_OPEN_STORES
     assert fitting(wanted, descriptors=descriptors, memory_bytes=memory_bytes) == fits
     assert fitting(1, descriptors=descriptors, memory_bytes=memory_bytes) == 1
+
+
+def test_where_files_cannot_rest_each_takes_two_descriptors() -> None:
+    fits = fitting(MAX_OPEN_STORES, descriptors=20_000, memory_bytes=64 * GB, files_rest=False)
+    assert fits == (20_000 - 64) // 2
+
+
+@pytest.mark.parametrize("descriptors", range(64, 40_000, 997))
+def test_one_more_descriptor_never_lets_fewer_stores_be_open(descriptors: int) -> None:
+    def fits(count: int) -> int:
+        return fitting(MAX_OPEN_STORES, descriptors=count, memory_bytes=64 * GB)
+
+    assert fits(descriptors) <= fits(descriptors + 1)
 
 
 def test_the_memory_of_a_container_is_what_it_may_have(

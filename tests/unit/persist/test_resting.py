@@ -93,6 +93,18 @@ async def test_those_in_use_do_not(worlds: Callable[[int, int], World]) -> None:
     assert world.awake == [1, 2]
 
 
+async def test_those_that_were_just_used_rest_too_if_there_are_very_many(
+    worlds: Callable[[int, int], World],
+) -> None:
+    world = worlds(40, 2)
+    for store in world.stores:
+        store.used_at = LATER
+    await world.resting.run_pass(LATER)
+    assert len(world.awake) == 2 * 2 + 32
+    await world.resting.run_pass(LATER + 1)
+    assert len(world.awake) == 2
+
+
 async def test_one_that_is_woken_counts_again(worlds: Callable[[int, int], World]) -> None:
     world = worlds(2, 0)
     await world.resting.run_pass(LATER)
