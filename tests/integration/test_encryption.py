@@ -261,4 +261,5 @@ async def test_a_master_key_that_others_may_read_is_refused(tmp_path: Path, mode
         await client.stream("first").head()
         error = await scene.error("tenant", "encrypt", TENANT, *where(scene), *master(path))
         assert error["error"] == "invalid_argument"
-        assert "chmod go=" in error["message"]
+        assert "others may open" in error["message"]
+        assert "chmod go=" in error["message"] + error["try"]
