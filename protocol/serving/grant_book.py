@@ -150,14 +150,15 @@ class GrantBook(Generic[T]):
             return BusyError(what="the queue of requests whose token is being read")
         self._room.take(claim.tenant, size_bytes)
         waiting = WaitingRequest(claim, item, size_bytes, now)
-        if now >= self._fresh_until:
-            self._for_revocations.append(waiting)
-            return None
         queue = self._for_load.get(claim.grant)
         if queue is None:
+            if now >= self._fresh_until:
+                self._for_revocations.append(waiting)
+                return None
             queue = self._for_load[claim.grant] = []
             if claim.grant not in self._loading:
                 self._to_load.push(claim.tenant, claim.grant)
+        # Also once the revocations are stale: behind those that wait for the token already.
         queue.append(waiting)
         return None
 

@@ -236,6 +236,17 @@ def test_a_grant_is_verified_again_after_a_while() -> None:
     assert desk.look(token) is None
 
 
+def test_a_request_that_comes_once_the_revocations_are_stale_stays_behind_earlier_ones() -> None:
+    desk, token = Desk(), a_token()
+    desk.book.work(desk.now)
+    desk.read()
+    assert desk.wait(token, "first") is None
+    desk.now += REVOCATIONS_FRESH_SECONDS
+    assert desk.wait(token, "second") is None
+    assert desk.book.revocations_unread("away", desk.now) == []
+    assert [item for item, _ in desk.load(token, token)] == ["first", "second"]
+
+
 TOKENS = [a_token(), a_token(tenant="umbrella"), a_token(expires_at=1_050), a_token(tenant="*")]
 
 
