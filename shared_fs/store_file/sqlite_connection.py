@@ -118,9 +118,15 @@ def connect(path: str, flags: int, vfs: str | None) -> apsw.Connection:
     connection = apsw.Connection(
         path, flags=flags, vfs=vfs or checksum_vfs(), statementcachesize=_STATEMENTS
     )
-    # Before the first access, or WAL would need shared memory: sqlite.org/wal.html#noshm.
-    connection.pragma("locking_mode", "exclusive")
-    connection.pragma("synchronous", "off")
+    try:
+        # Before the first access, or WAL would need shared memory: sqlite.org/wal.html#noshm.
+        connection.pragma("locking_mode", "exclusive")
+        # This reads the schema, and has the lock from then on.
+        connection.pragma("synchronous", "off")
+    except BaseException:
+        # The exception refers to the connection, so whoever keeps it would keep the lock.
+        connection.close(True)
+        raise
     return connection
 
 

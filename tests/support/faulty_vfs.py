@@ -52,6 +52,10 @@ class FaultyFile(apsw.VFSFile):
         super().__init__("", name, flags)
         self.vfs = vfs
 
+    def xRead(self, amount: int, offset: int) -> bytes:
+        self.vfs.pass_or_raise("read")
+        return super().xRead(amount, offset)
+
     def xWrite(self, data: bytes, offset: int) -> None:
         self.vfs.pass_or_raise("write")
         super().xWrite(data, offset)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import apsw
 import pytest
 
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
@@ -15,6 +16,7 @@ from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.inspection.inspection import FileState, inspect_store_file
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.faulty_vfs import FaultyVfs
 from tests.support.small_store_files import STREAM
 
 DISK = Disk()
@@ -69,6 +71,29 @@ def resting(file: StoreFile) -> StoreFile:
     append(file, b"one", b"two")
     assert file.rest(DISK)
     return file
+
+
+def test_a_file_that_could_not_be_read_as_it_was_woken_is_read_once_the_disk_is_well(
+    path: Path,
+) -> None:
+    vfs = FaultyVfs()
+    file = StoreFile.create(path, STREAM, time=1, vfs=vfs.name_of_it)
+    append(file, b"one", b"two")
+    errors = []
+    for after in range(100):
+        assert file.rest(DISK)
+        vfs.fail(after, apsw.SQLITE_IOERR, "read")
+        try:
+            assert values_of(file) == [b"one", b"two"]
+        except StorageFailedError as error:
+            # Whoever reports it keeps the error, and with it what it refers to.
+            errors.append(error)
+        vfs.heal()
+        assert values_of(file) == [b"one", b"two"]
+        if not vfs.failed:
+            break
+    assert len(errors) > 5 and not vfs.failed
+    file.close()
 
 
 def test_waking_one_file_keeps_no_thread_from_waking_another(
