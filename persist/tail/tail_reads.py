@@ -115,7 +115,6 @@ def _messages(
         found = _rows(tail, start_seq, end_seq, row_limit + 1)
         page = _page(found, row_limit, bounds.page_bytes, bounds)
         return [page.rows, page.rows[-1][0] + 1 if page.more else None], page.size_bytes
-    # A page of the file alone; what follows in the tail is for the next one.
     file_end = tail.first_seq - 1
     page = file.message_page(
         start_seq,
@@ -124,11 +123,23 @@ def _messages(
         max_bytes=bounds.page_bytes,
         row_bytes=bounds.row_bytes,
     )
-    follows = bool(tail.rows) and (end_seq is None or end_seq >= tail.first_seq)
-    if not page.rows and follows:
-        return None
-    more = page.more or follows
-    return [page.rows, page.rows[-1][0] + 1 if more else None], page.size_bytes
+    if not page.more:
+        page = _continued(page, tail, end_seq, row_limit, bounds)
+    return [page.rows, page.rows[-1][0] + 1 if page.more else None], page.size_bytes
+
+
+def _continued(
+    page: RowPage, tail: StreamTail, end_seq: int | None, row_limit: int, bounds: TailBounds
+) -> RowPage:
+    """Return a page that ends with the file's last message, with what fits into it of the tail."""
+    rows, size_bytes, _ = page
+    row_limit -= len(rows)
+    following = _rows(tail, tail.first_seq, end_seq, row_limit + 1)
+    more = _page(following, row_limit, bounds.page_bytes - size_bytes, bounds)
+    if rows and size_bytes + more.size_bytes > bounds.page_bytes:
+        # Its first row has to fit too, unless it is the first of the page.
+        return RowPage(rows, size_bytes, more=True)
+    return RowPage([*rows, *more.rows], size_bytes + more.size_bytes, more.more)
 
 
 def _seqs(tail: StreamTail, operation: list[Any], bounds: TailBounds) -> tuple[Any, int] | None:
