@@ -157,15 +157,20 @@ class Part:
 
     async def _copy_log(self, stream: asyncio.StreamReader) -> None:
         with contextlib.closing(_LogFile(self._log_file)) as log_file:
+            # The file is there from the start, for those who follow it.
+            self._write_log(log_file, b"")
             async for line in _lines(stream):
                 self._spoke_at = self._spoke_at or asyncio.get_running_loop().time()
-                if failure := log_file.write(line):
-                    self._say(f"{self.name}: its log cannot be written, and it runs on: {failure}")
+                self._write_log(log_file, line)
                 text = line.decode(errors="replace").rstrip()
                 if text:
                     self._last_lines.append(text)
                     if not self._is_noise(text):
                         self._say(f"{self.name} | {text}")
+
+    def _write_log(self, log_file: _LogFile, line: bytes) -> None:
+        if failure := log_file.write(line):
+            self._say(f"{self.name}: its log cannot be written, and it runs on: {failure}")
 
 
 class _LogFile:
