@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections import deque
 from typing import Final
 
 from holdfast.protocol.errors import HoldfastError
@@ -12,6 +13,9 @@ LOOPBACK: Final = "127.0.0.1"
 #: Free ports are taken from below the range that systems give to outgoing connections (Linux: from
 #: 32768): there a client that connects while nats-server restarts could occupy its port.
 _FREE_PORTS: Final = range(10_000, 32_768)
+#: What `free_port` returned last: a part that has not started yet does not listen on its port, so
+#: another part must not get that one too.
+_RETURNED: Final[deque[int]] = deque(maxlen=1_000)
 
 
 class PortInUseError(HoldfastError):
@@ -35,13 +39,17 @@ def check_port(port: int, address: str = LOOPBACK) -> None:
 
 
 def free_port(address: str = LOOPBACK) -> int:
-    """Return a port that nobody uses. Raises PortInUseError if there is none."""
+    """Return a port that nobody uses, and another one at each call. Raises PortInUseError if there
+    is none."""
     # The address cannot be used at all: say why.
     check_port(0, address)
     for port in random.sample(_FREE_PORTS, 200):
+        if port in _RETURNED:
+            continue
         try:
             check_port(port, address)
         except PortInUseError:
             continue
+        _RETURNED.append(port)
         return port
     raise PortInUseError(port=0, address=address, reason="no free port was found")
