@@ -16,7 +16,6 @@ Calls block.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +23,10 @@ from typing import Any, Final, Protocol
 
 from holdfast.protocol.access.quota import NO_QUOTA, Quota
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError, StoreDamagedError
-from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import check_own_tenant
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket.bucket_errors import (
-    ObjectConflictError,
-    ObjectExistsError,
-    ObjectMissingError,
-)
+from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
+from holdfast.shared_fs.bucket.json_objects import JsonObjects
 from holdfast.shared_fs.disk.layout import Layout
 
 #: In seconds: how often coordinator and servers look at the index.
@@ -39,7 +34,6 @@ QUOTA_LOOK_SECONDS: Final = 2.0
 #: Of the registry in a cluster's bucket.
 PREFIX: Final = "quotas/"
 _INDEX: Final = "index"
-_MAX_OBJECT_BYTES: Final = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +64,15 @@ class QuotaRegistry:
     """
 
     def __init__(self, bucket: Bucket, prefix: str = "") -> None:
-        self._bucket = bucket
-        self._prefix = prefix
+        self._objects = JsonObjects(bucket, prefix)
 
     def read(self, known: Quotas = NO_QUOTAS) -> Quotas:
         """Return the quotas of all tenants; `known` itself if nothing has changed since."""
-        key = self._prefix + _INDEX
+        key = self._objects.key(_INDEX)
         try:
-            if known.version is not None and self._bucket.head(key).version == known.version:
+            if known.version is not None and self._objects.is_still(_INDEX, known.version):
                 return known
-            version, index = self._get(_INDEX)
+            version, index = self._objects.get(_INDEX)
         except ObjectMissingError:
             return NO_QUOTAS
         shards = {
@@ -119,52 +112,21 @@ class QuotaRegistry:
                 shard: fields.get("shards", {}).get(shard, 0) + 1,
             }
 
-        self._replace(_shard_name(shard), put_in)
-        self._replace(_INDEX, count_up)
+        self._objects.change(_shard_name(shard), put_in)
+        self._objects.change(_INDEX, count_up)
         return changed
 
     def _shard(self, shard: str) -> Mapping[str, Quota]:
         name = _shard_name(shard)
         try:
-            _, fields = self._get(name)
+            _, fields = self._objects.get(name)
             tenants = fields.get("tenants", {})
             return {check_own_tenant(each): Quota.from_wire(tenants[each]) for each in tenants}
         except ObjectMissingError:
             return {}
         except (AttributeError, TypeError, InvalidNameError, InvalidArgumentError) as error:
             reason = f"it has no quotas: {error!r}"
-            raise StoreDamagedError(store=self._prefix + name, reason=reason) from error
-
-    def _get(self, name: str) -> tuple[str, dict[str, Any]]:
-        key = self._prefix + name
-        found = self._bucket.get(key, limit_bytes=_MAX_OBJECT_BYTES)
-        try:
-            fields = json.loads(found.body)
-        except (ValueError, RecursionError) as error:
-            raise StoreDamagedError(store=key, reason="it is not JSON") from error
-        if type(fields) is not dict:
-            raise StoreDamagedError(store=key, reason="it is not a JSON object")
-        return found.version, fields
-
-    def _replace(self, name: str, change: Any) -> None:
-        """Change the fields of an object durably, whoever else changes it meanwhile."""
-        while True:
-            try:
-                version, fields = self._get(name)
-            except ObjectMissingError:
-                version, fields = "", {}
-            change(fields)
-            # Bodies of an object must never repeat: see `bucket.py`.
-            fields["count"] = fields.get("count", 0) + 1
-            body = json.dumps(fields, separators=(",", ":")).encode()
-            try:
-                if version:
-                    self._bucket.replace(self._prefix + name, body, version)
-                else:
-                    self._bucket.put_new(self._prefix + name, body)
-                return
-            except (ObjectExistsError, ObjectConflictError):
-                continue
+            raise StoreDamagedError(store=self._objects.key(name), reason=reason) from error
 
 
 class LateQuotaRegistry:

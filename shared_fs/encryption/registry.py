@@ -14,7 +14,6 @@ one; the command has failed, and its repetition is such a change. Calls block.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,14 +25,10 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
     TenantShreddedError,
 )
-from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import check_own_tenant
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket.bucket_errors import (
-    ObjectConflictError,
-    ObjectExistsError,
-    ObjectMissingError,
-)
+from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
+from holdfast.shared_fs.bucket.json_objects import JsonObjects
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.encryption.data_keys import KeyRecord, WrappedKey
 from holdfast.shared_fs.encryption.master_keys import MasterKey
@@ -43,7 +38,6 @@ KEY_LOOK_SECONDS: Final = 2.0
 #: Of the registry in a cluster's bucket.
 PREFIX: Final = "encryption/"
 _INDEX: Final = "index"
-_MAX_OBJECT_BYTES: Final = 16 * MIB
 
 #: Returns the record of a tenant after a change.
 _Change = Callable[[KeyRecord], KeyRecord]
@@ -76,16 +70,15 @@ class KeyRegistry:
     """
 
     def __init__(self, bucket: Bucket, prefix: str = "") -> None:
-        self._bucket = bucket
-        self._prefix = prefix
+        self._objects = JsonObjects(bucket, prefix)
 
     def read(self, known: KeyRecords = NO_KEYS) -> KeyRecords:
         """Return the records of all tenants; `known` itself if nothing has changed since."""
-        key = self._prefix + _INDEX
+        key = self._objects.key(_INDEX)
         try:
-            if known.version is not None and self._bucket.head(key).version == known.version:
+            if known.version is not None and self._objects.is_still(_INDEX, known.version):
                 return known
-            version, index = self._get(_INDEX)
+            version, index = self._objects.get(_INDEX)
         except ObjectMissingError:
             if known.version is not None:
                 # Values would be written in clear if this were taken for "nobody encrypts".
@@ -103,13 +96,13 @@ class KeyRegistry:
         """Return the record of a tenant; one without keys if its values are not encrypted."""
         name = _name_of(tenant)
         try:
-            _, fields = self._get(name)
+            _, fields = self._objects.get(name)
         except ObjectMissingError:
             return KeyRecord(tenant)
         try:
             return _record_of(tenant, fields)
         except (KeyError, TypeError, InvalidArgumentError) as error:
-            raise StoreDamagedError(store=self._prefix + name, reason=f"{error!r}") from error
+            raise StoreDamagedError(store=self._objects.key(name), reason=f"{error!r}") from error
 
     def encrypt(self, tenants: Sequence[str], master: MasterKey, now: int) -> list[KeyRecord]:
         """Let the values of tenants be encrypted from now on. Does nothing if they are."""
@@ -171,7 +164,7 @@ class KeyRegistry:
             more = {tenant: counts.get(tenant, 0) + 1 for tenant in tenants}
             fields["tenants"] = {**counts, **more}
 
-        self._replace(_INDEX, count_up)
+        self._objects.change(_INDEX, count_up)
         return changed
 
     def _change_one(self, tenant: str, change: _Change) -> KeyRecord:
@@ -183,39 +176,8 @@ class KeyRegistry:
             fields["keys"] = [each.to_json() for each in changed.keys]
             fields["shredded"] = changed.shredded
 
-        self._replace(_name_of(tenant), put_in)
+        self._objects.change(_name_of(tenant), put_in)
         return changed
-
-    def _get(self, name: str) -> tuple[str, dict[str, Any]]:
-        key = self._prefix + name
-        found = self._bucket.get(key, limit_bytes=_MAX_OBJECT_BYTES)
-        try:
-            fields = json.loads(found.body)
-        except (ValueError, RecursionError) as error:
-            raise StoreDamagedError(store=key, reason="it is not JSON") from error
-        if type(fields) is not dict:
-            raise StoreDamagedError(store=key, reason="it is not a JSON object")
-        return found.version, fields
-
-    def _replace(self, name: str, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change the fields of an object durably, whoever else changes it meanwhile."""
-        while True:
-            try:
-                version, fields = self._get(name)
-            except ObjectMissingError:
-                version, fields = "", {}
-            change(fields)
-            # Bodies of an object must never repeat: see `bucket.py`.
-            fields["count"] = fields.get("count", 0) + 1
-            body = json.dumps(fields, separators=(",", ":")).encode()
-            try:
-                if version:
-                    self._bucket.replace(self._prefix + name, body, version)
-                else:
-                    self._bucket.put_new(self._prefix + name, body)
-                return
-            except (ObjectExistsError, ObjectConflictError):
-                continue
 
 
 class LateKeyRegistry:
