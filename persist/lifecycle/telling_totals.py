@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.store.open_stores import OpenStores
-from holdfast.persist.store.states import Standing
+from holdfast.persist.store.states import OpenState, Standing
 from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.limits import TOTALS_LOOK_SECONDS, TOTALS_SECONDS
 from holdfast.protocol.names import StoreId
@@ -70,7 +70,15 @@ class TotalsTelling:
         self, named: list[StoreId], now: float
     ) -> dict[StoreId, tuple[int, float]]:
         """Return the revisions at which the coordinator knows of these stores."""
-        stores = [store for each in named if (store := self._open_stores.find(each)) is not None]
+        # What a store holds may be a question to its file, which a lease gives to another thread.
+        stores = [
+            store
+            for each in named
+            if (store := self._open_stores.find(each)) is not None
+            and store.state is OpenState.SERVING
+        ]
+        if not stores:
+            return {}
         try:
             told = {store.id: (store.revision, now) for store in stores}
             rows = [(store.id, store.epoch, store.store_totals) for store in stores]

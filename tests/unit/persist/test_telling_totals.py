@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from holdfast.persist.lifecycle.telling_totals import TotalsTelling
 from holdfast.persist.store.open_stores import OpenStores
-from holdfast.persist.store.states import Standing
+from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import NoCoordinatorError
@@ -92,6 +94,18 @@ async def test_very_many_stores_are_told_of_in_several_requests() -> None:
     for number in range(1_100):
         write(world.open(f"s{number}"), number + 1)
     assert [len(each) for each in await world.news()] == [512, 512, 76]
+
+
+@pytest.mark.parametrize("state", [OpenState.LENT, OpenState.HELD])
+async def test_a_store_whose_file_is_leased_is_told_of_later(state: OpenState) -> None:
+    world = World()
+    one, leased = world.open("one"), world.open("leased")
+    write(one, 1)
+    write(leased, 2)
+    leased.enter(state)
+    assert await world.news() == [[(one.id, 7, StoreTotals(4, 1, 1_001))]]
+    leased.enter(OpenState.SERVING)
+    assert await world.news() == [[(leased.id, 7, StoreTotals(4, 1, 1_002))]]
 
 
 async def test_a_store_that_was_only_read_and_one_that_is_gone_are_not_told_of() -> None:
