@@ -176,10 +176,11 @@ def aged_front(store: Store, now: int, unwritten: Unwritten) -> Eviction | None:
         far_seq = front.last_seq + _TURNS_IN_LOOP * MAX_EXPIRED_ROWS
         time = file.time_from(far_seq)
         is_due = time is not None and time + age_ms <= now
-        if is_due and not unwritten.touches(file.meta.last_seq):
+        end_seq = file.meta.last_seq
+        if is_due and not unwritten.touches(end_seq):
             # This removal is one more change.
             changes_before = retention.front_changes + 1
-            retention.uncounted = UncountedFront(front.last_seq, changes_before)
+            retention.uncounted = UncountedFront(front.last_seq, end_seq, changes_before)
     if unwritten.touches(front.last_seq):
         return None
     retention.due_at = 0
@@ -195,12 +196,12 @@ def begin_measuring(store: Store, now: int) -> Callable[[], None] | None:
     retention, file = store.retention, store.contents.file
     if retention is None or retention.uncounted is None or file is None:
         return None
-    (after_seq, changes_before), retention.uncounted = retention.uncounted, None
+    (after_seq, end_seq, changes_before), retention.uncounted = retention.uncounted, None
     assert retention.max_age_ms is not None
     written_before = now - retention.max_age_ms
 
     def measure() -> None:
-        front = file.aged_front(after_seq, written_before)
+        front = file.aged_front(after_seq, end_seq, written_before)
         if front is not None:
             retention.measured = MeasuredFront(front, changes_before)
 

@@ -31,6 +31,8 @@ class UncountedFront(NamedTuple):
     """The front of a stream from a seq on, of which much has reached the maximum age."""
 
     after_seq: int
+    #: The last seq in the file then. What waited for the file may be changed by what waited too.
+    end_seq: int
     #: `Retention.front_changes` then.
     front_changes: int
 

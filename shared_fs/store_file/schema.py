@@ -268,7 +268,7 @@ _AGING: Final = f"(expires IS NULL OR expires <> {NEVER_EXPIRES})"
 SELECT_FRONT: Final = (
     "SELECT count(*), max(seq), sum(bytes), max(time),"
     f" max(coalesce(expires, 0) = {NEVER_EXPIRES}) FROM (SELECT seq, time, expires,"
-    f" {MESSAGE_BYTES} AS bytes FROM messages WHERE seq > ? ORDER BY seq LIMIT ?)"
+    f" {MESSAGE_BYTES} AS bytes FROM messages WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?)"
 )
 #: When the first message from a seq on was written.
 SELECT_TIME_FROM: Final = "SELECT time FROM messages WHERE seq >= ? ORDER BY seq LIMIT 1"

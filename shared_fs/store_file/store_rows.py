@@ -735,7 +735,7 @@ class StoreRows(ABC):
         if self._archived.exists:
             return None
         statement = self.subjects.variant(schema.SELECT_FRONT)
-        found: Any = self._execute(statement, (after_seq, count)).get
+        found: Any = self._execute(statement, (after_seq, LARGEST_SEQ, count)).get
         message_count, last_seq, size_bytes, time, lasts = found
         if message_count < count:
             return None
@@ -748,10 +748,10 @@ class StoreRows(ABC):
         return None if found is None else int(found)
 
     @raises_ours
-    def aged_front(self, after_seq: int, time: int) -> Front | None:
-        """Return all messages after a seq up to the first one that was written after `time` or is
-        never ended by its age, or some thousand fewer; None if there are none, or some of them may
-        be in the archive.
+    def aged_front(self, after_seq: int, end_seq: int, time: int) -> Front | None:
+        """Return all messages after a seq up to `end_seq`, or to the first one that was written
+        after `time` or is never ended by its age, or some thousand fewer; None if there are none,
+        or some of them may be in the archive.
 
         For threads: it takes a second for each million of messages.
         """
@@ -762,7 +762,7 @@ class StoreRows(ABC):
         for count in _MEASURED_ROWS:
             is_full = True
             while is_full:
-                row: Any = self._execute(statement, (after_seq, count)).get
+                row: Any = self._execute(statement, (after_seq, end_seq, count)).get
                 part = Front(row[0], row[1] or 0, row[2] or 0, row[3] or 0, bool(row[4]))
                 if not part.message_count or part.lasts or part.time > time:
                     break

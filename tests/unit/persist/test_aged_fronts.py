@@ -190,6 +190,26 @@ def test_what_the_file_lacks_of_the_front_is_not_left_to_a_count(aged: Bench) ->
     finish(aged)
 
 
+def test_a_count_leaves_out_what_the_file_lacked_when_the_loop_asked_for_it(aged: Bench) -> None:
+    aged.execute(append(b"old"))
+    aged.commit()
+    appended = aged.number
+    aged.time = 11_000
+    aged.execute([frames.SET_MESSAGE, COUNT + 1, b"replaced"])
+    aged.commit()
+    assert not expire_a_turn(aged)
+    count = begin(aged)
+    assert count is not None
+    # The file advances by what is synced: the append, and not yet what replaced it.
+    aged.store.materialise(appended)
+    count()
+    aged.materialise()
+    expire_a_turn(aged)
+    assert trims(aged) == [TURN, COUNT]
+    finish(aged)
+    assert aged.rows() == {COUNT + 1: b"replaced"}
+
+
 def test_other_limits_make_a_count_void(aged: Bench) -> None:
     aged.time = 11_000
     counted(aged)
