@@ -41,7 +41,7 @@ from holdfast.protocol.limits import (
     PAGE_BYTES,
 )
 from holdfast.protocol.store_config import Discard
-from holdfast.shared_fs.store_file.store_rows import GoingOrder, GoingRow
+from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder, GoingRow
 
 _ROUNDS: Final = MAX_EVICTED_ROWS // MAX_DELETE_COUNT
 #: A thread counts the rest of a front that is longer than this many turns.

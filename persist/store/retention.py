@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from holdfast.protocol.errors import LimitExceededError, RateLimitedError
 from holdfast.protocol.store_config import DEFAULT_CONFIG, Discard, StoreConfig
-from holdfast.shared_fs.store_file.store_rows import Front
+from holdfast.shared_fs.store_file.reading.going_rows import Front
 
 NEVER: Final = (1 << 63) - 1
 #: The burst that a rate allows: what it yields in this time.

@@ -38,11 +38,12 @@ from holdfast.shared_fs.store_file.chain.chain_rows import ChainRows, ChainState
 from holdfast.shared_fs.store_file.encrypted.encrypted_rows import EncryptionState
 from holdfast.shared_fs.store_file.history.history_rows import HistoryRows, HistoryState
 from holdfast.shared_fs.store_file.history.kv_applying import apply_to_kv
+from holdfast.shared_fs.store_file.reading.file_rows import LARGEST_SEQ
 from holdfast.shared_fs.store_file.sqlite_connection import (
     raises_ours,
     set_cache,
 )
-from holdfast.shared_fs.store_file.store_rows import LARGEST_SEQ, StoreRows
+from holdfast.shared_fs.store_file.store_rows import StoreRows
 from holdfast.shared_fs.store_file.subject_rows import SubjectRows
 
 #: A kv batch of many keys gets a larger cache while it is applied. Its pages are all over the file,

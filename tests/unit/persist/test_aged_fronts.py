@@ -15,7 +15,7 @@ from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE, CHANGE_TRIM, NEVER_EXPIRES, REASON_TTL
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreKind
-from holdfast.shared_fs.store_file import store_rows
+from holdfast.shared_fs.store_file.reading import going_rows
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.pipeline_world import running
 from tests.support.stores import file_of
@@ -28,7 +28,7 @@ COUNT, TURN = 100, 4
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eviction, "MAX_EXPIRED_ROWS", TURN)
     monkeypatch.setattr(eviction, "_LOOKED_AT_ROWS", 1)
-    monkeypatch.setattr(store_rows, "_MEASURED_ROWS", (16, 2))
+    monkeypatch.setattr(going_rows, "_MEASURED_ROWS", (16, 2))
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from holdfast.protocol.changes import (
 )
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_EVICTED_ROWS, MAX_EXPIRED_ROWS
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.store_file.reading.going_rows import GoingRow
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from holdfast.shared_fs.store_file.store_rows import GoingRow
 from tests.support.ticked_store import Bench, append, configure, put
 
 

@@ -23,7 +23,7 @@ from holdfast.persist.operations import eviction
 from holdfast.persist.recovery.takeover import plan
 from holdfast.protocol import frames
 from holdfast.protocol.names import StoreKind
-from holdfast.shared_fs.store_file import store_rows
+from holdfast.shared_fs.store_file.reading import going_rows
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
 from tests.support.ticked_store import Bench, append, configure, put
@@ -181,7 +181,7 @@ def test_random_writes_and_limits_leave_what_a_plain_model_says(
     monkeypatch.setattr(eviction, "MAX_EXPIRED_ROWS", expired_rows)
     monkeypatch.setattr(eviction, "_LOOKED_AT_ROWS", expired_rows // 2)
     monkeypatch.setattr(eviction, "_TURNS_IN_LOOP", 1)
-    monkeypatch.setattr(store_rows, "_MEASURED_ROWS", (2, 1))
+    monkeypatch.setattr(going_rows, "_MEASURED_ROWS", (2, 1))
     run_state_machine_as_test(
         lambda: AgainstAModel(kind),
         settings=settings(max_examples=examples(40), stateful_step_count=30, deadline=None),

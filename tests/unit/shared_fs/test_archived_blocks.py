@@ -26,8 +26,8 @@ from holdfast.shared_fs.inspection.inspection import FileState, inspect_store_fi
 from holdfast.shared_fs.store_file import archived_blocks
 from holdfast.shared_fs.store_file.applying import AppliedBatch, pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, checksum_of, digest_of
+from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from holdfast.shared_fs.store_file.store_rows import GoingOrder
 from tests.support.effort import examples
 from tests.support.stores import store_of
 

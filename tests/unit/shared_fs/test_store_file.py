@@ -26,8 +26,8 @@ from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from holdfast.shared_fs.store_file.store_rows import GoingOrder
 from tests.support.effort import examples
 from tests.support.small_store_files import KV, STREAM, appends, reopened, rows_of
 

@@ -14,9 +14,9 @@ from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from holdfast.shared_fs.store_file.store_rows import GoingOrder
 from tests.support.small_store_files import appends, reopened, rows_of
 
 _FORMAT_1_META = """

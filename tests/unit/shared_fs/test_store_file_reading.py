@@ -16,8 +16,8 @@ from holdfast.protocol.errors import StorageError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.reading.entry_rows import _prefix_end
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from holdfast.shared_fs.store_file.store_rows import _prefix_end
 from tests.support.effort import examples
 from tests.support.small_store_files import KV, STREAM, appends, rows_of
 

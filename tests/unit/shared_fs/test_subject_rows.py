@@ -25,9 +25,9 @@ from holdfast.protocol.subject_filters import Filters, matches
 from holdfast.shared_fs.inspection.inspection import FileState, inspect_store_file
 from holdfast.shared_fs.store_file import schema, subject_schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import new_store_image
-from holdfast.shared_fs.store_file.store_rows import GoingOrder
 from tests.support.effort import examples
 from tests.support.present import present
 from tests.support.small_store_files import STREAM, appends, reopened, rows_of
