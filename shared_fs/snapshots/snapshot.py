@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Final, Protocol
+from typing import IO, Final, Protocol, cast
 from urllib.parse import quote
 
 import apsw
@@ -62,6 +62,8 @@ TINY_SNAPSHOT_BYTES: Final = 64 * KIB
 COMPRESSION_LEVEL: Final = 3
 
 _CHUNK_BYTES: Final = 4 * MIB
+#: How much of an image is decompressed at once.
+_PIECE_BYTES: Final = MIB
 #: The network may deliver wrong bytes once.
 _DAMAGED_READS: Final = 2
 #: The place of the read and write versions in a file's header; sqlite.org/fileformat2.html.
@@ -404,11 +406,27 @@ def _parts(bucket: Bucket, version: SnapshotVersion) -> Iterator[bytes]:
         yield part
 
 
+class _Parts:
+    """Parts of an object as a file to read."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self._parts = parts
+        self._rest = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        if not self._rest:
+            self._rest = memoryview(next(self._parts, b""))
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(found)
+
+
 def _decompressed(parts: Iterator[bytes]) -> Iterator[bytes]:
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
-    for part in parts:
-        if chunk := decompressor.decompress(part):
-            yield chunk
+    """Yield the content in pieces of at most _PIECE_BYTES. Nobody has checked the parts yet, and a
+    few bytes may expand to any number."""
+    source = cast(IO[bytes], _Parts(parts))
+    with zstandard.ZstdDecompressor().stream_reader(source) as content:
+        while piece := content.read(_PIECE_BYTES):
+            yield piece
 
 
 # Images

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -25,6 +27,7 @@ from holdfast.protocol.limits import (
     CACHE_MAX_AGE_SECONDS,
     CACHE_PIECE_BYTES,
     MAX_NEAR_SNAPSHOT_BYTES,
+    MIB,
 )
 from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.names import StoreId
@@ -300,6 +303,22 @@ async def test_wrong_bytes_of_a_cache_are_noticed_and_the_bucket_is_read(
     assert len(server._memory) == 0
     assert zone.sources()["wrong"] == 1
     await zone.stop()
+
+
+async def test_wrong_bytes_that_expand_without_end_take_little_memory(tmp_path: Path) -> None:
+    zone = Zone(tmp_path, "c1")
+    right = zone.fetch(None)
+    packing = zstandard.ZstdCompressor().compressobj()
+    body = b"".join(packing.compress(bytes(MIB)) for _ in range(128)) + packing.flush()
+    wrong = Near(body)
+    tracemalloc.start()
+    try:
+        assert zone.fetch(wrong) == right
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert wrong.wrong
+    assert most_bytes < 16 * MIB
 
 
 async def test_a_large_snapshot_is_read_from_the_bucket(tmp_path: Path) -> None:
