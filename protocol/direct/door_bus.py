@@ -90,7 +90,7 @@ class DoorBus(BusAround):
         if self._lines:
             inbox, _, text = subject.rpartition(".")
             pipe = self._lines.get(inbox)
-            if pipe is not None and not reply:
+            if pipe is not None and not reply and len(payload) <= self._bus.max_payload_bytes:
                 number = number_of(text)
                 if number >= 0 and pipe.send(encode_numbered(number, payload)):
                     return

@@ -72,8 +72,9 @@ async def test_everything_else_goes_over_nats() -> None:
         b"a change",
         b"no number",
     ]
-    with pytest.raises(TooLargeError):
-        await bus.publish(SUBJECT, bytes(bus.max_payload_bytes + 1), f"{inbox}.8")
+    for end, subject, reply in ((bus, SUBJECT, f"{inbox}.8"), (world.server, f"{inbox}.8", "")):
+        with pytest.raises(TooLargeError):
+            await end.publish(subject, bytes(bus.max_payload_bytes + 1), reply)
 
 
 async def test_when_a_server_dies_its_unanswered_frames_have_no_responders() -> None:
