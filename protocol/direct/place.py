@@ -114,23 +114,13 @@ class SocketDoor(Door):
 def dial(folder: Path, server: str, max_message_bytes: int) -> DirectPipe | None:
     """Return a pipe to a server that listens in a folder; None if none does, or if it is not one to
     be trusted. It waits for nothing but the file system."""
-    connection = _new_socket()
     try:
-        if not _is_private(folder.stat()):
-            raise PermissionError(errno.EACCES, "other users may write there", str(folder))
-        with _address(folder, _name(server)) as address:
-            # Never waits: it connects at once, or there is no room.
-            connection.connect(address)
-        if not _is_trusted(_peer_of(connection)):
-            raise PermissionError(errno.EACCES, "another user listens", str(folder))
+        return SocketPipe(_connected(folder, server), max_message_bytes)
     except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-        connection.close()
         return None
     except OSError as error:
-        connection.close()
         logger.warning("direct.not_dialled server=%s reason=%s", server, error)
         return None
-    return SocketPipe(connection, max_message_bytes)
 
 
 def check_folder(folder: Path, argument: str) -> Path:
@@ -152,6 +142,23 @@ def make_private(folder: Path) -> None:
             raise OSError(errno.ENAMETOOLONG, "the path is too long for a socket")
     except OSError as error:
         raise InvalidArgumentError(argument="--direct", reason=f"{folder}: {error}") from error
+
+
+def _connected(folder: Path, server: str) -> socket.socket:
+    """Return a socket that is connected to a server. Raises OSError."""
+    connection = _new_socket()
+    try:
+        if not _is_private(folder.stat()):
+            raise PermissionError(errno.EACCES, "other users may write there", str(folder))
+        with _address(folder, _name(server)) as address:
+            # Never waits: it connects at once, or there is no room.
+            connection.connect(address)
+        if not _is_trusted(_peer_of(connection)):
+            raise PermissionError(errno.EACCES, "another user listens", str(folder))
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def _new_socket() -> socket.socket:

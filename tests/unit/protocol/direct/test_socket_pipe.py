@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import socket
@@ -165,6 +166,19 @@ async def test_another_user_is_neither_let_in_nor_trusted(
     for _ in range(10):
         await asyncio.sleep(0)
     assert entered == []
+    door.close()
+
+
+async def test_a_process_without_descriptors_is_left_to_nats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    door = SocketDoor(tmp_path / "direct", "s1", lambda: _LIMIT)
+    door.open(lambda pipe: None)
+    monkeypatch.setattr(place, "_new_socket", none_left)
+    assert dial(tmp_path / "direct", "s1", _LIMIT) is None
     door.close()
 
 
