@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.direct.caller_bus import CallerBus
 from holdfast.protocol.direct.memory_pipe import MemoryPipe
 from holdfast.protocol.direct.messages import Hello, decode_welcome, encode_hello
 from holdfast.protocol.errors import InvalidTokenError, TooLargeError
@@ -20,6 +21,7 @@ from tests.support.direct_world import (
     listening,
     reply_of,
 )
+from tests.support.received import Received
 from tests.support.waiting import until
 
 TOKEN_ID = "t" * 16
@@ -30,12 +32,33 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_frames_and_replies_spare_nats_once_the_server_has_welcomed_the_client() -> None:
+async def _direct() -> tuple[DirectWorld, CallerBus, str, Received]:
+    """Return a server and a client that is welcome there, its inbox, and what comes there."""
     world = DirectWorld()
     await world.serve()
     bus = world.client()
     inbox, replies = await listening(bus)
     await begun(world, bus, inbox)
+    return world, bus, inbox, replies
+
+
+class _Stranger:
+    """Somebody who opens a pipe to a server."""
+
+    def __init__(self, world: DirectWorld) -> None:
+        self.said: list[bytes] = []
+        self.is_sent_away = False
+        mine, its = MemoryPipe.pair()
+        mine.start(self.said.append, self._sent_away)
+        assert world.door.enter(its)
+        self.send = mine.send
+
+    def _sent_away(self) -> None:
+        self.is_sent_away = True
+
+
+async def test_frames_and_replies_spare_nats_once_the_server_has_welcomed_the_client() -> None:
+    world, bus, inbox, replies = await _direct()
     for number in range(2, 50):
         await bus.publish(SUBJECT, b"%d" % number, f"{inbox}.{number}")
     frames = await world.frames.first(49)
@@ -52,11 +75,7 @@ async def test_frames_and_replies_spare_nats_once_the_server_has_welcomed_the_cl
 
 
 async def test_everything_else_goes_over_nats() -> None:
-    world = DirectWorld()
-    await world.serve()
-    bus = world.client()
-    inbox, _ = await listening(bus)
-    await begun(world, bus, inbox)
+    world, bus, inbox, _ = await _direct()
     other, _ = await listening(bus)
     await bus.publish(SUBJECT, b"another inbox", f"{other}.1")
     await bus.publish(SUBJECT, b"no number", f"{inbox}.x")
@@ -78,11 +97,7 @@ async def test_everything_else_goes_over_nats() -> None:
 
 
 async def test_when_a_server_dies_its_unanswered_frames_have_no_responders() -> None:
-    world = DirectWorld()
-    await world.serve()
-    bus = world.client()
-    inbox, replies = await listening(bus)
-    await begun(world, bus, inbox)
+    world, bus, inbox, replies = await _direct()
     await bus.publish(SUBJECT, b"x", f"{inbox}.2")
     await bus.publish(SUBJECT, b"y", f"{inbox}.3")
     world.pipes[0].cut()
@@ -97,11 +112,7 @@ async def test_when_a_server_dies_its_unanswered_frames_have_no_responders() -> 
 
 
 async def test_what_a_server_answers_after_its_pipe_ended_comes_over_nats() -> None:
-    world = DirectWorld()
-    await world.serve()
-    bus = world.client()
-    inbox, replies = await listening(bus)
-    await begun(world, bus, inbox)
+    world, bus, inbox, replies = await _direct()
     await bus.publish(SUBJECT, b"x", f"{inbox}.2")
     (_, frame) = await world.frames.first(2)
     world.pipes[0].cut()
@@ -112,11 +123,7 @@ async def test_what_a_server_answers_after_its_pipe_ended_comes_over_nats() -> N
 
 
 async def test_a_server_that_takes_no_more_frames_ends_its_pipes_and_answers_over_nats() -> None:
-    world = DirectWorld()
-    await world.serve()
-    bus = world.client()
-    inbox, replies = await listening(bus)
-    await begun(world, bus, inbox)
+    world, bus, inbox, replies = await _direct()
     await bus.publish(SUBJECT, b"x", f"{inbox}.2")
     (_, frame) = await world.frames.first(2)
     await world.rest()
@@ -133,11 +140,7 @@ async def test_a_client_comes_back_to_a_server_that_starts_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.protocol.direct.caller_bus.DIRECT_RETRY_SECONDS", 0.0)
-    world = DirectWorld()
-    await world.serve()
-    bus = world.client()
-    inbox, _ = await listening(bus)
-    await begun(world, bus, inbox)
+    world, bus, inbox, _ = await _direct()
     await world.rest()
     await until(lambda: not bus.direct_subjects)
     await world.serve()
@@ -201,14 +204,10 @@ async def test_a_client_that_was_refused_asks_again_only_much_later(
 async def test_a_hello_for_what_the_client_may_not_have_is_refused(hello: Hello) -> None:
     world = DirectWorld()
     await world.serve()
-    mine, its = MemoryPipe.pair()
-    said: list[bytes] = []
-    ended: list[bool] = []
-    mine.start(said.append, lambda: ended.append(True))
-    assert world.door.enter(its)
-    mine.send(encode_hello(hello))
-    await until(lambda: bool(ended))
-    assert len(said) == 1
+    stranger = _Stranger(world)
+    stranger.send(encode_hello(hello))
+    await until(lambda: stranger.is_sent_away)
+    assert len(stranger.said) == 1
     assert world.server.line_count == 0
     assert world.frames.messages == []
 
@@ -217,12 +216,9 @@ async def test_a_hello_for_what_the_client_may_not_have_is_refused(hello: Hello)
 async def test_whoever_says_no_hello_is_sent_away(first: bytes) -> None:
     world = DirectWorld()
     await world.serve()
-    mine, its = MemoryPipe.pair()
-    ended: list[bool] = []
-    mine.start(lambda message: None, lambda: ended.append(True))
-    world.door.enter(its)
-    mine.send(first)
-    await until(lambda: bool(ended))
+    stranger = _Stranger(world)
+    stranger.send(first)
+    await until(lambda: stranger.is_sent_away)
     assert world.server.line_count == 0
 
 
@@ -230,11 +226,8 @@ async def test_whoever_says_nothing_is_sent_away_in_time(monkeypatch: pytest.Mon
     monkeypatch.setattr("holdfast.protocol.direct.door_bus.DIRECT_HELLO_SECONDS", 0.01)
     world = DirectWorld()
     await world.serve()
-    mine, its = MemoryPipe.pair()
-    ended: list[bool] = []
-    mine.start(lambda message: None, lambda: ended.append(True))
-    world.door.enter(its)
-    await until(lambda: bool(ended))
+    stranger = _Stranger(world)
+    await until(lambda: stranger.is_sent_away)
 
 
 async def test_only_the_holder_of_a_token_may_name_it() -> None:
@@ -258,60 +251,39 @@ async def test_only_the_holder_of_a_token_may_name_it() -> None:
 
 
 async def test_an_inbox_belongs_to_the_first_pipe_that_names_it() -> None:
-    world = DirectWorld()
-    await world.serve()
-    bus = world.client()
-    inbox, _ = await listening(bus)
-    await begun(world, bus, inbox)
-    mine, its = MemoryPipe.pair()
-    ended: list[bool] = []
-    mine.start(lambda message: None, lambda: ended.append(True))
-    world.door.enter(its)
-    mine.send(encode_hello(Hello(SUBJECT, inbox)))
-    await until(lambda: bool(ended))
+    world, bus, inbox, _ = await _direct()
+    stranger = _Stranger(world)
+    stranger.send(encode_hello(Hello(SUBJECT, inbox)))
+    await until(lambda: stranger.is_sent_away)
     assert SUBJECT in bus.direct_subjects
 
 
 async def test_there_are_only_so_many_clients() -> None:
     world = DirectWorld()
     await world.serve()
-    ends = [MemoryPipe.pair() for _ in range(MAX_DIRECT_CLIENTS + 1)]
-    ended: list[int] = []
-    said: list[str] = []
-    for number, (mine, its) in enumerate(ends):
-        mine.start(
-            lambda message: said.append(decode_welcome(message)),
-            lambda number=number: ended.append(number),
-        )
-        world.door.enter(its)
-    await until(lambda: ended == [MAX_DIRECT_CLIENTS])
-    assert said == [f"{MAX_DIRECT_CLIENTS} clients are here already"]
+    *welcome, last = [_Stranger(world) for _ in range(MAX_DIRECT_CLIENTS + 1)]
+    await until(lambda: last.is_sent_away)
+    assert not any(each.is_sent_away or each.said for each in welcome)
+    [refusal] = last.said
+    assert decode_welcome(refusal) == f"{MAX_DIRECT_CLIENTS} clients are here already"
 
 
 async def test_a_peer_that_sends_what_makes_no_sense_is_left() -> None:
     world = DirectWorld()
     await world.serve()
-    mine, its = MemoryPipe.pair()
-    said: list[bytes] = []
-    ended: list[bool] = []
-    mine.start(said.append, lambda: ended.append(True))
-    world.door.enter(its)
-    mine.send(encode_hello(Hello(SUBJECT, "_INBOX.acme.x")))
-    await until(lambda: bool(said))
-    mine.send(bytes(7) + b"\x05frame")
-    mine.send(b"short")
+    stranger = _Stranger(world)
+    stranger.send(encode_hello(Hello(SUBJECT, "_INBOX.acme.x")))
+    await until(lambda: bool(stranger.said))
+    stranger.send(bytes(7) + b"\x05frame")
+    stranger.send(b"short")
     (frame,) = await world.frames.first(1)
     assert frame == BusMessage(SUBJECT, b"frame", "_INBOX.acme.x.5")
-    await until(lambda: bool(ended))
+    await until(lambda: stranger.is_sent_away)
     assert world.server.line_count == 0
 
 
 async def test_a_server_that_sends_what_makes_no_sense_is_left_to_nats() -> None:
-    world = DirectWorld()
-    await world.serve()
-    bus = world.client()
-    inbox, replies = await listening(bus)
-    await begun(world, bus, inbox)
+    world, bus, inbox, replies = await _direct()
     await bus.publish(SUBJECT, b"x", f"{inbox}.2")
     await world.frames.first(2)
     world.server._lines[inbox].send(b"short")
@@ -320,11 +292,7 @@ async def test_a_server_that_sends_what_makes_no_sense_is_left_to_nats() -> None
 
 
 async def test_a_client_that_closes_hears_nothing_more() -> None:
-    world = DirectWorld()
-    await world.serve()
-    bus = world.client()
-    inbox, replies = await listening(bus)
-    await begun(world, bus, inbox)
+    world, bus, inbox, replies = await _direct()
     await bus.publish(SUBJECT, b"x", f"{inbox}.2")
     await bus.close()
     await until(lambda: world.server.line_count == 0)
