@@ -47,7 +47,8 @@ logger = logging.getLogger("holdfast.bus")
 #: Returns a pipe to a server, not started, or None if it does not listen on this host.
 Dial = Callable[[str], Awaitable[DirectPipe | None]]
 
-#: Frames that are told to have no responders when their pipe ends: more than can be unanswered.
+#: Frames that are told to have no responders when their pipe ends. One that is unanswered is enough
+#: for the client to take all for lost; if only older ones are, it hears of the end by a ping.
 _LATE_FRAMES: Final = 64
 
 
