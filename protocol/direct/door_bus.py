@@ -152,7 +152,7 @@ class DoorBus(BusAround):
                 refusal = await self._why_not(hello)
         except (HoldfastError, OSError) as error:
             refusal = str(error) or type(error).__name__
-        except asyncio.CancelledError:
+        except BaseException:
             self._drop(pipe)
             raise
         if hello is None or refusal or pipe.ended:

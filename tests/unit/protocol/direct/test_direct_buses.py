@@ -250,6 +250,21 @@ async def test_only_the_holder_of_a_token_may_name_it() -> None:
         assert len(world.frames.messages) == 1, "NATS decides over what came over it"
 
 
+async def test_a_client_whose_token_cannot_be_looked_at_takes_no_place() -> None:
+    async def knows(hello: Hello) -> bool:
+        raise RuntimeError("a bug")
+
+    world = DirectWorld(knows)
+    await world.serve()
+    strangers = [_Stranger(world) for _ in range(MAX_DIRECT_CLIENTS)]
+    for number, stranger in enumerate(strangers):
+        stranger.send(encode_hello(Hello(SUBJECT, f"_INBOX.acme.{number}")))
+    await until(lambda: all(each.is_sent_away for each in strangers))
+    next_one = _Stranger(world)
+    await _settle()
+    assert not next_one.is_sent_away
+
+
 async def test_an_inbox_belongs_to_the_first_pipe_that_names_it() -> None:
     world, bus, inbox, _ = await _direct()
     stranger = _Stranger(world)
