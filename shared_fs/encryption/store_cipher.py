@@ -1,7 +1,9 @@
 """Encrypts the values and headers of one store, and decrypts them.
 
 What is authenticated besides them is where they belong: tenant, kind and name of the store, seq or
-key, and revision. So nothing that was encrypted can be put in another place. A fork, and a store
+key, and revision. So nothing that was encrypted can be put in another place. How long the value is,
+and whether it is a large one, is authenticated too: value and headers are encrypted as one, and
+would otherwise be cut apart anywhere. A fork, and a store
 that was restored under another name, has values that were encrypted under the former name; its file
 lists those names (`store_file/encryption/`), and each of them is tried.
 """
@@ -20,6 +22,7 @@ from holdfast.shared_fs.store_file.applying import pack_headers, unpack_headers
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, is_box, read_box
 
 _PREFIX: Final = b"holdfast value 1\0"
+_SIZE_AT: Final = 1
 _SHA256_AT: Final = 2
 _NUMBERS: Final = 8
 
@@ -49,7 +52,7 @@ class StoreCipher:
         value = change[2]
         headers = pack_headers(change[3]) if len(change) > 3 and change[3] else b""
         clear = value if type(value) is bytes else value[_SHA256_AT]
-        aad = self._places[0] + _spot(change[1], revision)
+        aad = self._places[0] + _spot(change[1], revision, value)
         box, hidden = self.sessions.encrypt(clear + (headers or b""), aad)
         length = len(clear)
         kept: Any = hidden[:length]
@@ -80,7 +83,7 @@ class StoreCipher:
         KeyUnavailableError, TenantShreddedError, DecryptionFailedError."""
         hidden = value if type(value) is bytes else value[_SHA256_AT]
         box, rest = headers[:BOX_BYTES], headers[BOX_BYTES:]
-        clear = self._behind_box(box + hidden + rest, place, _spot(place, revision))
+        clear = self._behind_box(box + hidden + rest, place, _spot(place, revision, value))
         length = len(hidden)
         shown: Any = clear[:length]
         if type(value) is not bytes:
@@ -131,10 +134,17 @@ def _place_of(store: StoreId, name: str) -> bytes:
     return _PREFIX + b"".join(len(part).to_bytes(4) + part for part in parts)
 
 
-def _spot(place: Any, revision: int) -> bytes:
+def _spot(place: Any, revision: int, value: Any) -> bytes:
+    form, size_bytes = (b"v", len(value)) if type(value) is bytes else (b"l", value[_SIZE_AT])
+    of_value = form + _number(size_bytes) + _number(revision)
     if type(place) is int:
-        return b"m" + place.to_bytes(_NUMBERS) + revision.to_bytes(_NUMBERS)
-    return b"e" + revision.to_bytes(_NUMBERS) + str(place).encode()
+        return b"m" + of_value + _number(place)
+    return b"e" + of_value + str(place).encode()
+
+
+def _number(number: int) -> bytes:
+    """Return a number of a file, which may have been changed to a negative one."""
+    return number.to_bytes(_NUMBERS, signed=True)
 
 
 def _chunk_spot(upload_id: bytes, offset: int) -> bytes:
