@@ -136,7 +136,8 @@ class TenantKeys:
     def key(self, key_id: int) -> bytes:
         """Return a key. Raises KeyUnavailableError, TenantShreddedError."""
         if self.problem is not None:
-            raise self.problem
+            # Each raise would otherwise keep the frames of all before it.
+            raise self.problem.with_traceback(None)
         found = self.keys.get(key_id)
         if found is None:
             reason = "the registry, as this process knows it, has no such key"

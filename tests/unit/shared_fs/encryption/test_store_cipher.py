@@ -171,6 +171,14 @@ def test_a_wrong_key_a_missing_key_and_a_destroyed_key_are_told_apart() -> None:
     assert not TenantShreddedError.retryable
 
 
+def test_a_problem_with_keys_keeps_no_frames_of_those_who_heard_of_it() -> None:
+    missing = TenantKeys.missing("acme", "it is not here")
+    for _ in range(50):
+        with pytest.raises(KeyUnavailableError) as caught:
+            missing.key(1)
+    assert len(caught.traceback) < 5
+
+
 def test_no_nonce_is_used_twice_under_one_key() -> None:
     seen: set[tuple[int, bytes, int]] = set()
     both = CipherSessions(KEYS)
