@@ -8,7 +8,6 @@ with a `problem`: whoever asks for it hears that, and its values are never given
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from holdfast.persist.store.store import Store
 from holdfast.shared_fs.encryption.data_keys import KeyRecord, TenantKeys
@@ -16,8 +15,6 @@ from holdfast.shared_fs.encryption.master_keys import MasterKey
 from holdfast.shared_fs.encryption.registry import NO_KEYS, KeyRecords
 from holdfast.shared_fs.encryption.sessions import CipherSessions
 from holdfast.shared_fs.encryption.store_cipher import StoreCipher
-
-_UNKNOWN: Final = "the registry of this server does not know the tenant"
 
 
 class KeyBook:
@@ -65,7 +62,5 @@ class KeyBook:
         return sessions
 
     def _keys_of(self, tenant: str) -> TenantKeys:
-        found: tuple[int, KeyRecord] | None = self._known.tenants.get(tenant)
-        if found is None:
-            return TenantKeys.missing(tenant, _UNKNOWN)
-        return TenantKeys.unwrapped(found[1], self._masters)
+        _, record = self._known.tenants.get(tenant, (0, KeyRecord(tenant)))
+        return TenantKeys.unwrapped(record, self._masters)

@@ -125,7 +125,9 @@ class TenantKeys:
             return cls(record.tenant, {}, 0, error)
         except InvalidArgumentError as error:
             return cls.missing(record.tenant, str(error))
-        assert record.current is not None
+        if record.current is None:
+            reason = "the registry does not know the tenant, or its keys are gone"
+            return cls.missing(record.tenant, reason)
         return cls(record.tenant, keys, record.current.id)
 
     @classmethod

@@ -66,10 +66,5 @@ class TableCipher:
     def _sessions_of(self, tenant: str) -> CipherSessions:
         if tenant not in self._sessions:
             _, record = self._records.get(tenant, (0, KeyRecord(tenant)))
-            keys = (
-                TenantKeys.unwrapped(record, self._masters)
-                if record.keys or record.shredded is not None
-                else TenantKeys.missing(tenant, "the registry does not know the tenant")
-            )
-            self._sessions[tenant] = CipherSessions(keys)
+            self._sessions[tenant] = CipherSessions(TenantKeys.unwrapped(record, self._masters))
         return self._sessions[tenant]

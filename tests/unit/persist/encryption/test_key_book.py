@@ -11,7 +11,7 @@ import pytest
 from holdfast.persist.encryption.key_book import KeyBook
 from holdfast.protocol import frames
 from holdfast.protocol.errors import KeyUnavailableError, TenantShreddedError
-from holdfast.protocol.names import StoreKind
+from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.encryption.data_keys import KeyRecord, WrappedKey
 from holdfast.shared_fs.encryption.master_keys import MasterKey
 from holdfast.shared_fs.encryption.registry import KeyRecords
@@ -56,6 +56,16 @@ def test_a_server_without_the_master_key_has_a_problem_until_it_is_started_with_
     book.opened(store)
     assert store.cipher is not None
     assert isinstance(store.cipher.problem, KeyUnavailableError)
+
+
+def test_a_tenant_whose_keys_are_gone_from_the_registry_is_refused_and_no_other() -> None:
+    stores = [store_of(stream_id()), store_of(StoreId("other", StoreKind.STREAM, "a"))]
+    book = KeyBook(MASTERS)
+    book.change(records(), [])
+    for store in stores:
+        book.opened(store)
+    assert stores[0].cipher is not None and stores[1].cipher is None
+    assert isinstance(stores[0].cipher.problem, KeyUnavailableError)
 
 
 @pytest.mark.parametrize("kind", [StoreKind.STREAM, StoreKind.KV])
