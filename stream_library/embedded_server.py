@@ -24,6 +24,7 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.encryption.registry import ReadsKeys
 from holdfast.stream_library.errors import StreamClosedError, TakenOverError
 from holdfast.stream_library.own_grants import OwnGrants
 from holdfast.stream_library.requests import StreamRequests
@@ -45,10 +46,12 @@ class EmbeddedServer:
         bucket: Bucket | None = None,
         policy: TierPolicy | None = None,
         *,
+        keys: ReadsKeys | None = None,
         machine: Machine | None = None,
         incarnation: str | None = None,
     ) -> None:
-        """`machine` and `incarnation` are a simulation's own."""
+        """`keys` tells which tenants are encrypted: without a master key, their streams are
+        refused. `machine` and `incarnation` are a simulation's own."""
         machine = machine or Machine()
         subjects, network = Subjects(), MemoryNetwork(max_payload_bytes=_MAX_PAYLOAD_BYTES)
         run_in_thread: RunInThread = machine.run_in_thread or asyncio.to_thread
@@ -67,7 +70,7 @@ class EmbeddedServer:
             use.layout,
             use.disk,
             SERVER,
-            ServerOptions(subjects=subjects, tier_policy=policy or TierPolicy()),
+            ServerOptions(subjects=subjects, tier_policy=policy or TierPolicy(), keys=keys),
             incarnation=incarnation,
             bucket=bucket,
             machine=machine,

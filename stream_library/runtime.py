@@ -19,6 +19,7 @@ from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol.errors import HoldfastError
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.encryption.registry import keys_of
 from holdfast.stream_library.embedded_server import EmbeddedServer
 from holdfast.stream_library.errors import StreamClosedError
 from holdfast.stream_library.requests import StreamRequests
@@ -129,7 +130,10 @@ class Runtime:
             self._asked.clear()
 
     async def _serve(self) -> None:
-        server = self._server = EmbeddedServer(self._use, self._tenant, self._bucket, self._policy)
+        keys = keys_of(self._use.layout, None)
+        server = self._server = EmbeddedServer(
+            self._use, self._tenant, self._bucket, self._policy, keys=keys
+        )
         serving = asyncio.ensure_future(server.run(self._ended))
         waiting = asyncio.ensure_future(server.ready.wait())
         await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -21,6 +21,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     InvalidArgumentError,
     InvalidNameError,
+    KeyUnavailableError,
     NotFoundError,
     StoreDamagedError,
     UnavailableError,
@@ -34,6 +35,8 @@ from holdfast.shared_fs.bucket.bucket_tries import Retry
 from holdfast.shared_fs.bucket_log.fences import FileFences
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.encryption.master_keys import MasterKey
+from holdfast.shared_fs.encryption.registry import keys_in_folder
 from holdfast.stream_library.errors import (
     AppendAbortedError,
     ForkedLibraryError,
@@ -48,6 +51,7 @@ from holdfast.stream_library.stream import EmbeddedStream
 from tests.support.effort import EFFORT
 from tests.support.faulty_bucket import FaultyBackend
 from tests.support.holdfast_up import wait_until
+from tests.support.raw_search import files_with
 
 EVENTS = StoreId("default", 1, "events")
 
@@ -509,3 +513,19 @@ def test_a_stream_that_nobody_uses_stays_in_the_bucket_alone_and_comes_back(
         assert events.append([b"three"]).result().base_offset == 3
     with open_library(folder, bucket=url(tmp_path)) as library:
         assert values(library.stream("events")) == [b"one", b"two", b"three"]
+
+
+def test_streams_of_an_encrypted_tenant_are_refused_and_nothing_is_written_in_clear(
+    folder: Path,
+) -> None:
+    secret, master = b"8c1f73a9d04be65217f8c360", MasterKey(bytes(32))
+    with open_library(folder) as library:
+        library.stream("events").append([b"before"]).result()
+        keys_in_folder(Layout(folder)).encrypt(["default"], master, 1)
+    with open_library(folder) as library:
+        for name in ("events", "new"):
+            with pytest.raises(KeyUnavailableError, match="default"):
+                library.stream(name).append([secret]).result()
+    with open_library(folder, tenant="other") as library:
+        library.stream("events").append([b"clear"]).result()
+    assert files_with(secret, folder) == []
