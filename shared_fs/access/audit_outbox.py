@@ -21,6 +21,7 @@ from holdfast.protocol.access.audit_event import AuditEvent
 from holdfast.protocol.errors import BusyError, MalformedFrameError, StoreDamagedError
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
+from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.disk.privacy import private_files
 
@@ -62,7 +63,7 @@ class AuditOutbox:
         """Yield the keys of what waits, the oldest first. Raises what the bucket raises."""
         if self._bucket is None:
             assert self._folder is not None
-            if not (self._folder / "FORMAT").exists():
+            if not Disk().exists(self._folder / "FORMAT"):
                 return
             self._bucket = open_bucket(self._folder.absolute().as_uri(), make=False)
         for listed in self._bucket.list(self._start):

@@ -27,6 +27,7 @@ from holdfast.protocol.names import check_own_tenant
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
 from holdfast.shared_fs.bucket.json_objects import JsonObjects
+from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 
 #: In seconds: how often coordinator and servers look at the index.
@@ -139,7 +140,7 @@ class LateQuotaRegistry:
     def read(self, known: Quotas = NO_QUOTAS) -> Quotas:
         """Return the quotas of all tenants, as `QuotaRegistry.read` does."""
         if self._registry is None:
-            if not (self._folder / "FORMAT").exists():
+            if not Disk().exists(self._folder / "FORMAT"):
                 return NO_QUOTAS
             url = self._folder.absolute().as_uri()
             self._registry = QuotaRegistry(open_bucket(url, make=False))

@@ -310,7 +310,9 @@ class Disk:
                 return []
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        """Tell whether something has this name. Raises StorageFailedError."""
+        with _storage_errors(path):
+            return path.exists()
 
     def size_bytes(self, path: Path) -> int:
         """Return the size. Raises FileNotFoundError, StorageFailedError."""

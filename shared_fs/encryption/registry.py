@@ -29,6 +29,7 @@ from holdfast.protocol.names import check_own_tenant
 from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectMissingError
 from holdfast.shared_fs.bucket.json_objects import JsonObjects
+from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.encryption.data_keys import KeyRecord, WrappedKey
 from holdfast.shared_fs.encryption.master_keys import MasterKey
@@ -190,7 +191,7 @@ class LateKeyRegistry:
     def read(self, known: KeyRecords = NO_KEYS) -> KeyRecords:
         """Return the records of all tenants, as `KeyRegistry.read` does."""
         if self._registry is None:
-            if not (self._folder / "FORMAT").exists():
+            if not Disk().exists(self._folder / "FORMAT"):
                 return NO_KEYS
             self._registry = KeyRegistry(open_bucket(self._folder.absolute().as_uri(), make=False))
         return self._registry.read(known)

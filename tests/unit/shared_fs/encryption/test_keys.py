@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from holdfast.protocol.errors import (
     InvalidArgumentError,
     KeyUnavailableError,
+    StorageFailedError,
     StoreDamagedError,
     TenantShreddedError,
 )
+from holdfast.shared_fs.access.audit_outbox import AuditOutbox
+from holdfast.shared_fs.access.quotas import quotas_of
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.encryption.data_keys import KeyRecord, TenantKeys, WrappedKey
 from holdfast.shared_fs.encryption.master_keys import (
     MasterKey,
@@ -242,3 +245,12 @@ def test_the_folder_is_read_once_it_is_there(tmp_path: Path) -> None:
     assert late.read() == NO_KEYS
     keys_in_folder(layout).encrypt(["acme"], MASTER, 5)
     assert set(late.read().tenants) == {"acme"}
+
+
+def test_a_folder_that_cannot_be_looked_at_is_no_folder_without_keys() -> None:
+    out_of_reach = Layout(Path("/" + "x" * 300))
+    for read in (keys_of(out_of_reach, None).read, quotas_of(out_of_reach, None).read):
+        with pytest.raises(StorageFailedError):
+            read()
+    with pytest.raises(StorageFailedError):
+        next(AuditOutbox(None, out_of_reach.audit).waiting())
