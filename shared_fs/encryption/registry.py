@@ -91,6 +91,10 @@ class KeyRegistry:
             else (count, self.record(tenant))
             for tenant, count in _numbers(key, index.get("tenants")).items()
         }
+        gone = sorted(known.tenants.keys() - tenants.keys())
+        if gone:
+            # No tenant ever leaves the index. As above.
+            raise StoreDamagedError(store=key, reason=f"it has lost tenant {gone[0]!r}")
         return KeyRecords(version, tenants)
 
     def record(self, tenant: str) -> KeyRecord:

@@ -239,6 +239,21 @@ def test_a_record_that_makes_no_sense_is_damage_and_not_an_open_tenant(
         registry.read(known)
 
 
+def test_an_index_that_has_lost_a_tenant_is_damage_and_no_open_tenant(
+    registry: KeyRegistry, tmp_path: Path
+) -> None:
+    bucket = open_bucket((tmp_path / "keys").as_uri())
+    registry.encrypt(["other"], MASTER, 5)
+    earlier = bucket.get("index", limit_bytes=1 << 20).body
+    registry.encrypt(["acme"], MASTER, 6)
+    known = registry.read()
+    bucket.replace("index", earlier, bucket.head("index").version)
+    with pytest.raises(StoreDamagedError, match="acme"):
+        registry.read(known)
+    registry.encrypt(["acme"], MASTER, 7)
+    assert set(registry.read(known).tenants) == {"acme", "other"}
+
+
 def test_the_folder_is_read_once_it_is_there(tmp_path: Path) -> None:
     layout = open_layout(tmp_path, Disk())
     late = keys_of(layout, None)
