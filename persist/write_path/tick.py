@@ -51,6 +51,8 @@ _APPLIED: Final = int(Durability.APPLIED)
 _SYNCED: Final = int(Durability.SYNCED)
 _STORED: Final = int(Durability.STORED)
 _MEMORY: Final = int(Durability.MEMORY)
+#: Where the result of an increment has the total: see `append` in `appending.py`.
+_TOTAL_AT: Final = 4
 
 
 class MemoryPart(NamedTuple):
@@ -226,7 +228,7 @@ class Tick:
         writer.record(counter, first_unacked, outcome)
         store.writers.outcome_bytes += writer.size_bytes - before_bytes
         to_keep = outcome
-        if store.cipher is not None and store.totals:
+        if store.cipher is not None and type(results) is list and _tell_totals(results):
             # The total of a counter is its value.
             to_keep = store.cipher.encrypted_outcome(writer_id, counter, outcome)
         # Faster than the class: see `_new` in `frames.py`.
@@ -475,6 +477,16 @@ class Tick:
 def _sets(operation: list[Any]) -> bool:
     """Tell if an operation sets messages or entries. A chunk is refused for what it is."""
     return operation[0] != frames.PUT_CHUNK and adds(operation)
+
+
+def _tell_totals(results: list[Any]) -> bool:
+    """Tell if one of these results, or of the results of a batch among them, has the total of a
+    counter."""
+    return any(
+        (len(each) > _TOTAL_AT and each[_TOTAL_AT] is not None) or _tell_totals(each)
+        for each in results
+        if type(each) is list
+    )
 
 
 def as_sent(store: Store) -> list[frames.WireChange]:

@@ -27,6 +27,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
 from tests.support.stores import abandon, file_of, store_of
+from tests.support.tenant_keys import KEYS, encrypt
 
 FULL = StorageFailedError(reason="full")
 
@@ -389,6 +390,48 @@ def test_retries_are_answered_alike_after_the_store_was_reopened(on_file: Store)
     retry.write(reopened, arrival(reopened, 1, append(), reply="given up"))
     assert codes(retry.synced)["given up"] == ["stale_write"]
     assert reopened.last_seq == 3
+
+
+def increment(subject: str = "n", msg_id: str | None = None) -> list[Any]:
+    return [frames.APPEND, b"", None, msg_id, None, None, subject, None, {"incr": "8675309"}]
+
+
+REFUSED = [frames.EXPECT, None, 99]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        [increment()],
+        [increment(), [frames.APPEND, b"other", None, None, None, None, "n"]],
+        [increment(), [frames.BATCH, [append(), REFUSED]]],
+        [[frames.BATCH, [append(), increment()]]],
+        [increment("m", "known")],
+    ],
+)
+def test_no_total_of_an_encrypted_counter_is_kept_in_clear(
+    on_file: Store, group: list[list[Any]]
+) -> None:
+    encrypt(on_file, KEYS)
+    committed(1, on_file, arrival(on_file, 1, append()))
+    committed(2, on_file, arrival(on_file, 1, increment("m", "known"), writer=b"first"))
+    on_file.totals.clear()
+    tick = committed(3, on_file, arrival(on_file, 2, *group))
+    [[_, _, outcome]] = tick.synced["reply"]
+    kept = on_file.kept_outcomes()[-1].outcome
+    assert b"8675309" in outcome and b"8675309" not in kept
+    on_file.materialise(3)
+    reopened = encrypt(Store(on_file.id, 2, file_of(on_file), lambda: pytest.fail("a file")), KEYS)
+    retry = new_tick(4)
+    retry.write(reopened, arrival(reopened, 2, *group))
+    assert retry.synced["reply"] == [[0, 0, outcome]]
+
+
+def test_an_answer_of_an_encrypted_store_without_a_total_is_kept_as_it_is(on_file: Store) -> None:
+    encrypt(on_file, KEYS)
+    committed(1, on_file, arrival(on_file, 1, increment()))
+    tick = committed(2, on_file, arrival(on_file, 2, append(), append()))
+    assert on_file.kept_outcomes()[-1].outcome == tick.synced["reply"][0][2]
 
 
 def test_a_file_never_runs_ahead_of_the_synced_log(on_file: Store) -> None:
