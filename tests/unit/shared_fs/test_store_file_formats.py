@@ -12,12 +12,15 @@ import pytest
 from holdfast.protocol.changes import CHANGE_CONFIGURE, CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.encryption.sessions import CipherSessions
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.small_store_files import appends, reopened, rows_of
+from tests.support.tenant_keys import KEYS
 
 _FORMAT_1_META = """
 CREATE TABLE meta(
@@ -99,6 +102,58 @@ def test_a_kv_with_a_history_of_format_6_is_read_and_written(path: Path) -> None
     file.apply([AppliedBatch(4, 1000, [[CHANGE_SET_ENTRY, "k", b"d"]])])
     assert [row[3] for row in file.versions("k")] == [b"b", b"c"]
     assert (file.meta.bytes, file.history.state.bytes, file.history.damage()) == (6, 4, "")
+    file.close()
+
+
+#: A fork of the stream a.b, as format 9 has it: two encrypted messages of the parent, one in clear.
+_FORMAT_9 = """
+CREATE TABLE meta(
+    id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,
+    name TEXT NOT NULL, created INTEGER NOT NULL, epoch INTEGER NOT NULL, server TEXT NOT NULL,
+    incarnation TEXT NOT NULL, revision INTEGER NOT NULL, time INTEGER NOT NULL,
+    last_seq INTEGER NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    changes_from INTEGER NOT NULL, config TEXT) STRICT;
+CREATE TABLE changes(
+    revision INTEGER PRIMARY KEY, time INTEGER NOT NULL, change BLOB NOT NULL) STRICT;
+CREATE TABLE outcomes(
+    writer BLOB NOT NULL, counter INTEGER NOT NULL, time INTEGER NOT NULL, outcome BLOB NOT NULL,
+    PRIMARY KEY (writer, counter)) STRICT, WITHOUT ROWID;
+CREATE TABLE messages(
+    seq INTEGER PRIMARY KEY, revision INTEGER NOT NULL, time INTEGER NOT NULL,
+    value BLOB NOT NULL, headers BLOB, replaced INTEGER, expires INTEGER,
+    body_bytes INTEGER) STRICT;
+CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
+CREATE TABLE msg_ids(
+    msg_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL,
+    time INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE former_names(name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
+INSERT INTO meta VALUES (1, 'acme', 1, 'fork', 5, 3, 's1', 'i1', 3, 9, 3, 3, 100, 0, NULL);
+INSERT INTO messages VALUES
+    (1, 1, 7, x'fa897b',
+x'c10100000002000102030405060708090a0b0c0d0e0f00000000f2ea575293f2d0d608b6e3609d33bf5a7e6e7b468d',
+    NULL, NULL, NULL),
+    (2, 2, 8, x'291ed3',
+x'c10100000002000102030405060708090a0b0c0d0e0f000000011f0b6df92661d8c6e613de10c859ffd4',
+    NULL, NULL, NULL),
+    (3, 3, 9, x'636c656172', NULL, NULL, NULL, NULL);
+INSERT INTO former_names VALUES ('a.b');
+"""
+
+
+def test_encrypted_values_of_format_9_are_read_and_written(path: Path) -> None:
+    write_file(path, 9, _FORMAT_9)
+    store = StoreId("acme", StoreKind.STREAM, "fork")
+    file = StoreFile.open(path, store)
+    names = file.encryption.state.former_names
+    assert (file.encryption.exists, names) == (True, ("a.b",))
+    assert [row[3] for row in file.messages(1, None, 9)] == [b"\xfa\x89{", b")\x1e\xd3", b"clear"]
+    cipher = StoreCipher(CipherSessions(KEYS), store, names)
+    file.encryption.cipher = cipher
+    file.apply([AppliedBatch(3, 10, [cipher.encrypted([CHANGE_SET_MESSAGE, 4, b"own"], 4)])])
+    assert [(row[3], row[4]) for row in file.messages(1, None, 9)] == [
+        (b"one", b"\x81\xa1a\xa1b"),
+        *((value, None) for value in (b"two", b"clear", b"own")),
+    ]
     file.close()
 
 
