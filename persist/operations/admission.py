@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.persist.store.accepted import Mark
+from holdfast.persist.store.accepting.running_tick import Mark
 from holdfast.persist.store.change_sizes import entry_bytes_of, message_bytes_of
 from holdfast.persist.store.retention import Retention
 from holdfast.persist.store.store import Store

@@ -20,7 +20,7 @@ from unittest.mock import patch
 from holdfast.client.connection import Client
 from holdfast.client.following.track import OUTAGES
 from holdfast.client.large_values import large_value, value_source, value_upload
-from holdfast.persist.store import accepted
+from holdfast.persist.store.accepting import running_tick
 from holdfast.protocol.errors import (
     HoldfastError,
     LargeValueDamagedError,
@@ -71,7 +71,7 @@ class Uploads:
             patch.object(value_source, "MAX_VALUE_BYTES", _SMALL_BYTES),
             patch.object(value_upload, "CHUNK_BYTES", _CHUNK_BYTES),
             patch.object(value_upload, "secrets", SimpleNamespace(token_bytes=self.new_id)),
-            patch.object(accepted, "_UPLOAD_RETENTION_MS", int(_RETENTION_SECONDS * 1000)),
+            patch.object(running_tick, "_UPLOAD_RETENTION_MS", int(_RETENTION_SECONDS * 1000)),
         ):
             yield
 
