@@ -194,7 +194,9 @@ class KeyOrder:
 
     def with_prefix(self, prefix: str, after_key: str | None = None) -> list[str]:
         """Return the keys of the memtable that start with `prefix`, in order; after `after_key`, if
-        it is given."""
+        it is given. It takes a look before it begins, so what is refused costs nothing, and one for
+        each key. Raises what `look` raises."""
+        self.look(1)
         self._catch_up()
         keys, entries = self._keys, self._entries
         at = bisect_left(keys, prefix)
@@ -205,6 +207,7 @@ class KeyOrder:
             if keys[at] in entries:
                 found.append(keys[at])
             at += 1
+        self.look(len(found))
         return found
 
     def undone(self) -> None:

@@ -42,9 +42,8 @@ class Changed(NamedTuple):
 def present(store: Store, prefix: str, after_key: str | None = None) -> Iterator[KeyState]:
     """Yield the keys with a prefix that exist, in order; after `after_key`, if it is given. Nothing
     may change meanwhile."""
-    order, entries = store.key_order, store.contents.memtable.entries
-    pending = order.with_prefix(prefix, after_key)
-    order.look(len(pending) + 1)
+    entries = store.contents.memtable.entries
+    pending = store.key_order.with_prefix(prefix, after_key)
     alive = [KeyState(key, *state) for key in pending if (state := entries[key]) is not None]
     yield from merge(_written(store, prefix, after_key), alive)
 
@@ -56,6 +55,7 @@ def changed_since(store: Store, prefix: str, revision: int) -> Changed | None:
     Raises RevisionGoneError if the kv has forgotten what was removed since then, TooLargeError if
     more was set since then, and more keys have the prefix, than one turn can look through.
     """
+    store.key_order.look(1)
     found = _changed_lately(store, prefix, revision)
     file = store.contents.file
     if found is not None or file is None or file.meta.revision <= revision:

@@ -14,7 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from holdfast.persist.operations.prefixes.key_ranges import changed_since
 from holdfast.protocol import frames
+from holdfast.protocol.errors import RateLimitedError
 from holdfast.protocol.limits import MAX_DELETE_COUNT, MAX_DELETED_WITH_PREFIX, MAX_LOOKS
 from holdfast.protocol.names import StoreKind
 from tests.support.effort import examples
@@ -191,6 +193,17 @@ def test_one_turn_looks_at_no_more_than_it_may_however_often_it_is_asked(kv: Ben
     assert results[0] == [kv.store.revision]
     assert results[-1][0] == "rate_limited"
     assert kv.do(EXPECT, "k.", []) == [kv.store.revision], "the next turn has looks again"
+
+
+def test_what_is_refused_for_want_of_looks_looks_at_nothing(kv: Bench) -> None:
+    kv.tick(*many(4000))
+    refused = kv.execute(*[[EXPECT, "k.", []]] * (MAX_LOOKS // 4000 + 2))[-1]
+    assert refused[0] == "rate_limited"
+    with pytest.raises(RateLimitedError):
+        kv.store.key_order.with_prefix("none of them")
+    with pytest.raises(RateLimitedError):
+        changed_since(kv.store, "k.", kv.store.revision)
+    kv.commit()
 
 
 def test_a_change_that_the_kv_has_forgotten_is_no_unchanged_prefix(kv: Bench) -> None:
