@@ -27,16 +27,7 @@ logger = logging.getLogger("holdfast.client")
 class Feed:
     """One followed store: what arrives, and when it was last heard of."""
 
-    def __init__(
-        self,
-        link: Link,
-        listeners: Listeners,
-        key: StoreKey,
-        merge: Merge,
-        *,
-        is_meta: bool = False,
-    ) -> None:
-        self._is_meta = is_meta
+    def __init__(self, link: Link, listeners: Listeners, key: StoreKey, merge: Merge) -> None:
         self.key = key
         self.merge = merge
         self.closed = False
@@ -57,22 +48,16 @@ class Feed:
 
     @property
     def is_meta(self) -> bool:
-        """Whether it listens to changes without values, which an owner broadcasts only if it is
-        asked to, now and then."""
-        return self._is_meta
-
-    async def hear_values(self) -> None:
-        """Listen to the changes with values instead."""
-        await self._listeners.remove(self._subject, self)
-        self._is_meta = False
-        await self.listen()
+        """Whether it listens to changes without values. An owner broadcasts these only for a while
+        after each check."""
+        return False
 
     @property
     def _subject(self) -> str:
         link = self._link
         store = StoreId(link.tenant, *self.key)
         subjects = link.subjects
-        return subjects.meta_changes(store) if self._is_meta else subjects.changes(store)
+        return subjects.meta_changes(store) if self.is_meta else subjects.changes(store)
 
     async def wait(self) -> None:
         """Return when something may have changed."""
@@ -125,8 +110,18 @@ class TrackFeed(Feed):
     """The feed of a consumer that takes changes one by one."""
 
     def __init__(self, link: Link, listeners: Listeners, key: StoreKey, track: Track) -> None:
-        super().__init__(link, listeners, key, track.merge, is_meta=track.is_meta)
+        super().__init__(link, listeners, key, track.merge)
         self.track = track
+
+    @property
+    def is_meta(self) -> bool:
+        return self.track.is_meta
+
+    async def hear_values(self) -> None:
+        """Listen to the changes with values instead."""
+        await self._listeners.remove(self._subject, self)
+        self.track.is_meta = False
+        await self.listen()
 
     def shed(self) -> None:
         self.track.shed()

@@ -116,7 +116,6 @@ class Subscription(Generic[V]):
             # An owner of an earlier version, or permissions that were made by one.
             if not feed.is_meta:
                 raise
-            feed.track.is_meta = False
             await feed.hear_values()
             self._follower.started(feed)
             await feed.track.advance()
