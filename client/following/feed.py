@@ -18,7 +18,7 @@ from holdfast.client.following.track import Track
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.limits import FOLLOW_CHECK_SECONDS
+from holdfast.protocol.limits import FOLLOW_CHECK_MAX_SECONDS, FOLLOW_CHECK_SECONDS
 from holdfast.protocol.names import StoreId
 
 logger = logging.getLogger("holdfast.client")
@@ -35,7 +35,8 @@ class Feed:
         self._link = link
         self._listeners = listeners
         self._loop = asyncio.get_running_loop()
-        self.check_at = self._loop.time() + FOLLOW_CHECK_SECONDS
+        self.checked_at = self._loop.time()
+        self.check_at = self.checked_at + FOLLOW_CHECK_SECONDS
         #: The time of its valid entry in the follower's heap; entries with another time are void.
         self.look_at = float("inf")
         self._news: asyncio.Future[None] | None = None
@@ -103,6 +104,9 @@ class Feed:
             merge.lost()
         self.check_seconds = FOLLOW_CHECK_SECONDS
         self.check_at = self._loop.time() + FOLLOW_CHECK_SECONDS
+        if self.is_meta:
+            # However much it hears, it must ask for more.
+            self.check_at = min(self.check_at, self.checked_at + FOLLOW_CHECK_MAX_SECONDS)
         self.wake()
 
 

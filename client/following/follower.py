@@ -172,6 +172,7 @@ class Follower:
             if feed.check_at <= now:
                 due.setdefault(feed.key, []).append(feed)
                 feed.check_seconds = min(2 * feed.check_seconds, FOLLOW_CHECK_MAX_SECONDS)
+                feed.checked_at = now
                 feed.check_at = now + feed.check_seconds
             self._push(feed)
         for key, feeds in due.items():
