@@ -12,7 +12,8 @@ could make it fail again and again. So the client remembers what a failed transa
 the next one on this store that begins with any of it reads all of it at once. A reader that tries
 again therefore succeeds, whatever writers do.
 
-A transaction does not span stores, and has no conditions on keys that were not read (no ranges).
+A transaction does not span stores. That of a kv has conditions on all keys with a prefix, which
+see the key that somebody adds too.
 """
 
 from __future__ import annotations
