@@ -17,11 +17,11 @@ from holdfast.client.blocking.blocking_transaction import KVTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
 from holdfast.client.handles.forking import StoreFork
 from holdfast.client.handles.kv import KV as AsyncKV
-from holdfast.client.handles.kv import _ack
 from holdfast.client.large_values.large_value import is_large
 from holdfast.client.large_values.value_source import Source
 from holdfast.client.wire.operations import (
     Value,
+    ack_from_wire,
     checked_durability,
     entry_from_wire,
     set_entry_operation,
@@ -106,7 +106,9 @@ class KV(Generic[V]):
         data, headers = self._values.stored(data, headers)
         packed = pack(set_entry_operation(key, data, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
-        return write(self._background, self._link, self._key, packed, level, timeout_seconds, _ack)
+        return write(
+            self._background, self._link, self._key, packed, level, timeout_seconds, ack_from_wire
+        )
 
     def set_async(
         self,
@@ -133,7 +135,7 @@ class KV(Generic[V]):
         packed = pack(set_entry_operation(key, data, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         return start_write(
-            self._background, self._link, self._key, packed, level, timeout_seconds, _ack
+            self._background, self._link, self._key, packed, level, timeout_seconds, ack_from_wire
         )
 
     def set_many(

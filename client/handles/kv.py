@@ -68,7 +68,6 @@ from holdfast.protocol.messages import (
     AnyDurability,
     Change,
     Deleted,
-    Durability,
     Entry,
     Head,
     Headers,
@@ -155,7 +154,7 @@ class KV(Generic[V]):
         if link.full:
             await link.wait_for_room(timeout_seconds)
         answer = await link.submit(self._key, packed, True, level, timeout_seconds)
-        return answer if type(answer) is Ack else _ack(*link.unwrap(answer))
+        return answer if type(answer) is Ack else ack_from_wire(*link.unwrap(answer))
 
     async def set_async(
         self,
@@ -183,7 +182,7 @@ class KV(Generic[V]):
         level = 0 if durability is None else checked_durability(durability)
         if link.full:
             await link.wait_for_room(timeout_seconds)
-        pending = PendingAck(_ack)
+        pending = PendingAck(ack_from_wire)
         link.submit_for(pending, self._key, packed, True, level, timeout_seconds)
         return pending
 
@@ -222,7 +221,7 @@ class KV(Generic[V]):
         )
         if len(results) != len(operations):
             raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
-        return [_ack(result, time, stored) for result in results]
+        return [ack_from_wire(result, time, stored) for result in results]
 
     async def get(
         self, key: str, *, revision: int | None = None, timeout_seconds: float | None = None
@@ -727,11 +726,7 @@ class KV(Generic[V]):
         async def commit(value: Value | LargeValue) -> Ack:
             packed = pack(operation(value))
             answer = await self._link.submit(self._key, packed, True, level, timeout_seconds)
-            return answer if type(answer) is Ack else _ack(*self._link.unwrap(answer))
+            return answer if type(answer) is Ack else ack_from_wire(*self._link.unwrap(answer))
 
         operation(b"")
         return commit
-
-
-def _ack(result: Sequence[Any], time: int, durability: Durability) -> Ack:
-    return ack_from_wire(result, time, durability)

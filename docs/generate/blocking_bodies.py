@@ -161,7 +161,9 @@ class KV(Generic[V]):
         data, headers = self._values.stored(data, headers)
         packed = pack(set_entry_operation(key, data, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
-        return write(self._background, self._link, self._key, packed, level, timeout_seconds, _ack)
+        return write(
+            self._background, self._link, self._key, packed, level, timeout_seconds, ack_from_wire
+        )
 
     def set_async(self):
         values = self._values
@@ -169,7 +171,7 @@ class KV(Generic[V]):
         packed = pack(set_entry_operation(key, data, headers, expected_revision, ttl_seconds))
         level = 0 if durability is None else checked_durability(durability)
         return start_write(
-            self._background, self._link, self._key, packed, level, timeout_seconds, _ack
+            self._background, self._link, self._key, packed, level, timeout_seconds, ack_from_wire
         )
 
     def set_many(self):
