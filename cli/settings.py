@@ -30,7 +30,7 @@ from holdfast.protocol.subjects import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.client.connection import Connecting
+    from holdfast.client.connecting import Connecting
     from holdfast.protocol.bus.bus import Bus
 
 DEFAULT_TENANT: Final = "default"
@@ -99,7 +99,7 @@ class Settings:
     def connect(self) -> Connecting:
         """Return a client; enter it with `async with`."""
         # Imported here, because the commands of servers need no client.
-        from holdfast.client.connection import connect
+        from holdfast.client.connecting import connect
 
         return connect(
             self.nats_url,

@@ -27,7 +27,8 @@ many stores.
 
 from typing import TYPE_CHECKING
 
-from holdfast.client.connection import Client, connect
+from holdfast.client.connecting import connect
+from holdfast.client.connection import Client
 from holdfast.client.following.pattern import PatternSubscription, StoreChange
 from holdfast.client.following.subscription import Subscription
 from holdfast.client.handles.consumer import Consumer, Delivery

@@ -34,7 +34,7 @@ from holdfast.client.blocking.blocking_stream import Stream
 from holdfast.client.blocking.blocking_subscription import PatternSubscription, Subscription
 from holdfast.client.blocking.blocking_transaction import KVTransaction, StreamTransaction
 from holdfast.client.blocking.blocking_value import ValueReader
-from holdfast.client.connection import connect as async_connect
+from holdfast.client.connecting import connect as async_connect
 from holdfast.client.live.live_kv import DELETE
 from holdfast.protocol.access.own_token import TokenLike
 from holdfast.protocol.bus.login import StrPath, TlsFiles

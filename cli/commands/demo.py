@@ -39,7 +39,7 @@ from holdfast.cli.demo.verify import DemoVerdict, verify
 from holdfast.cli.demo.worker import WorkerTask
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 from holdfast.cli.signals import cancelled_by_signals
-from holdfast.client.connection import Connecting, connect
+from holdfast.client.connecting import Connecting, connect
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import unpack
 from holdfast.protocol.names import StoreKind

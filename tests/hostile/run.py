@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.client import Client, connect
-from holdfast.client.connection import Connecting
+from holdfast.client.connecting import Connecting
 from holdfast.protocol.access.tokens import read_token
 from holdfast.protocol.errors import HoldfastError, RequestError
 from holdfast.protocol.names import StoreKind

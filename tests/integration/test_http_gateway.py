@@ -18,7 +18,7 @@ import pytest
 import websockets
 from jsonschema import Draft202012Validator
 
-from holdfast.client.connection import connect as connect_async
+from holdfast.client.connecting import connect as connect_async
 from holdfast.client.sync import connect
 from holdfast.gateway.http.durable.stream_names import store_of_url_path
 from holdfast.gateway.http.openapi.document import document
