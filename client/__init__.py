@@ -35,10 +35,10 @@ from holdfast.client.handles.consumer import Consumer, Delivery
 from holdfast.client.handles.dead_letters import DeadLetter
 from holdfast.client.handles.forking import StoreFork
 from holdfast.client.handles.kv import KV
-from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.store_heads import StoreHead
 from holdfast.client.handles.stream import Stream
 from holdfast.client.handles.transaction import KVTransaction, StreamTransaction
+from holdfast.client.handles.writing.pending import PendingAck
 from holdfast.client.large_values.value_reader import ValueReader
 from holdfast.client.live.live_entries import EntryChange
 from holdfast.client.live.live_kv import DELETE, LiveKV

@@ -24,8 +24,9 @@ from holdfast.client.handles import configuration
 from holdfast.client.handles.entry_reads import EntryReads
 from holdfast.client.handles.forking import StoreFork, fork
 from holdfast.client.handles.owner_jobs import destroy
-from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.transaction import KVTransaction
+from holdfast.client.handles.writing.pending import PendingAck
+from holdfast.client.handles.writing.store_writes import StoreWrites
 from holdfast.client.large_values.large_value import is_large, with_large_value
 from holdfast.client.large_values.value_reader import ValueReader
 from holdfast.client.large_values.value_source import Source, write_file
@@ -44,14 +45,12 @@ from holdfast.client.wire.operations import (
     entry_from_wire,
     head_from_wire,
     listed,
-    pack_batch,
     set_entry_operation,
 )
 from holdfast.protocol.chain.checking import ChainReport
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.errors import (
     InvalidArgumentError,
-    MalformedFrameError,
     OperationTimeoutError,
     WrongRevisionError,
 )
@@ -109,6 +108,7 @@ class KV(Generic[V]):
         self._follower = follower
         self._key = (int(StoreKind.KV), str(name))
         self._reads = EntryReads(link, self._key)
+        self._writes = StoreWrites(link, self._key)
 
     def __repr__(self) -> str:
         return f"KV({self.name!r})"
@@ -212,16 +212,7 @@ class KV(Generic[V]):
             key, value = pair
             data, headers = self._values.stored(self._values.encoded(value), None)
             operations.append(set_entry_operation(key, data, headers, None, ttl_seconds))
-        level = checked_durability(durability)
-        if not operations:
-            return []
-        packed = pack_batch(operations, self._link.operation_limit_bytes)
-        results, time, stored = await self._link.call(
-            self._key, packed, True, level, timeout_seconds
-        )
-        if len(results) != len(operations):
-            raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
-        return [ack_from_wire(result, time, stored) for result in results]
+        return await self._writes.batch(operations, durability, timeout_seconds)
 
     async def get(
         self, key: str, *, revision: int | None = None, timeout_seconds: float | None = None
@@ -437,9 +428,7 @@ class KV(Generic[V]):
         operation = delete_entries_operation(keys, expected_revision)
         if not operation[1]:
             return Deleted(0, (await self.head(timeout_seconds=timeout_seconds)).revision)
-        packed = pack(operation)
-        (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
-        return Deleted(count, revision)
+        return await self._writes.delete(pack(operation), timeout_seconds)
 
     def transaction(
         self,
@@ -503,9 +492,7 @@ class KV(Generic[V]):
         """
         if check_key(prefix):
             return await self._delete_prefix(prefix, atomic, timeout_seconds)
-        call = self._link.call(self._key, _PACKED_CLEAR, True, 0, timeout_seconds)
-        (count, revision), *_ = await call
-        return Deleted(count, revision)
+        return await self._writes.delete(_PACKED_CLEAR, timeout_seconds)
 
     async def head(self, *, timeout_seconds: float | None = None) -> Head:
         """Return the kv's revision, its number of keys, and their bytes."""
@@ -717,16 +704,9 @@ class KV(Generic[V]):
     ) -> Callable[[Value | LargeValue], Awaitable[Ack]]:
         """Return what makes a value, or what was uploaded, that of `key`. Raises before anything is
         sent."""
-        level = checked_durability(durability)
 
         def operation(value: Value | LargeValue) -> list[Any]:
             value, marked = self._values.stored_or_large(value, headers)
             return set_entry_operation(key, value, marked, expected_revision, ttl_seconds)
 
-        async def commit(value: Value | LargeValue) -> Ack:
-            packed = pack(operation(value))
-            answer = await self._link.submit(self._key, packed, True, level, timeout_seconds)
-            return answer if type(answer) is Ack else ack_from_wire(*self._link.unwrap(answer))
-
-        operation(b"")
-        return commit
+        return self._writes.committing(operation, durability, timeout_seconds)

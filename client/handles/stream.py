@@ -17,8 +17,9 @@ from holdfast.client.handles.consumer import Consumer, consumer_infos
 from holdfast.client.handles.forking import StoreFork, fork
 from holdfast.client.handles.message_reads import MessageReads, checked_filters
 from holdfast.client.handles.owner_jobs import destroy
-from holdfast.client.handles.pending import PendingAck
 from holdfast.client.handles.transaction import StreamTransaction
+from holdfast.client.handles.writing.pending import PendingAck
+from holdfast.client.handles.writing.store_writes import StoreWrites
 from holdfast.client.large_values.large_value import is_large, with_large_value
 from holdfast.client.large_values.value_reader import ValueReader
 from holdfast.client.large_values.value_source import Source, write_file
@@ -39,7 +40,6 @@ from holdfast.client.wire.operations import (
     head_from_wire,
     listed,
     message_from_wire,
-    pack_batch,
     packed_append,
     range_end,
     range_start,
@@ -50,10 +50,7 @@ from holdfast.client.wire.operations import (
 from holdfast.protocol.chain.checking import ChainReport
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.consumers import ConsumerInfo, ConsumerSettings
-from holdfast.protocol.errors import (
-    InvalidArgumentError,
-    MalformedFrameError,
-)
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.frames import GET_MESSAGE, PURGE, TRIM, pack
 from holdfast.protocol.messages import (
     Ack,
@@ -99,6 +96,7 @@ class Stream(Generic[V]):
         self._follower = follower
         self._key = (int(StoreKind.STREAM), str(name))
         self._reads = MessageReads(link, self._key)
+        self._writes = StoreWrites(link, self._key)
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
@@ -250,7 +248,7 @@ class Stream(Generic[V]):
                 )
             )
             expected_last_seq = options = None
-        return await self._batch(operations, durability, timeout_seconds)
+        return await self._writes.batch(operations, durability, timeout_seconds)
 
     async def append_written(
         self,
@@ -290,7 +288,7 @@ class Stream(Generic[V]):
             fields = written_fields(message, expected_last_seq)
             operations.append(append_operation(data, headers, *fields))
             expected_last_seq = None
-        return await self._batch(operations, durability, timeout_seconds)
+        return await self._writes.batch(operations, durability, timeout_seconds)
 
     async def set(
         self,
@@ -341,7 +339,7 @@ class Stream(Generic[V]):
             set_message_operation(seq, *values.stored(values.encoded(value), None))
             for seq, value in items
         ]
-        return await self._batch(operations, durability, timeout_seconds)
+        return await self._writes.batch(operations, durability, timeout_seconds)
 
     async def get(self, seq: int, *, timeout_seconds: float | None = None) -> Message[V] | None:
         """Return message `seq`, or None if it was deleted or trimmed, or is not written yet.
@@ -534,9 +532,7 @@ class Stream(Generic[V]):
         operation = delete_messages_operation(seqs)
         if not operation[1]:
             return await self._nothing_deleted(timeout_seconds)
-        packed = pack(operation)
-        (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
-        return Deleted(count, revision)
+        return await self._writes.delete(pack(operation), timeout_seconds)
 
     async def delete_all(
         self, *, end_seq: int | None = None, timeout_seconds: float | None = None
@@ -549,9 +545,7 @@ class Stream(Generic[V]):
         end_seq = range_end("end_seq", end_seq)
         if end_seq == 0:
             return await self._nothing_deleted(timeout_seconds)
-        packed = pack([TRIM, end_seq])
-        (count, revision), *_ = await self._link.call(self._key, packed, True, 0, timeout_seconds)
-        return Deleted(count, revision)
+        return await self._writes.delete(pack([TRIM, end_seq]), timeout_seconds)
 
     async def purge(
         self,
@@ -823,7 +817,6 @@ class Stream(Generic[V]):
     ) -> Callable[[Value | LargeValue], Awaitable[Ack]]:
         """Return what makes a value, or what was uploaded, a message. `others` are the arguments of
         `append_operation` from `msg_id` on. Raises before anything is sent."""
-        level = checked_durability(durability)
         condition = None if expected_revision is None else expect_operation(seq, expected_revision)
 
         def operation(value: Value | LargeValue) -> list[Any]:
@@ -832,36 +825,6 @@ class Stream(Generic[V]):
                 return append_operation(value, marked, *others)
             return set_message_operation(seq, value, marked, others[2])
 
-        async def commit(value: Value | LargeValue) -> Ack:
-            if condition is not None:
-                batch = [condition, operation(value)]
-                whole = pack_batch(batch, self._link.operation_limit_bytes)
-                results, time, stored = await self._link.call(
-                    self._key, whole, True, level, timeout_seconds
-                )
-                return ack_from_wire(results[1], time, stored)
-            packed = pack(operation(value))
-            if self._link.full:
-                await self._link.wait_for_room(timeout_seconds)
-            answer = await self._link.submit(self._key, packed, True, level, timeout_seconds)
-            return answer if type(answer) is Ack else ack_from_wire(*self._link.unwrap(answer))
-
-        operation(b"")
-        return commit
-
-    async def _batch(
-        self,
-        operations: list[list[object]],
-        durability: AnyDurability | None,
-        timeout_seconds: float | None,
-    ) -> list[Ack]:
-        level = checked_durability(durability)
-        if not operations:
-            return []
-        packed = pack_batch(operations, self._link.operation_limit_bytes)
-        results, time, stored = await self._link.call(
-            self._key, packed, True, level, timeout_seconds
+        return self._writes.committing(
+            operation, durability, timeout_seconds, condition=condition
         )
-        if len(results) != len(operations):
-            raise MalformedFrameError(reason=f"{len(results)} results of {len(operations)}")
-        return [ack_from_wire(result, time, stored) for result in results]

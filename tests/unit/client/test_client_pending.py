@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.handles.pending import PendingAck
+from holdfast.client.handles.writing.pending import PendingAck
 from holdfast.protocol.errors import StaleWriteError
 from holdfast.protocol.messages import Ack, Durability
 

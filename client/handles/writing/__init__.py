@@ -1,0 +1,1 @@
+"""What the writes of all handles have in common: batches, acks, and writes in flight."""
