@@ -482,7 +482,8 @@ class KV(Generic[V]):
 
         With `prefix`, delete the keys that start with it: 1,024 at a time, so that others are not
         held up. More take several operations, each atomic; `timeout_seconds` applies to each. Keys
-        that are set meanwhile may stay. If it is interrupted, call it again.
+        that are set meanwhile may stay. If it is interrupted, call it again. A token needs the
+        rights to read and to write for it.
 
         With `atomic`, all of them go at once, or none: at most MAX_DELETED_WITH_PREFIX, and
         TooLargeError is raised if there are more. `KVTransaction.delete_all` does the same within a

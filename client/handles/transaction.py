@@ -321,7 +321,8 @@ class KVTransaction(_Transaction[str, Entry[V], V], Generic[V]):
 
     def expect_only(self, prefix: str, keys: Sequence[str] = ()) -> None:
         """Commit only if no key that starts with `prefix` exists at that time, but `keys`, at most
-        MAX_DELETE_COUNT. These need not exist.
+        MAX_DELETE_COUNT. These need not exist. A token needs the rights to read and to write for
+        what concerns prefixes.
 
         Otherwise the commit raises WrongRevisionError, which names another key that exists.
 

@@ -3,11 +3,13 @@
 | right | allows |
 |---|---|
 | read | reading messages, entries, heads, configurations and consumers; following changes |
-| write | appending, setting, deleting, trimming, clearing; uploads and transactions |
+| write | appending, setting, deleting, trimming, clearing; uploads and transactions. |
 | configure | changing a store's configuration, and being told what it is then |
 | consume | making, using and deleting consumers (work queues); not what is in the messages |
 | destroy | removing a whole store |
 | list | listing the stores whose names match; following a pattern of names also needs it |
+
+Operations on all keys with a prefix need the rights to read and to write.
 
 A write may tell its writer something about what is there, for example that an expected revision
 did not hold. Nothing else is disclosed by a right that does not include reading.
@@ -56,7 +58,7 @@ ALL_RIGHTS: Final = (
     Right.READ | Right.WRITE | Right.CONFIGURE | Right.CONSUME | Right.DESTROY | Right.LIST
 )
 
-#: The right that each operation needs. A batch needs what its members need. An operation that is
+#: The rights that each operation needs. A batch needs what its members need. An operation that is
 #: not listed here needs all rights, so that a new one is closed until it is listed.
 RIGHT_OF_OPERATION: Final = {
     frames.APPEND: Right.WRITE,
@@ -77,8 +79,9 @@ RIGHT_OF_OPERATION: Final = {
     frames.CONSUMER_FETCH: Right.CONSUME,
     frames.CONSUMER_ACK: Right.CONSUME,
     frames.CONSUMER_DELETE: Right.CONSUME,
-    frames.DELETE_PREFIX: Right.WRITE,
-    frames.EXPECT_PREFIX: Right.WRITE,
+    # Their answers name keys that nobody has named to them.
+    frames.DELETE_PREFIX: Right.READ | Right.WRITE,
+    frames.EXPECT_PREFIX: Right.READ | Right.WRITE,
     frames.GET_MESSAGE: Right.READ,
     frames.GET_MESSAGES: Right.READ,
     frames.GET_ENTRY: Right.READ,

@@ -17,10 +17,21 @@ from holdfast.protocol.access.rights import (
 )
 from holdfast.protocol.errors import InvalidArgumentError
 
+#: What names keys in its answers is a read as well as a write.
+OF_PREFIXES = {frames.DELETE_PREFIX, frames.EXPECT_PREFIX}
+
 
 def test_every_operation_needs_one_right_and_a_batch_those_of_its_members() -> None:
     assert RIGHT_OF_OPERATION.keys() == frames.OPERATION_NAMES.keys() - {frames.BATCH}
-    assert all(len(right.words) == 1 for right in RIGHT_OF_OPERATION.values())
+    for number, right in RIGHT_OF_OPERATION.items():
+        assert len(right.words) == (2 if number in OF_PREFIXES else 1)
+
+
+@pytest.mark.parametrize("number", OF_PREFIXES)
+def test_the_right_to_write_alone_tells_nobody_which_keys_there_are(number: int) -> None:
+    assert number not in numbers_within(Right.WRITE)
+    for operations in ([[number, ""]], [[frames.BATCH, [[number, ""]]]]):
+        assert rights_needed(operations) == Right.READ | Right.WRITE
 
 
 def test_no_operation_that_writes_needs_only_the_right_to_read() -> None:
