@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
@@ -49,6 +50,12 @@ ERROR: Final = "typed_error"
 FORMATS: Final = ("json", "msgpack")
 _LARGE: Final = "a large value, which stays in its store"
 _LONGEST: Final = 200
+#: What Arrow raises of text that cannot be UTF-8, for example.
+_REFUSED: Final = (pa.ArrowException, ValueError)
+_SHOWN: Final = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = _LONGEST
+#: The greatest number that is not infinite as a float of 32 bits.
+_MAX_FLOAT: Final = float.fromhex("0x1.fffffep+127")
 _WIDTHS: Final[dict[type[DataType], int]] = {
     ByteType: 8,
     ShortType: 16,
@@ -88,7 +95,23 @@ class TypedValues:
             typed, error = (None, absent) if value is None else self._one(value)
             found.append(typed)
             errors.append(error)
-        return pa.array(found, self._type), pa.array(errors, pa.string())
+        try:
+            typed_array = pa.array(found, self._type)
+        except _REFUSED:
+            typed_array = self._each_alone(found, errors)
+        return typed_array, pa.array(errors, pa.string())
+
+    def _each_alone(self, found: Sequence[Any], errors: list[str | None]) -> pa.Array:
+        """Return `typed` of values some of which Arrow refuses, and note why: JSON, for example,
+        can have half a pair of surrogates."""
+        arrays = []
+        for index, typed in enumerate(found):
+            try:
+                arrays.append(pa.array([typed], self._type))
+            except _REFUSED as error:
+                arrays.append(pa.nulls(1, self._type))
+                errors[index] = str(error)[:_LONGEST]
+        return pa.concat_arrays(arrays)
 
     def _one(self, value: bytes) -> tuple[Any, str | None]:
         try:
@@ -167,9 +190,9 @@ def _converter(wanted: DataType) -> _Convert:
     if isinstance(wanted, StructType):
         return _struct(wanted)
     if isinstance(wanted, ArrayType):
-        return _array(_converter(wanted.elementType))
+        return _array(_member(wanted.elementType, wanted.containsNull))
     if isinstance(wanted, MapType) and isinstance(wanted.keyType, StringType):
-        return _map(_converter(wanted.valueType))
+        return _map(_member(wanted.valueType, wanted.valueContainsNull))
     if type(wanted) in _WIDTHS:
         return _integer(_WIDTHS[type(wanted)])
     if isinstance(wanted, DecimalType):
@@ -182,8 +205,22 @@ def _converter(wanted: DataType) -> _Convert:
     )
 
 
+def _member(wanted: DataType, nullable: bool) -> _Convert:
+    """Return the conversion of a part of a value. Spark fails if one that is NOT NULL is null."""
+    one = _converter(wanted)
+    if nullable:
+        return one
+
+    def convert(value: Any, at: str) -> Any:
+        if value is None:
+            raise _Mismatch(f"{at}: it is missing or null, and the schema says NOT NULL")
+        return one(value, at)
+
+    return convert
+
+
 def _struct(wanted: StructType) -> _Convert:
-    fields = [(each.name, _converter(each.dataType)) for each in wanted.fields]
+    fields = [(each.name, _member(each.dataType, each.nullable)) for each in wanted.fields]
 
     def convert(value: Any, at: str) -> Any:
         if value is None:
@@ -242,7 +279,7 @@ def _decimal(wanted: DecimalType) -> _Convert:
                 number = decimal.Decimal(str(value))
             except decimal.InvalidOperation:
                 number = None
-        if number is None or not number.is_finite() or abs(number) >= bound:
+        if number is None or not number.is_finite() or number.copy_abs() >= bound:
             raise _mismatch(value, at, wanted.simpleString())
         exact = number.quantize(step, context=context)
         if exact != number:
@@ -267,6 +304,13 @@ def _float(value: Any, at: str) -> Any:
         return float(value)
     except OverflowError:
         raise _mismatch(value, at, "a number") from None
+
+
+def _float_of_32_bits(value: Any, at: str) -> Any:
+    number = _float(value, at)
+    if number is not None and math.isfinite(number) and abs(number) > _MAX_FLOAT:
+        raise _mismatch(value, at, "a number of 32 bits")
+    return number
 
 
 def _boolean(value: Any, at: str) -> Any:
@@ -301,7 +345,10 @@ def _timestamp(value: Any, at: str) -> Any:
             moment = None
     if not isinstance(moment, datetime.datetime) or moment.tzinfo is None:
         raise _mismatch(value, at, "a time with a zone")
-    return moment
+    try:
+        return moment.astimezone(datetime.UTC)
+    except OverflowError:
+        raise _mismatch(value, at, "a time of the years 1 to 9999 in UTC") from None
 
 
 _PLAIN: Final[dict[type[DataType], _Convert]] = {
@@ -309,13 +356,12 @@ _PLAIN: Final[dict[type[DataType], _Convert]] = {
     BooleanType: _boolean,
     BinaryType: _binary,
     DoubleType: _float,
-    FloatType: _float,
+    FloatType: _float_of_32_bits,
     DateType: _date,
     TimestampType: _timestamp,
 }
 
 
 def _mismatch(value: Any, at: str, wanted: str) -> _Mismatch:
-    shown = repr(value) if not isinstance(value, float) or math.isfinite(value) else str(value)
     place = f"{at}: " if at else ""
-    return _Mismatch(f"{place}{shown[:_LONGEST]} is not {wanted}")
+    return _Mismatch(f"{place}{_SHOWN.repr(value)[:_LONGEST]} is not {wanted}")

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
     DateType,
     DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -115,6 +116,7 @@ def test_any_bytes_are_typed_or_told(data: bytes, other: Any) -> None:
         ("0.125", DecimalType(5, 2), "is not decimal(5,2)"),
         ("1000", DecimalType(5, 2), "is not decimal(5,2)"),
         ("text", BinaryType(), "is not bytes"),
+        (1e39, FloatType(), "is not a number of 32 bits"),
     ],
 )
 def test_nothing_is_converted_that_could_be_meant_otherwise(
@@ -125,11 +127,46 @@ def test_nothing_is_converted_that_could_be_meant_otherwise(
     assert error is not None and told in error
 
 
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b'{"x": "half a pair: \\ud800"}', StringType()),
+        (b'{"x": {"\\ud800": "name"}}', MapType(StringType(), StringType())),
+        (b'{"x": "1e9999999"}', DecimalType(5, 2)),
+        (b'{"x": "0001-01-01T00:00:00+14:00"}', TimestampType()),
+        (b'{"x": "9999-12-31T23:59:59-14:00"}', TimestampType()),
+        *[(b"\x81\xa1x" + b"\x91" * depth + b"\xc0", LongType()) for depth in range(900, 1030, 20)],
+    ],
+)
+def test_a_hostile_value_is_told_and_the_others_stay(data: bytes, kind: DataType) -> None:
+    value_format = "json" if data.startswith(b"{") else "msgpack"
+    other = json.dumps({}).encode() if value_format == "json" else msgpack.packb({})
+    made = TypedValues(struct(x=kind), value_format)
+    typed, errors = (column.to_pylist() for column in made.columns([other, data, None, other]))
+    assert typed == [{"x": None}, None, None, {"x": None}]
+    assert errors[0] is None and errors[1] and errors[2] and errors[3] is None
+
+
+def test_a_field_that_must_not_be_null_is_told() -> None:
+    wanted = StructType(
+        [
+            StructField("user", StringType(), nullable=False),
+            StructField("tags", ArrayType(StringType(), containsNull=False)),
+            StructField("of", MapType(StringType(), LongType(), valueContainsNull=False)),
+        ]
+    )
+    rows = [{"user": "ada"}, {}, {"user": "ada", "tags": [None]}, {"user": "a", "of": {"b": None}}]
+    _, errors = TypedValues(wanted, "json").columns([json.dumps(row).encode() for row in rows])
+    told = ": it is missing or null, and the schema says NOT NULL"
+    assert errors.to_pylist() == [None, f"user{told}", f"tags[0]{told}", f"of['b']{told}"]
+
+
 def test_dates_times_decimals_and_bytes_are_what_they_say() -> None:
     moment = datetime(2026, 11, 24, 10, tzinfo=UTC)
     row = {"at": "2026-11-24T11:00:00+01:00", "on": "2026-11-24", "sum": "12.30", "more": 1}
     wanted = {"at": moment, "on": date(2026, 11, 24), "sum": Decimal("12.30")}
     fields = {"at": TimestampType(), "on": DateType(), "sum": DecimalType(5, 2)}
+    assert read({"sum": "9" * 38}, sum=DecimalType(38, 0)) == ({"sum": Decimal("9" * 38)}, None)
     assert read(row, **fields) == (wanted, None)
     packed = msgpack.packb({"at": moment, "b": b"\0"}, datetime=True)
     found = read(packed, "msgpack", at=TimestampType(), b=BinaryType())
