@@ -57,7 +57,7 @@ def test_the_recipes_run(
     world.change(patches, message(1, b'{"user": "ada"}'), message(2, b'{"user": "bob"}'))
     world.change(kv("settings"), entry("theme", b"dark"))
     world.publish()
-    export(spark, world.url)
+    # The first recipe exports it.
     names = {"bucket": world.url, "table": default_table(world.url)}
     recipes = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert len(recipes) >= 6
