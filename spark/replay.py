@@ -21,6 +21,7 @@ import time as clock
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -37,8 +38,10 @@ from holdfast.spark.replay_writing import RESULT, ROW_COLUMNS, Target, write_row
 from holdfast.spark.state import read_table, settings_sql, state_sql
 from holdfast.spark.tables.table import ChangesTable
 
-__all__ = ["ImportReport", "Target", "import_table"]
+__all__ = ["ImportReport", "Target", "check_source", "import_table"]
 
+#: In a path of Spark: wildcards, and what ends the scheme of a URL.
+_NOT_PLAIN: Final = frozenset("*?[]{}\\:")
 _HELD_COLUMNS: Final = tuple(name for name in ROW_COLUMNS if name != "settings")
 
 
@@ -117,10 +120,33 @@ def import_table(
     return report
 
 
+def check_source(
+    source: str, version: int | None, time: datetime | None, *, paths_are_local: bool = False
+) -> bool:
+    """Return whether `source` is a table, without any Spark. With `paths_are_local`, Spark would
+    read paths from the disks of this machine.
+
+    Raises InvalidArgumentError, NoTableError.
+    """
+    if source.startswith(("file://", "s3://")) and ChangesTable(TableLocation(source)).exists:
+        return True
+    if version is not None or time is not None:
+        raise InvalidArgumentError(argument="source", reason=f"{source} has only one state")
+    if source.startswith("s3://"):
+        # Spark itself reads no S3 without packages for the JVM.
+        raise NoTableError(table=source)
+    path = source.removeprefix("file://")
+    is_plain = _NOT_PLAIN.isdisjoint(path)
+    if paths_are_local and is_plain and not Path(path).exists():
+        reason = f"no table and no Parquet files at {source}"
+        raise InvalidArgumentError(argument="source", reason=reason)
+    return False
+
+
 def _rows(
     spark: SparkSession, source: str, version: int | None, time: datetime | None
 ) -> DataFrame:
-    if source.startswith(("file://", "s3://")) and ChangesTable(TableLocation(source)).exists:
+    if check_source(source, version, time):
         changes = read_table(spark, source, version=version)
         condition = "true"
         if time is not None:
@@ -130,11 +156,6 @@ def _rows(
         rows = spark.sql(sql, changes=changes)
         settings = spark.sql(settings_sql("{changes}", condition=condition), changes=changes)
         return rows.unionByName(settings, allowMissingColumns=True).select(*ROW_COLUMNS)
-    if version is not None or time is not None:
-        raise InvalidArgumentError(argument="source", reason=f"{source} has only one state")
-    if source.startswith("s3://"):
-        # Spark itself reads no S3 without packages for the JVM.
-        raise NoTableError(table=source)
     try:
         found = spark.read.parquet(source)
     except AnalysisException as error:

@@ -101,6 +101,14 @@ def _started(app: str, master: str | None, settings: Mapping[str, str]) -> Spark
     return made
 
 
+def paths_are_local(master: str | None) -> bool:
+    """Return whether a new session with this master reads paths from the disks of this machine."""
+    master = master or os.environ.get("SPARK_REMOTE")
+    if master is None and "PYSPARK_SUBMIT_ARGS" in os.environ:
+        return False
+    return "HADOOP_CONF_DIR" not in os.environ and (master or DEFAULT_MASTER).startswith("local")
+
+
 def register_sources(spark: SparkSession) -> None:
     """Make the format "holdfast" known to a session."""
     from holdfast.spark.source.source import HoldfastSource

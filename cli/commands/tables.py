@@ -194,19 +194,24 @@ def import_command(
 
     If it is interrupted, run it again to resume.
     """
+    time = _parse_time(moment)
+    with needed_spark_packages():
+        from holdfast.spark.replay import Target, check_source, import_table
+        from holdfast.spark.session import paths_are_local
+    # Raise an error before Spark starts, which takes seconds.
+    with _table_errors():
+        check_source(source, version, time, paths_are_local=paths_are_local(master))
+    target = Target(
+        settings.nats_url,
+        settings.prefix,
+        into_tenant,
+        store_prefix,
+        renumber,
+        settings.login,
+        settings.inbox_prefix,
+        configure=not keep_configuration,
+    )
     with _spark(master) as spark:
-        from holdfast.spark.replay import Target, import_table
-
-        target = Target(
-            settings.nats_url,
-            settings.prefix,
-            into_tenant,
-            store_prefix,
-            renumber,
-            settings.login,
-            settings.inbox_prefix,
-            configure=not keep_configuration,
-        )
         report = import_table(
             spark,
             source,
@@ -214,7 +219,7 @@ def import_command(
             tenant=from_tenant,
             store=store,
             version=version,
-            time=_parse_time(moment),
+            time=time,
         )
     if settings.json:
         print_json(report.to_json())
@@ -294,8 +299,6 @@ def needed_spark_packages() -> Iterator[None]:
 def _spark(master: str | None) -> Iterator[SparkSession]:
     """Yield a session, which ends with the block unless it was there before."""
     with needed_spark_packages():
-        from botocore.exceptions import BotoCoreError, ClientError
-        from deltalake.exceptions import DeltaError
         from pyspark.sql import SparkSession
 
         from holdfast.spark.failures import failing
@@ -303,14 +306,24 @@ def _spark(master: str | None) -> Iterator[SparkSession]:
     running = SparkSession.getActiveSession()
     spark = session("holdfast", master=master, register=False)
     try:
-        with failing("Spark"):
+        with _table_errors(), failing("Spark"):
             yield spark
-    except (DeltaError, BotoCoreError, ClientError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise TableUnreachableError(reason=reason) from error
     finally:
         if running is None:
             spark.stop()
+
+
+@contextmanager
+def _table_errors() -> Iterator[None]:
+    """Tell in one line what a table cannot be reached for."""
+    with needed_spark_packages():
+        from botocore.exceptions import BotoCoreError, ClientError
+        from deltalake.exceptions import DeltaError
+    try:
+        yield
+    except (DeltaError, BotoCoreError, ClientError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise TableUnreachableError(reason=reason) from error
 
 
 @contextmanager

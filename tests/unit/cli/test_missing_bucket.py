@@ -100,6 +100,41 @@ def test_an_import_of_nothing_says_so_and_makes_nothing(tmp_path: Path) -> None:
     assert everything_in(tmp_path) == {}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "starts_spark"),
+    [
+        (("../x y",), False),
+        (("{folder}/none",), False),
+        (("{folder}", "--time", "yesterday"), False),
+        (("{folder}", "--version", "3"), False),
+        # Somebody else knows what is there.
+        (("hdfs://host/none",), True),
+        (("{folder}/none/*.parquet",), True),
+        (("{folder}/none", "--master", "spark://host:7077"), True),
+        (("{folder}",), True),
+    ],
+)
+def test_an_import_looks_at_its_source_before_spark_starts(
+    arguments: tuple[str, ...],
+    starts_spark: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+
+    def start(*arguments: Any, **options: Any) -> None:
+        started.append(options)
+        raise InvalidArgumentError(argument="session", reason="this is as far as it goes")
+
+    monkeypatch.setattr("holdfast.spark.session.session", start)
+    for name in ("HADOOP_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE"):
+        monkeypatch.delenv(name, raising=False)
+    result = run("import", *[each.format(folder=tmp_path) for each in arguments])
+    assert result.exit_code != 0
+    assert len(result.stderr.splitlines()) == 1 and "Try: " in result.stderr
+    assert bool(started) == starts_spark
+
+
 def test_verify_wants_data_that_is_holdfast_s(tmp_path: Path) -> None:
     result = run("verify", "--all", "--data", str(tmp_path))
     assert result.exit_code == 1
