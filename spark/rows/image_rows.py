@@ -39,6 +39,7 @@ from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta, pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
 from holdfast.spark.rows import image_statements as statements
 from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
 from holdfast.spark.rows.rows import (
@@ -334,9 +335,11 @@ class StoreImage:
         held: list[ExportedRow] = []
         held_bytes = 0
         for row in rows:
-            if row.large_bytes is not None and row.large_bytes <= self._large_bytes:
+            # Whether an encrypted one has its SHA-256 cannot be told without its key.
+            size_bytes = None if is_box(row.headers) else row.large_bytes
+            if size_bytes is not None and size_bytes <= self._large_bytes:
                 row = row._replace(value=self._body(row))
-                held_bytes += row.large_bytes or 0
+                held_bytes += size_bytes
             held.append(row)
             if held_bytes >= BATCH_BYTES:
                 yield Piece(origin, Shape.CHANGES, held)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import base64
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
 from holdfast.protocol import changes
 from holdfast.protocol.compression import compressed_always
-from holdfast.protocol.errors import DecryptionFailedError, KeyUnavailableError
+from holdfast.protocol.errors import (
+    DecryptionFailedError,
+    KeyUnavailableError,
+)
+from holdfast.protocol.messages import LargeValue
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.encryption.data_keys import TenantKeys
@@ -19,7 +25,14 @@ from holdfast.shared_fs.encryption.registry import KeyRegistry
 from holdfast.shared_fs.encryption.sessions import CipherSessions
 from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.encryption.table_values import TableCipher
-from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER, is_box, read_box
+from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import (
+    BOX_HEADER,
+    is_box,
+    read_box,
+)
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.rows import (
     Piece,
     RowGathering,
@@ -107,3 +120,33 @@ def test_a_reader_without_the_key_hears_that_and_rows_in_clear_need_none(
     assert without.row(NOTES, 1, 1, b"v", None) == (b"v", {})
     with pytest.raises(DecryptionFailedError):
         without.row(NOTES, 1, 1, b"v", {BOX_HEADER: "no base64!"})
+
+
+def test_bytes_of_an_encrypted_large_value_stay_in_its_store_which_is_not_damaged(
+    registry: KeyRegistry, tmp_path: Path
+) -> None:
+    clear, hidden = b"in clear", b"large enough"
+    before, after = (
+        LargeValue(bytes([number]) * 16, len(value), sha256(value).digest(), crc32(value))
+        for number, value in enumerate((clear, hidden))
+    )
+    keeps = cipher(registry, NOTES).encrypted
+    kept = [
+        [changes.CHANGE_PUT_CHUNK, before.upload_id, 0, clear, before.crc32],
+        [changes.CHANGE_SET_MESSAGE, 1, list(before)],
+        keeps([changes.CHANGE_PUT_CHUNK, after.upload_id, 0, hidden, after.crc32], 3),
+        keeps([changes.CHANGE_SET_MESSAGE, 2, list(after)], 4),
+        keeps([changes.CHANGE_SET_MESSAGE, 3, b"small"], 5),
+    ]
+    file = StoreFile.create(tmp_path / "a.db", NOTES, time=1)
+    file.apply([AppliedBatch(0, 1000, kept)], [])
+    file.close()
+    image = StoreImage(NOTES, tmp_path / "a.db", large_bytes=100)
+    try:
+        pieces = image.pieces(image.reading(None), 1, "a snapshot")
+        rows: list[Any] = [row for piece in pieces for row in piece.rows]
+    finally:
+        image.close()
+    assert [(row.value, row.large_bytes) for row in rows] == [
+        (clear, len(clear)), (None, len(hidden)), (kept[4][2], None),
+    ]  # fmt: skip
