@@ -29,6 +29,7 @@ from holdfast.protocol.names import StoreKind
 from holdfast.protocol.store_config import OF_KVS, OF_STREAMS, StoreConfig
 from holdfast.protocol.subject_filters import is_literal
 from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER
 from holdfast.spark.event_loop import EventLoop, running_loop
 from holdfast.spark.rows.rows import NEVER_MS
 
@@ -167,13 +168,17 @@ def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def _checked(row: _Row) -> _Row:
-    if row.value is None and row.settings is None:
-        at = f"seq {row.seq}" if row.key is None else f"key {row.key!r}"
+    reason = None
+    if row.headers and BOX_HEADER in row.headers:
+        reason = "{at} is encrypted: decrypt the rows of the table first"
+    elif row.value is None and row.settings is None:
         reason = (
-            f"no value at {at} of {row.store}: the table has no bytes of large values; export them "
-            "with --large-values"
+            "no value at {at}: the table has no bytes of large values; export them with "
+            "--large-values"
         )
-        raise InvalidArgumentError(argument="source", reason=reason)
+    if reason is not None:
+        at = f"{f'seq {row.seq}' if row.key is None else f'key {row.key!r}'} of {row.store}"
+        raise InvalidArgumentError(argument="source", reason=reason.format(at=at))
     return row
 
 

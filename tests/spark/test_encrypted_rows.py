@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import pyarrow as pa
 import pytest
 
 from holdfast.protocol import changes
 from holdfast.protocol.compression import compressed_always
 from holdfast.protocol.errors import (
     DecryptionFailedError,
+    InvalidArgumentError,
     KeyUnavailableError,
 )
 from holdfast.protocol.messages import LargeValue
@@ -28,10 +30,13 @@ from holdfast.shared_fs.encryption.table_values import TableCipher
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import (
     BOX_HEADER,
+    headers_in_table,
     is_box,
     read_box,
 )
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.spark.replay import Target
+from holdfast.spark.replay_writing import ROW_COLUMNS, write_rows
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.rows import (
     Piece,
@@ -150,3 +155,19 @@ def test_bytes_of_an_encrypted_large_value_stay_in_its_store_which_is_not_damage
     assert [(row.value, row.large_bytes) for row in rows] == [
         (clear, len(clear)), (None, len(hidden)), (kept[4][2], None),
     ]  # fmt: skip
+
+
+def test_an_import_refuses_what_is_still_encrypted(registry: KeyRegistry) -> None:
+    kept = cipher(registry, NOTES).encrypted([changes.CHANGE_SET_MESSAGE, 1, b"secret"], 1)
+    row = dict.fromkeys(ROW_COLUMNS) | {
+        "tenant": NOTES.tenant, "kind": "stream", "store": NOTES.name, "seq": 1,
+        "headers": list(headers_in_table(kept[3]).items()), "value": kept[2],
+    }  # fmt: skip
+    headers = pa.map_(pa.string(), pa.string())
+    columns = {
+        name: pa.array([value], headers if name == "headers" else None)
+        for name, value in row.items()
+    }
+    # Before anything is written: no cluster is there.
+    with pytest.raises(InvalidArgumentError, match="seq 1 of notes is encrypted"):
+        list(write_rows(Target("nats://127.0.0.1:1"), [pa.RecordBatch.from_pydict(columns)]))
