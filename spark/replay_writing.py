@@ -222,6 +222,9 @@ class _Writer:
         if kind == StoreKind.STREAM.word:
             self._write_stream(others, settings)
         else:
+            if settings.get("chain"):
+                # It covers what is set from then on.
+                self._configure(kind, {"chain": True})
             self._write_kv(others)
         self._configure(kind, settings)
 

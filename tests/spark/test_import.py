@@ -158,6 +158,23 @@ def test_a_stream_that_begins_at_a_great_seq_takes_no_fillers(cluster: RunningUp
     assert (config.first_seq, config.chain, config.sealed) == (far, True, True)
 
 
+def test_the_chain_of_a_kv_covers_what_is_imported(cluster: RunningUp) -> None:
+    rows = [
+        {"kind": "kv", "settings": b'{"chain": true, "history": 5}'},
+        *({"kind": "kv", "key": key, "value": b"v"} for key in ("a", "b")),
+    ]
+    list(write_rows(Target(cluster.nats, tenant="chained"), [rows_from(*rows)]))
+
+    async def covered() -> tuple[int, StoreConfig]:
+        async with connect(cluster.nats, tenant="chained") as client:
+            settings = client.kv("s")
+            report = await settings.verify_chain([])
+            return report.last_seq - report.base_seq, await settings.config()
+
+    count, config = asyncio.run(covered())
+    assert (count, config.chain, config.history) == (2, True, 5)
+
+
 def test_a_time_of_a_clock_that_is_ahead_becomes_that_of_the_append(cluster: RunningUp) -> None:
     ahead = {"seq": 1, "value": b"ahead", "time": NOW_MS + HOUR_MS}
     list(write_rows(Target(cluster.nats, tenant="ahead"), [rows_from(ahead)]))
