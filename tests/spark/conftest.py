@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from holdfast.spark.errors import JavaMissingError
 from holdfast.spark.java import use_java
 from holdfast.spark.session import session
+from tests.support.bucket_world import BucketWorld
 from tests.support.holdfast_up import RunningUp, running_up
 
 #: The first test waits for three JVMs, and all fail with it if a busy machine is late.
@@ -70,3 +71,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     """A `holdfast up` of this run; each test has a tenant of its own."""
     with running_up(tmp_path_factory.mktemp("cluster") / "data") as running:
         yield running
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[BucketWorld]:
+    (tmp_path / "stores").mkdir()
+    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
+    yield made
+    made.close()

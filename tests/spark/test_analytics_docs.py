@@ -4,7 +4,6 @@ runs too."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,14 +27,6 @@ TYPES = {
     pa.map_(pa.string(), pa.string()): "map<string, string>",
     pa.binary(): "binary",
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[BucketWorld]:
-    (tmp_path / "stores").mkdir()
-    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
-    yield made
-    made.close()
 
 
 def test_the_columns_and_operations_are_those_of_the_table() -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -61,14 +60,6 @@ DELETE_ENTRIES = CHANGE_DELETE_ENTRIES
 PATCHES = stream("project.42.patches")
 SETTINGS = kv("settings")
 CHAT = stream("chat", tenant="beta")
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[BucketWorld]:
-    (tmp_path / "stores").mkdir()
-    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
-    yield made
-    made.close()
 
 
 def fill(world: BucketWorld) -> None:

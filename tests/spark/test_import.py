@@ -6,8 +6,6 @@ import asyncio
 import hashlib
 import time
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -39,12 +37,9 @@ LIMITS = {"max_messages": 7, "max_age_seconds": 86_400.0, "description": "of a s
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[BucketWorld]:
-    (tmp_path / "stores").mkdir()
-    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
-    made.time = NOW_MS - 2 * HOUR_MS
-    yield made
-    made.close()
+def world(world: BucketWorld) -> BucketWorld:
+    world.time = NOW_MS - 2 * HOUR_MS
+    return world
 
 
 async def held_by(cluster: RunningUp, tenant: str, name: str) -> list[Message]:

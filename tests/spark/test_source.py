@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -149,15 +148,6 @@ def test_a_cluster_that_is_not_there_is_told(spark: SparkSession) -> None:
 
 
 # A bucket
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[BucketWorld]:
-    (tmp_path / "bucket").mkdir()
-    (tmp_path / "stores").mkdir()
-    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
-    yield made
-    made.close()
-
-
 def test_a_bucket_is_read_as_its_newest_snapshots_have_it(
     spark: SparkSession, world: BucketWorld
 ) -> None:

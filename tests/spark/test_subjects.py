@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +43,6 @@ HEADERS = {"user": "ada, bob", "hf-encoding": "zstd"}
 
 def about(seq: int, subject: str, value: bytes = b"v", headers: Any = None) -> list[Any]:
     return [CHANGE_SET_MESSAGE, seq, value, headers, None, None, subject]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[BucketWorld]:
-    (tmp_path / "stores").mkdir()
-    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
-    yield made
-    made.close()
 
 
 def test_an_export_has_subjects_and_header_blocks_of_files_and_logs(

@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,6 @@ from tests.support.holdfast_up import RunningUp
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "editing-traces"
 PATCHES = stream("project.42.patches")
 SETTINGS = kv("settings")
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[BucketWorld]:
-    (tmp_path / "stores").mkdir()
-    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
-    yield made
-    made.close()
 
 
 def exported_in_runs(spark: SparkSession, world: BucketWorld, count: int) -> str:

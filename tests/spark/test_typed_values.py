@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -193,14 +191,6 @@ def test_a_schema_or_format_that_is_none_is_refused() -> None:
         assert caught.value.fields["argument"] == argument
     with pytest.raises(InvalidArgumentError, match="needs a value_schema"):
         read_options({"bucket": "file:///b", "value_format": "json"})
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[BucketWorld]:
-    (tmp_path / "stores").mkdir()
-    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
-    yield made
-    made.close()
 
 
 def test_stores_and_tables_have_typed_columns_and_every_bad_row(
