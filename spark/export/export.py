@@ -426,6 +426,7 @@ class _Taken:
                 max(mark.last_seq, known.last_seq),
                 max(mark.time, known.time),
                 known.created,
+                config=mark.config or known.config,
             )
         return changed
 

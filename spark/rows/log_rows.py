@@ -27,8 +27,9 @@ from holdfast.spark.rows.rows import (
     Shape,
     rows_of_change,
 )
-from holdfast.spark.tables.watermarks import Watermark
+from holdfast.spark.tables.watermarks import OTHER_CONFIG, Watermark
 
+_CONFIGURING: Final = frozenset([changes.CHANGE_CONFIGURE, changes.CHANGE_RESERVE])
 #: How many indexes are read at once. S3 takes 25 ms for each.
 _PARALLEL: Final = 16
 
@@ -88,7 +89,8 @@ class LogRows:
             self._read(bucket, work)
 
     def marks(self) -> dict[StoreId, Watermark]:
-        """Return how far the changes go in each store. `last_seq` is 0 if nothing was appended."""
+        """Return how far the changes go in each store. `last_seq` is 0 if nothing was appended, and
+        `config` if none configured it."""
         return self._marks
 
     def pieces(self, run: int) -> Iterator[Piece]:
@@ -130,9 +132,11 @@ class LogRows:
         self, store: StoreId, epoch: int, revision: int, time: int, change: frames.WireChange
     ) -> None:
         before = self._marks.get(store, Watermark(0, 0))
-        is_message = changes.number_of(change) == changes.CHANGE_SET_MESSAGE
+        number = changes.number_of(change)
+        is_message = number == changes.CHANGE_SET_MESSAGE
         seq = changes.message_set(change).seq if is_message else 0
         if revision > before.revision:
             self._marks[store] = Watermark(
-                epoch, revision, max(seq, before.last_seq), max(time, before.time)
+                *(epoch, revision, max(seq, before.last_seq), max(time, before.time)),
+                config=OTHER_CONFIG if number in _CONFIGURING else before.config,
             )

@@ -53,6 +53,9 @@ _READ_BYTES: Final = MIB
 _SPILL_ROWS: Final = 50_000
 
 
+OTHER_CONFIG: Final = -1
+
+
 class Watermark(NamedTuple):
     """How far the table goes in one store. `created` tells the store's lives apart; it is 0
     if unknown."""
@@ -65,7 +68,8 @@ class Watermark(NamedTuple):
     created: int = 0
     #: Whether the store was deleted, and the table has that.
     dropped: bool = False
-    #: The CRC-32 of the configuration that the table has, as JSON; 0 for none, or if unknown.
+    #: The CRC-32 of the configuration that the table has, as JSON; 0 for none. OTHER_CONFIG if the
+    #: table has one from the log, which does not tell how the file writes it.
     config: int = 0
 
 

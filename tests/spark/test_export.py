@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 from holdfast.protocol import frames
 from holdfast.protocol.changes import (
     CHANGE_CLEAR,
+    CHANGE_CONFIGURE,
     CHANGE_DELETE_ENTRIES,
     CHANGE_DELETE_MESSAGES,
     CHANGE_TRIM,
@@ -38,6 +40,7 @@ from holdfast.spark.rows.planning import SnapshotWork, Task
 from holdfast.spark.state import latest, read_table, state_sql
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.table import ChangesTable
+from tests.support import archive_world
 from tests.support.bucket_world import (
     DAY_MS,
     BucketWorld,
@@ -313,6 +316,32 @@ def test_a_table_whose_files_are_gone_is_reported_by_the_next_export(
     found = " ".join(export(spark, world.url).damaged)
     assert f"{lost.name} is gone" in found
     assert f"{cut.name} has" in found
+
+
+def test_a_configuration_is_exported_once_whether_logs_or_snapshots_are_read(
+    world: BucketWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seqs = iter(range(1, 10))
+
+    def grown(*changes: Any, incarnation: str = "") -> list[Any]:
+        record = world.change(PATCHES, *changes, message(next(seqs), b"v"))
+        if incarnation:
+            world.log("s1", incarnation, [record])
+        else:
+            world.publish()
+        archive_world.exported(monkeypatch, world.url)
+        rows = DeltaTable(table_of(world).removeprefix("file://")).to_pyarrow_table().to_pylist()
+        rows.sort(key=lambda row: row["revision"])
+        return [json.loads(row["value"]) for row in rows if row["operation"] == "configure"]
+
+    first, second = {"max_messages": 90}, {"max_messages": 80}
+    assert grown([CHANGE_CONFIGURE, first]) == [first]
+    assert grown(incarnation="i1") == [first]
+    assert grown() == [first]
+    # The file's own words are not in the log: once more, then no more.
+    assert grown([CHANGE_CONFIGURE, second], incarnation="i2") == [first, second]
+    assert grown()[-1] == second
+    assert grown() == grown(incarnation="i3") == grown()
 
 
 def test_of_two_exports_at_once_one_is_refused(spark: SparkSession, world: BucketWorld) -> None:
