@@ -7,30 +7,22 @@ from unittest import mock
 
 import pytest
 
-from holdfast.client.handles.serving_wire import Packer
-from holdfast.client.wire.effects import SendFrame, Suspect
+from holdfast.client.wire.effects import Suspect
 from holdfast.client.wire.filling import fill
 from holdfast.client.wire.frame import FrameBuilder
 from holdfast.client.wire.in_flight import SILENCE_LOOK_SECONDS, SPREAD_OPERATIONS
 from holdfast.client.wire.operations import append_operation, pack_batch
 from holdfast.client.wire.schedule import BACKOFF_MAX_SECONDS
 from holdfast.client.wire.store_queue import StoreQueue
-from holdfast.client.wire.waiting import PackedRun
 from holdfast.persist.store.writers import Admission, WriterState
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     BusyError,
     ConnectionFailedError,
-    HoldfastError,
-    InvalidArgumentError,
     InvalidNameError,
-    MalformedFrameError,
     NoCoordinatorError,
-    NoServerError,
-    NotAllowedError,
     NotOwnerError,
     OperationTimeoutError,
-    StorageFailedError,
 )
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
@@ -40,10 +32,8 @@ from holdfast.protocol.limits import (
     MIN_PAYLOAD_BYTES,
     PING_SECONDS,
 )
-from holdfast.protocol.messages import Ack, Durability
-from tests.support.coalescer_client import OTHER, OWNER, STORE, Caller, Client, answered, groups_of
-
-FORBIDDEN = NotAllowedError(action="publish", subject="a")
+from holdfast.protocol.messages import Durability
+from tests.support.coalescer_client import OTHER, STORE, Caller, Client, answered, groups_of
 
 
 def test_a_frame_is_byte_for_byte_what_the_protocol_encodes(client: Client) -> None:
@@ -319,224 +309,6 @@ def test_the_floor_passes_a_group_whose_callers_have_all_given_up(client: Client
     assert client.core.pending_count == 1
 
 
-def test_an_operation_cancelled_before_it_left_is_never_sent() -> None:
-    client = Client(resolve=False)
-    client.append().cancel()
-    client.get().cancel()
-    client.turn()
-    client.core.resolved(STORE, OWNER)
-    assert client.turn() == []
-    assert client.core.pending_count == 0
-
-
-def give_up_in_line(client: Client) -> SendFrame:
-    """Let the only caller of a store give up while it waits for a busy server; return a frame that
-    the server has."""
-    busy = [client.send(key=OTHER)[1] for _ in range(FRAMES_IN_FLIGHT)]
-    client.append(timeout=0.1)
-    assert client.tick(0.1) == []
-    return busy[0]
-
-
-def test_a_store_whose_callers_gave_up_in_line_does_not_stay_with_a_lost_server(
-    client: Client,
-) -> None:
-    client.no_responders(give_up_in_line(client))
-    caller, frame = client.send()
-    client.settle(caller, frame)
-
-
-def test_a_store_whose_callers_gave_up_in_line_does_not_stay_with_a_forbidden_server(
-    client: Client,
-) -> None:
-    give_up_in_line(client)
-    client.core.refused("a", FORBIDDEN, client.now)
-    caller, frame = client.send()
-    client.settle(caller, frame)
-
-
-def test_a_store_whose_callers_gave_up_in_line_does_not_stay_with_its_former_owner(
-    client: Client,
-) -> None:
-    give_up_in_line(client)
-    client.move()
-    caller, frame = client.send()
-    assert frame.server == "b"
-    client.settle(caller, frame)
-
-
-def test_who_may_not_ask_for_the_owner_is_not_told_that_what_was_sent_is_refused(
-    client: Client,
-) -> None:
-    sent, frame = client.send()
-    client.resolve = False
-    client.no_responders(frame)
-    client.tick(1.0)
-    unsent, reading = client.append(), client.get()
-    client.core.resolve_failed(STORE, FORBIDDEN, client.now)
-    assert isinstance(unsent.error, NotAllowedError)
-    assert isinstance(reading.error, NotAllowedError)
-    assert not sent.done()
-    client.resolve = True
-    (copy,) = client.tick(1.0)
-    assert groups_of(copy)[0].counter == 1
-    client.settle(sent, copy)
-
-
-def test_a_store_whose_owner_nobody_tells_times_out_if_a_write_may_be_stored(
-    client: Client,
-) -> None:
-    sent, frame = client.send(timeout=3.0)
-    client.resolve = False
-    client.no_responders(frame)
-    for _ in range(8):
-        client.core.resolve_failed(STORE, FORBIDDEN, client.now)
-        client.tick(0.6)
-    assert isinstance(sent.error, OperationTimeoutError)
-    assert "publish" in str(sent.error)
-
-
-def test_what_the_bus_refuses_was_not_sent_but_an_earlier_copy_may_be_stored(
-    client: Client,
-) -> None:
-    first, _ = client.send()
-    second = client.append(key=OTHER)
-    assert len(client.tick(FRAME_TIMEOUT_SECONDS)) == 2
-    client.core.refused("a", FORBIDDEN, client.now)
-    assert isinstance(second.error, NotAllowedError)
-    assert not first.done()
-    (again,) = client.tick(1.0)
-    client.settle(first, again)
-
-
-def test_a_client_that_may_not_listen_does_not_say_that_what_was_sent_is_refused(
-    client: Client,
-) -> None:
-    sent, _ = client.send()
-    unsent = client.append(key=OTHER)
-    client.core.fail_all(FORBIDDEN)
-    assert isinstance(sent.error, ConnectionFailedError)
-    assert isinstance(unsent.error, NotAllowedError)
-
-
-def test_a_group_error_reaches_each_caller_as_its_own_exception(client: Client) -> None:
-    first, second = client.append(), client.append()
-    (frame,) = client.turn()
-    client.refuse(frame, StorageFailedError(reason="full"))
-    assert isinstance(first.error, StorageFailedError)
-    assert first.error is not second.error
-    _, after = client.send()
-    assert groups_of(after)[0].first_unacked == groups_of(after)[0].counter == 2
-
-
-def test_a_refusal_of_the_whole_frame_concerns_every_group(client: Client) -> None:
-    first, second = client.append(), client.append(key=OTHER)
-    (frame,) = client.turn()
-    client.refuse(frame, MalformedFrameError(reason="no"), index=-1)
-    assert isinstance(first.error, MalformedFrameError)
-    assert isinstance(second.error, MalformedFrameError)
-
-
-def test_a_reply_may_answer_some_groups_now_and_others_later(client: Client) -> None:
-    first, second = client.append(), client.append(key=OTHER)
-    (frame,) = client.turn()
-    client.reply(frame, answered(1, [0, 1]))
-    assert second.done()
-    assert not first.done()
-    client.reply(frame, answered(0, [1, 1]))
-    assert first.done()
-
-
-def test_reads_answered_in_part_are_asked_for_the_rest(client: Client) -> None:
-    callers = [client.get(seq) for seq in range(1, 6)]
-    (frame,) = client.turn()
-    client.reply(frame, answered(0, "one", "two"))
-    (rest,) = client.turn()
-    assert groups_of(rest)[0].operations == [[frames.GET_MESSAGE, seq] for seq in (3, 4, 5)]
-    client.reply(rest, answered(0, "three", "four", "five"))
-    assert [c.answer[0] for c in callers] == ["one", "two", "three", "four", "five"]
-
-
-GOOD = [0, 0, frames.encode_outcome(1, 1, 2, [[1, 1]])]
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        *(b"", b"\x01\xc1"),
-        *map(frames.encode, (7, {"error": "busy"}, [7], [[]], [[0]])),
-        *map(frames.encode, ([["first", 0, b""]], [[9, 0, b""]], [[-2, *GOOD[1:]]])),
-        *map(frames.encode, ([[0, 1, "busy", 7]], [[0, 1, "busy", {1: 2}]])),
-        frames.encode([[0, 0, b"no outcome"]]),
-        frames.encode([[0, 0, frames.encode_outcome(1, 1, 2, [])]]),
-        frames.encode([[0, 0, frames.encode_outcome(1, 1, 2, [[1, 1], [2, 2]])]]),
-        frames.encode([[0, 0, frames.pack([1, 1, [2], [[1, 1]]])]]),
-        frames.encode([[0, 0, frames.pack([1, None, 2, [[1, 1]]])]]),
-        frames.encode([GOOD, [1, 0, b"no outcome"]]),
-    ],
-)
-def test_a_reply_that_makes_no_sense_is_as_good_as_lost(client: Client, payload: bytes) -> None:
-    callers = client.append(), client.append(key=OTHER)
-    (frame,) = client.turn()
-    with pytest.raises(MalformedFrameError):
-        client.core.reply(frame.number, payload, client.now)
-    client.core.validate()
-    assert client.core.pending_count == 2
-    (again,) = client.tick(FRAME_TIMEOUT_SECONDS)
-    client.reply(again, answered(0, [1, 1]), answered(1, [1, 1]))
-    assert [caller.answer[0] for caller in callers] == [[1, 1], [1, 1]]
-    assert client.core.pending_count == 0
-
-
-def test_a_reply_in_another_version_is_the_answer_of_all_in_its_frame(client: Client) -> None:
-    callers = client.append(), client.get()
-    (frame,) = client.turn()
-    client.core.reply(frame.number, b"\x09rubbish", client.now)
-    assert {caller.error.code for caller in callers} == {"unsupported_version"}
-    client.core.validate()
-    assert client.core.pending_count == 0
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        NoCoordinatorError(prefix="hf"),
-        NoServerError(),
-        ConnectionFailedError(url="", reason="lost"),
-    ],
-)
-def test_what_was_never_sent_is_told_why_when_its_time_is_up(error: HoldfastError) -> None:
-    client = Client(resolve=False)
-    caller = client.append(timeout=1.0)
-    client.turn()
-    client.core.resolve_failed(STORE, error, client.now)
-    client.tick(1.0)
-    assert type(caller.error) is type(error)
-    assert client.core.pending_count == 0
-
-
-def test_what_was_sent_may_be_stored_so_its_error_is_a_timeout_that_names_the_reason(
-    client: Client,
-) -> None:
-    caller, frame = client.send(timeout=1.0)
-    client.resolve = False
-    client.no_responders(frame)
-    client.tick(0.1)
-    client.core.resolve_failed(STORE, NoServerError(), client.now)
-    client.tick(1.0)
-    assert isinstance(caller.error, OperationTimeoutError)
-    assert "no persist server" in str(caller.error)
-    assert "1 s" in str(caller.error)
-
-
-def test_an_error_of_the_coordinator_that_no_retry_helps_is_the_answer() -> None:
-    client = Client(resolve=False)
-    caller = client.append()
-    client.turn()
-    client.core.resolve_failed(STORE, InvalidNameError(what="store", name="", reason=""), 0.0)
-    assert isinstance(caller.error, InvalidNameError)
-
-
 def test_writes_behind_one_that_waits_for_the_bucket_stay_within_the_servers_memory(
     client: Client,
 ) -> None:
@@ -620,82 +392,6 @@ def test_batches_count_for_a_frame_with_every_operation_in_them() -> None:
         taken.append([len(operation[1]) for group in decoded for operation in group.operations])
         queue.groups.clear()
     assert taken == [[3000, 1000, 96], [1], [4096], [2]]
-
-
-def _run(count: int, value: bytes = b"") -> PackedRun:
-    return Packer(3).run([("a.b", value, b"")] * count)
-
-
-def _submit_run(client: Client, count: int) -> Caller:
-    caller = Caller()
-    client.core.submit(STORE, (_run(count), caller, client.now + 30.0, 0, 30.0), True)
-    return caller
-
-
-@pytest.mark.parametrize("count", [1, 15, 16, 300])
-def test_a_run_is_the_operations_one_after_the_other(client: Client, count: int) -> None:
-    _submit_run(client, count)
-    alone = client.append()
-    (group,) = [group for frame in client.turn() for group in groups_of(frame)]
-    append = [frames.APPEND, b"", None, None, None, None, "a.b", 3]
-    assert group.operations == [append] * count + [[frames.APPEND, b"v"]]
-    assert alone.answer is None
-
-
-def test_the_waiters_of_runs_get_the_results_of_all_their_operations(client: Client) -> None:
-    first, second, alone, third = (
-        *(_submit_run(client, 3), _submit_run(client, 1)),
-        *(client.append(), _submit_run(client, 2)),
-    )
-    (frame,) = client.turn()
-    outcome = frames.encode_outcome(1, 1234, 2, frames.Run(10, 20, 7))
-    client.reply(frame, [0, 0, outcome])
-    synced = Durability.SYNCED
-    assert first.answer == (frames.Run(10, 20, 3), 1234, synced)
-    assert second.answer == (frames.Run(13, 23, 1), 1234, synced)
-    assert alone.answer == Ack(14, 24, 1234, synced)
-    assert third.answer == (frames.Run(15, 25, 2), 1234, synced)
-    assert client.core.pending_count == 0
-
-
-def test_each_operation_of_a_run_may_have_its_own_result(client: Client) -> None:
-    run, alone = _submit_run(client, 3), client.append()
-    (frame,) = client.turn()
-    refused = ["limit_exceeded", {}]
-    # An answer with too few results is none.
-    with pytest.raises(MalformedFrameError):
-        client.reply(frame, answered(0, [1, 1], refused))
-    client.reply(frame, answered(0, [1, 1], refused, [2, 2], [3, 3]))
-    assert run.answer == ([[1, 1], refused, [2, 2]], 1234, Durability.SYNCED)
-    assert alone.answer == ([3, 3], 1234, Durability.SYNCED)
-
-
-def test_a_run_is_refused_and_sent_again_as_a_whole(client: Client) -> None:
-    run = _submit_run(client, 3)
-    (frame,) = client.turn()
-    client.core.reconnected()
-    (again,) = client.turn()
-    assert groups_of(again)[0].operations == groups_of(frame)[0].operations
-    client.refuse(again, InvalidArgumentError(argument="a", reason="b"))
-    assert isinstance(run.error, InvalidArgumentError)
-    late = _submit_run(client, 2)
-    client.turn()
-    client.tick(31.0)
-    assert isinstance(late.error, OperationTimeoutError)
-
-
-def test_runs_share_frames_as_far_as_they_fit() -> None:
-    queue = StoreQueue((1, "s"))
-    queue.holds_several = True
-    for count in (200, 100, 300, 1):
-        queue.writes.append((_run(count), Caller(), 1.0, 0, 1.0))
-    taken = []
-    while queue.writes:
-        frame = FrameBuilder(1, b"w", 10**6, 256)
-        fill(frame, queue)
-        taken.append([len(group.operations) for group in frames.decode_request(frame.payload())[1]])
-        queue.groups.clear()
-    assert taken == [[200], [100], [300], [1]]
 
 
 class _Again(Caller):
