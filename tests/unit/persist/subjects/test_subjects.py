@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,11 +10,9 @@ import pytest
 
 from holdfast.persist.operations import (
     appending,
-    eviction,
     operations,
     purging,
     reads,
-    subject_limits,
 )
 from holdfast.persist.store import subjects
 from holdfast.protocol import frames
@@ -26,9 +21,6 @@ from holdfast.protocol.changes import (
     CHANGE_DELETE_MESSAGES,
     CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
-    NEVER_EXPIRES,
-    REASON_LIMIT,
-    REASON_TTL,
 )
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import (
@@ -41,45 +33,10 @@ from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import file_of
-from tests.support.tenant_keys import KEYS
+from tests.support.subject_stream import BLOCK, append, changes_of, fill, there
 from tests.support.ticked_store import Bench, configure
 
-BLOCK = HeaderBlock.of({"Nats-Msg-Id": "id-1", "a": "1"}).block
 NO_BLOCK = b"NATS/1.0\r\n"
-
-
-@pytest.fixture(params=(None, KEYS), ids=("clear", "encrypted"))
-def stream(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    with closing(Bench(tmp_path, StoreKind.STREAM, keys=request.param)) as bench:
-        yield bench
-
-
-def append(
-    subject: Any = None,
-    value: Any = b"v",
-    *,
-    headers: Any = None,
-    msg_id: Any = None,
-    ttl_seconds: Any = None,
-    serving_epoch: Any = None,
-    **options: Any,
-) -> list[Any]:
-    operation = [frames.APPEND, value, headers, msg_id, None, ttl_seconds]
-    return [*operation, subject, serving_epoch, options or None]
-
-
-def fill(bench: Bench, *names: str) -> None:
-    for name in names:
-        assert bench.do(*append(name))[0] == bench.store.last_seq
-
-
-def there(bench: Bench) -> list[Any]:
-    rows = bench.read(frames.GET_MESSAGES)[0]
-    return [row[5] if len(row) > 5 else None for row in rows]
-
-
-def changes_of(bench: Bench) -> list[Any]:
-    return [change for tick in bench.broadcasts for change in tick]
 
 
 # Appends
@@ -354,60 +311,6 @@ def test_a_rollup_of_too_much_is_refused(stream: Bench, monkeypatch: pytest.Monk
     assert stream.do(*append("b", rollup="all"))[0] == 5
 
 
-# Counters
-def test_a_counter_adds_to_the_last_message_of_its_subject(stream: Bench) -> None:
-    assert stream.do(*append("n", b"", incr="5")) == [1, 1, None, False, "5"]
-    stream.reopen()
-    results = stream.tick(append("n", b"", incr="-7"), append("m", b"", incr=f"+{10**40}"))
-    assert [each[4] for each in results] == ["-2", str(10**40)]
-    assert stream.do(*append("n", b"", incr="+0", headers=BLOCK))[4] == "-2"
-    assert [json.loads(row[3]) for row in stream.read(frames.GET_MESSAGES)[0]] == [
-        {"val": "5"}, {"val": "-2"}, {"val": str(10**40)}, {"val": "-2"},
-    ]  # fmt: skip
-    stream.do(frames.DELETE_MESSAGES, [4])
-    assert stream.do(*append("n", b"", incr="1"))[4] == "-1"
-    stream.do(frames.PURGE, "n")
-    assert stream.do(*append("n", b"", incr="1"))[4] == "1"
-
-
-def test_a_counter_that_is_repeated_says_its_first_total(stream: Bench) -> None:
-    first = stream.do(*append("n", b"", incr="5", msg_id="x"))
-    stream.do(*append("n", b"", incr="5"))
-    assert stream.do(*append("n", b"", incr="5", msg_id="x")) == [1, 1, 1000, True, "5"]
-    assert first == [1, 1, None, False, "5"]
-    stream.do(frames.DELETE_MESSAGES, [1])
-    assert stream.do(*append("n", b"", incr="5", msg_id="x")) == [1, 1, 1000, True, None]
-
-
-@pytest.mark.parametrize("value", [b"", b"v", b"[]", b'{"val":5}', b'{"val":"x"}', b"[" * 9999])
-def test_what_is_no_counter_is_not_counted(stream: Bench, value: bytes) -> None:
-    stream.do(*append("n", value))
-    assert stream.do(*append("n", b"", incr="1"))[0] == "invalid_argument"
-    assert stream.store.count == 1
-
-
-def test_a_counter_does_not_grow_without_bound(stream: Bench) -> None:
-    nines = "9" * MAX_COUNTER_DIGITS
-    assert stream.do(*append("n", b"", incr=nines))[4] == nines
-    assert stream.do(*append("n", b"", incr="1"))[0] == "too_large"
-
-
-def test_a_counter_adds_to_what_its_last_message_was_set_to(stream: Bench) -> None:
-    stream.do(*append("n", b"", incr="5"))
-    stream.do(frames.SET_MESSAGE, 1, b'{"val":"70"}')
-    assert stream.do(*append("n", b"", incr="5"))[4] == "75"
-    stream.do(frames.SET_MESSAGE, 2, b"v")
-    assert stream.do(*append("n", b"", incr="5"))[0] == "invalid_argument"
-
-
-def test_a_counter_forgets_what_was_taken_back(stream: Bench) -> None:
-    stream.do(*append("n", b"", incr="1"))
-    stream.tick(append("n", b"", incr="5"), commit=False)
-    bad = [append("n", b"", incr="7"), append("n", b"", incr="x")]
-    assert stream.do(frames.BATCH, bad)[0] == "invalid_argument"
-    assert stream.do(*append("n", b"", incr="1"))[4] == "2"
-
-
 # Removing
 def test_a_purge_by_subject_by_seq_and_with_some_kept(stream: Bench) -> None:
     fill(stream, "a", "b", "a", "c.1", "a", "c.2", "a", "c.1")
@@ -447,173 +350,6 @@ def test_what_the_file_has_removed_too_is_not_counted_twice(stream: Bench) -> No
         assert stream.do(frames.BATCH, bad)[0] == "wrong_last_seq"
         assert stream.store.contents.subjects.count("a") == 1
         stream.materialise()
-
-
-# Limits per subject
-def test_the_oldest_of_a_subject_go_in_the_same_turn(stream: Bench) -> None:
-    configure(stream, max_messages_per_subject=2)
-    stream.tick(*(append(name) for name in "ababaaac"))
-    assert there(stream) == ["b", "b", "a", "a", "c"]
-    assert changes_of(stream)[-1] == [CHANGE_DELETE_MESSAGES, [1, 3, 5], REASON_LIMIT]
-    configure(stream, max_messages_per_subject=1)
-    assert there(stream) == ["b", "a", "c"]
-    stream.tick([frames.APPEND, b"none"], [frames.APPEND, b"none"])
-    assert there(stream) == ["b", "a", "c", None, None]
-
-
-@pytest.mark.parametrize("limit", [1, 3])
-def test_keys_that_are_set_again_keep_their_last_messages_however_far_the_file_is(
-    stream: Bench, limit: int
-) -> None:
-    configure(stream, max_messages_per_subject=limit)
-    chance = random.Random(limit)
-    expected: dict[str, list[bytes]] = {}
-    for turn in range(120):
-        group = []
-        for number in range(chance.choice((1, 2, 5))):
-            key, value = f"k{chance.randrange(4)}", b"%d.%d" % (turn, number)
-            group.append(append(key, value))
-            expected[key] = [*expected.get(key, []), value][-limit:]
-        if chance.random() < 0.1:
-            # What a tick that failed has done is taken back.
-            stream.tick(append("k0", b"lost"), append("k1", b"lost"), commit=False)
-        stream.tick(*group)
-        if chance.random() < 0.3:
-            stream.materialise()
-        if chance.random() < 0.05:
-            assert stream.do(frames.PURGE, "k2")[0] == len(expected.pop("k2", []))
-        if chance.random() < 0.05:
-            stream.reopen()
-        counts = {key: stream.store.contents.subjects.count(key) for key in expected}
-        assert counts == {key: len(values) for key, values in expected.items()}
-    found: dict[str, list[bytes]] = {}
-    for row in stream.read(frames.GET_MESSAGES)[0]:
-        found.setdefault(row[5], []).append(row[3])
-    assert found == expected
-
-
-def test_a_new_limit_looks_through_all_subjects_some_at_a_time(
-    stream: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(stream, *(f"s{number % 10}" for number in range(40)))
-    stream.materialise()
-    monkeypatch.setattr(subject_limits, "_LOOKED_THROUGH", 3)
-    monkeypatch.setattr(subject_limits, "MAX_EVICTED_ROWS", 5)
-    configure(stream, max_messages_per_subject=2)
-    removed = []
-    for _ in range(20):
-        before = stream.store.count
-        is_done = eviction.expire(stream.store, stream.time)
-        stream.commit()
-        removed.append(before - stream.store.count)
-        if is_done:
-            break
-    assert sorted(there(stream)) == sorted(f"s{number % 10}" for number in range(20))
-    assert max(removed) == 5
-
-
-def test_what_an_owner_left_undone_is_done_by_the_next(
-    stream: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(stream, *"aaabbb")
-    monkeypatch.setattr(subject_limits, "MAX_EVICTED_ROWS", 1)
-    configure(stream, max_messages_per_subject=1)
-    assert stream.store.count == 5
-    stream.fail_over()
-    monkeypatch.undo()
-    stream.tick()
-    assert there(stream) == ["a", "b"]
-    stream.reopen()
-    stream.tick([frames.APPEND, b"v"])
-    assert there(stream) == ["a", "b", None]
-
-
-def test_a_message_beyond_the_limit_of_its_subject_can_be_refused(stream: Bench) -> None:
-    configure(stream, max_messages_per_subject=2, discard_new_per_subject=True)
-    fill(stream, "a", "a", "b")
-    refused = stream.do(*append("a"))
-    assert refused == [
-        "limit_exceeded", {"what": "max_messages_per_subject", "limit": 2, "value": 3},
-    ]  # fmt: skip
-    batch = [append("b"), append("b")]
-    assert stream.do(frames.BATCH, batch)[1]["what"] == "max_messages_per_subject"
-    assert there(stream) == ["a", "a", "b"]
-    assert stream.do(*append("a", rollup="sub"))[0] == 4
-    assert there(stream) == ["b", "a"]
-
-
-def test_the_limit_of_one_message_counts_value_and_headers_alone(stream: Bench) -> None:
-    configure(stream, max_message_bytes=10 + len(BLOCK))
-    assert stream.do(*append("a" * 500, bytes(10), headers=BLOCK))[0] == 1
-    assert stream.do(*append("a", bytes(11), headers=BLOCK))[1]["value"] == 11 + len(BLOCK)
-
-
-# Expiry
-def test_a_subject_that_expires_leaves_a_marker_that_expires_too(stream: Bench) -> None:
-    configure(stream, subject_marker_seconds=90)
-    stream.do(*append("a", ttl_seconds=1))
-    stream.do(*append("b", ttl_seconds=1))
-    stream.do(*append("b"))
-    stream.time += 2000
-    stream.tick()
-    assert changes_of(stream)[-2] == [CHANGE_TRIM, 2, REASON_TTL]
-    change = changes_of(stream)[-1]
-    assert change[:3] == [CHANGE_SET_MESSAGE, 4, b""]
-    assert change[5:] == [stream.time + 90_000, "a"]
-    assert dict(HeaderBlock(change[3])) == {"Nats-Marker-Reason": "MaxAge", "Nats-TTL": "1m30s"}
-    assert there(stream) == ["b", "a"]
-    stream.reopen()
-    stream.time += 90_000
-    assert there(stream) == ["b"]
-
-
-@pytest.mark.parametrize("lags", [True, False])
-def test_what_says_that_its_subject_was_purged_needs_no_marker(stream: Bench, lags: bool) -> None:
-    configure(stream, subject_marker_seconds=1, max_age_seconds=5)
-    fill(stream, "a", "b", "c")
-    purge = HeaderBlock.of({"KV-Operation": "PURGE"}).block
-    stream.do(*append("a", b"", headers=purge, rollup="sub"))
-    stream.do(*append("b", b"", headers={"KV-Operation": "PURGE"}))
-    stream.do(*append("c", b"", headers=HeaderBlock.of({"KV-Operation": "DEL"}).block))
-    stream.do(*append("d", never_expires=True))
-    if not lags:
-        stream.materialise()
-    stream.time += 5000
-    stream.tick()
-    assert there(stream) == ["d", "c"]
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [
-        (1, "1ms"), (999, "999ms"), (1000, "1s"), (1500, "1.5s"), (60_000, "1m0s"),
-        (61_250, "1m1.25s"), (3_600_000, "1h0m0s"), (90_061_001, "25h1m1.001s"),
-    ],
-)  # fmt: skip
-def test_times_are_written_as_go_writes_them(milliseconds: int, text: str) -> None:
-    assert subject_limits._go_duration(milliseconds) == text
-
-
-def test_a_message_that_never_expires_outlives_the_maximum_age(stream: Bench) -> None:
-    configure(stream, max_age_seconds=1)
-    stream.do(*append("a", never_expires=True))
-    fill(stream, "b")
-    assert changes_of(stream)[-2][5] == NEVER_EXPIRES
-    stream.time += 10_000
-    assert there(stream) == ["a"]
-    stream.reopen()
-    stream.time += 10_000
-    assert there(stream) == ["a"]
-
-
-def test_operations_that_look_at_other_messages_see_no_expired_ones(stream: Bench) -> None:
-    plain, looking = append("a"), append("a", expected_last_subject_seq=0)
-    assert not operations.sees_expired(stream.store, [looking])
-    fill(stream, "a")
-    assert operations.sees_expired(stream.store, [plain[:7], looking])
-    assert not operations.sees_expired(stream.store, [[frames.APPEND, b"v"], plain[:8]])
-    for number in (frames.PURGE, frames.BATCH):
-        assert operations.sees_expired(stream.store, [[number]])
 
 
 # Settings
