@@ -93,7 +93,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "write_without_the_right": (3, "revoke_token"),
     "move_what_is_being_opened": (33, "move_stores"),
     "move_before_all_is_in_the_file": (4, "move_stores"),
-    "believe_stale_grants": (4, "move_stores"),
+    "believe_stale_grants": (7, "move_stores"),
     "give_work_to_whoever_asks": (7, "kill_server"),
     "believe_the_cache": (4, None),
 }
@@ -123,7 +123,7 @@ _FOUND_BY = {
     "believe_any_signature": 4,
     "move_what_is_being_opened": 17,
     "move_before_all_is_in_the_file": 4,
-    "believe_stale_grants": 4,
+    "believe_stale_grants": 7,
     "give_work_to_whoever_asks": 7,
 }
 #: In so many virtual seconds most are found, which is a third of a run's work.
