@@ -205,7 +205,7 @@ def connect(
             own,
             wait_seconds,
             own_zone(zone),
-            None if direct is None else place.check_folder(Path(direct), "direct"),
+            None if direct is None else place.check_folder(direct, "direct"),
         )
     )
 

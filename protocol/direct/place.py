@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from holdfast.protocol.bus.login import StrPath
 from holdfast.protocol.direct.door_bus import Door
 from holdfast.protocol.direct.pipe import DirectPipe
 from holdfast.protocol.direct.socket_pipe import SocketPipe
@@ -123,12 +124,15 @@ def dial(folder: Path, server: str, max_message_bytes: int) -> DirectPipe | None
         return None
 
 
-def check_folder(folder: Path, argument: str) -> Path:
-    """Return a folder of direct connections. Raises InvalidArgumentError on a system without
+def check_folder(folder: StrPath, argument: str) -> Path:
+    """Return a folder of direct connections. Raises InvalidArgumentError, also on a system without
     them."""
+    if not isinstance(folder, str | os.PathLike) or not (path := os.fspath(folder)) or "\0" in path:
+        reason = f"{folder!r:.80} is not the path of a folder"
+        raise InvalidArgumentError(argument=argument, reason=reason)
     if not (hasattr(socket, "AF_UNIX") and hasattr(os, "geteuid")):
         raise InvalidArgumentError(argument=argument, reason="this system has no such sockets")
-    return folder
+    return Path(path)
 
 
 def make_private(folder: Path) -> None:

@@ -56,6 +56,10 @@ MISTAKES: list[tuple[str, Callable[[Client], Any]]] = [
     ("name", lambda hf: connect(name=None)),  # type: ignore[arg-type]
     ("wait_seconds", lambda hf: connect(wait_seconds="1")),  # type: ignore[arg-type]
     ("wait_seconds", lambda hf: connect(wait_seconds=NAN)),
+    ("direct", lambda hf: connect(direct=7)),  # type: ignore[arg-type]
+    ("direct", lambda hf: connect(direct=b"/run/hf")),  # type: ignore[arg-type]
+    ("direct", lambda hf: connect(direct="")),
+    ("direct", lambda hf: connect(direct="a\0b")),
 ]
 
 
