@@ -59,7 +59,7 @@ def inbox_in(inbox: str, zone: str) -> str:
 
 
 def zone_of_reply(reply: str) -> str:
-    """Return the zone in a reply subject, or NOWHERE. What is not a zone is none: the text comes
-    from a client."""
+    """Return the zone that a reply subject names, or NOWHERE. It comes from a client, so it may be
+    any text: compare it, and do not keep it."""
     token = reply.rpartition(".")[0].rpartition(".")[2]
     return token.removeprefix(_MARK) if token.startswith(_MARK) else NOWHERE
