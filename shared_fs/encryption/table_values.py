@@ -9,7 +9,6 @@ Calls block.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 
 from holdfast.protocol.errors import DecryptionFailedError
@@ -53,7 +52,7 @@ class TableCipher:
             return value, dict(headers or {})
         try:
             box = base64.b64decode(box_text, validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise DecryptionFailedError(store=str(store), place=place) from error
         cipher = StoreCipher(self._sessions_of(store.tenant), store, former_names)
         clear, packed = cipher.row(place, revision, value, box)

@@ -123,8 +123,9 @@ def test_a_reader_without_the_key_hears_that_and_rows_in_clear_need_none(
         without.row(NOTES, 1, 1, kept[2], in_table)
     assert without.row(NOTES, 1, 1, b"v", {"a": "b"}) == (b"v", {"a": "b"})
     assert without.row(NOTES, 1, 1, b"v", None) == (b"v", {})
-    with pytest.raises(DecryptionFailedError):
-        without.row(NOTES, 1, 1, b"v", {BOX_HEADER: "no base64!"})
+    for no_box in ("no base64!", "é", ""):
+        with pytest.raises(DecryptionFailedError):
+            without.row(NOTES, 1, 1, b"v", {BOX_HEADER: no_box})
 
 
 def test_bytes_of_an_encrypted_large_value_stay_in_its_store_which_is_not_damaged(
