@@ -99,15 +99,11 @@ class KeyRegistry:
 
     def record(self, tenant: str) -> KeyRecord:
         """Return the record of a tenant; one without keys if its values are not encrypted."""
-        name = _name_of(tenant)
         try:
-            _, fields = self._objects.get(name)
+            _, fields = self._objects.get(_name_of(tenant))
         except ObjectMissingError:
             return KeyRecord(tenant)
-        try:
-            return _record_of(tenant, fields)
-        except (KeyError, TypeError, InvalidArgumentError) as error:
-            raise StoreDamagedError(store=self._objects.key(name), reason=f"{error!r}") from error
+        return self._record_of(tenant, fields)
 
     def encrypt(self, tenants: Sequence[str], master: MasterKey, now: int) -> list[KeyRecord]:
         """Let the values of tenants be encrypted from now on. Does nothing if they are."""
@@ -177,12 +173,19 @@ class KeyRegistry:
 
         def put_in(fields: dict[str, Any]) -> None:
             nonlocal changed
-            changed = change(_record_of(tenant, fields) if fields else KeyRecord(tenant))
+            changed = change(self._record_of(tenant, fields) if fields else KeyRecord(tenant))
             fields["keys"] = [each.to_json() for each in changed.keys]
             fields["shredded"] = changed.shredded
 
         self._objects.change(_name_of(tenant), put_in)
         return changed
+
+    def _record_of(self, tenant: str, fields: Mapping[str, Any]) -> KeyRecord:
+        try:
+            return _record_of(tenant, fields)
+        except (KeyError, TypeError, InvalidArgumentError) as error:
+            key = self._objects.key(_name_of(tenant))
+            raise StoreDamagedError(store=key, reason=f"{error!r}") from error
 
 
 class LateKeyRegistry:
@@ -242,6 +245,9 @@ def _name_of(tenant: str) -> str:
 
 def _numbers(key: str, value: Any) -> Mapping[str, int]:
     try:
-        return {check_own_tenant(tenant): int(count) for tenant, count in value.items()}
-    except (AttributeError, TypeError, ValueError, InvalidNameError) as error:
+        found: dict[str, int] = {check_own_tenant(each): count for each, count in value.items()}
+    except (AttributeError, InvalidNameError) as error:
         raise StoreDamagedError(store=key, reason="it does not number the tenants") from error
+    if not all(type(count) is int for count in found.values()):
+        raise StoreDamagedError(store=key, reason="it does not number the tenants")
+    return found

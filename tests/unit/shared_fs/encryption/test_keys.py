@@ -234,9 +234,30 @@ def test_a_record_that_makes_no_sense_is_damage_and_not_an_open_tenant(
     for before in (NO_KEYS, known):
         with pytest.raises(StoreDamagedError):
             registry.read(before)
+    for change in (
+        lambda: registry.rotate("acme", MASTER, 7),
+        lambda: registry.shred("acme", 7),
+    ):
+        if body != b"{}":
+            with pytest.raises(StoreDamagedError):
+                change()
     bucket.delete("index")
     with pytest.raises(StoreDamagedError, match="gone"):
         registry.read(known)
+
+
+@pytest.mark.parametrize(
+    "tenants", ["null", "[]", '{"acme": 1e999}', '{"acme": "1"}', '{"acme": 1.5}', '{"a b": 1}']
+)
+def test_an_index_that_makes_no_sense_is_damage(
+    registry: KeyRegistry, tmp_path: Path, tenants: str
+) -> None:
+    registry.encrypt(["acme"], MASTER, 5)
+    bucket = open_bucket((tmp_path / "keys").as_uri())
+    body = b'{"tenants": %s}' % tenants.encode()
+    bucket.replace("index", body, bucket.head("index").version)
+    with pytest.raises(StoreDamagedError):
+        registry.read()
 
 
 def test_an_index_that_has_lost_a_tenant_is_damage_and_no_open_tenant(
