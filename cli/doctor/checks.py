@@ -259,6 +259,13 @@ ARCHIVE = Check(
     "put the table's files back, from a backup or from older versions of the objects; holdfast "
     "verify --all-tenants --bucket URL names what is lost; the rest of each stream stays readable",
 )
+KEYS = Check(
+    "HF-034",
+    "keys",
+    "the registry has keys of every tenant that it names, and of every tenant with encrypted files",
+    "restore the folder encryption from a backup of the same time as the data: without it nobody "
+    "can read the encrypted values",
+)
 
 CHECKS: Final = (
     FORMAT,
@@ -294,6 +301,7 @@ CHECKS: Final = (
     TIMES,
     OLDER_FILES,
     ARCHIVE,
+    KEYS,
 )
 
 

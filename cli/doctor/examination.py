@@ -20,6 +20,7 @@ from holdfast.cli.doctor import checks
 from holdfast.cli.doctor.archive_checks import ArchiveChecks
 from holdfast.cli.doctor.checks import Findings, Totals
 from holdfast.cli.doctor.file_system_checks import FileSystemChecks
+from holdfast.cli.doctor.key_checks import KeyChecks
 from holdfast.cli.doctor.log_checks import LogChecks
 from holdfast.cli.doctor.store_checks import StoreChecks
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
@@ -71,8 +72,11 @@ class Examination:
         if self._check_format():
             logs = LogChecks(self._layout, self._disk, self.findings, self.totals)
             archive = ArchiveChecks(self._bucket, self.findings, deep=self._deep)
+            keys = KeyChecks(self._layout, self.findings)
             stores = StoreChecks(
-                self._layout, self._disk, self.findings, self.totals, logs, archive, deep=self._deep
+                *(self._layout, self._disk, self.findings, self.totals),
+                *(logs, archive, keys),
+                deep=self._deep,
             )
             for part in (
                 self._file_system.run,

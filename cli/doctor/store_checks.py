@@ -11,6 +11,7 @@ from typing import Final
 from holdfast.cli.doctor import checks
 from holdfast.cli.doctor.archive_checks import ArchiveChecks
 from holdfast.cli.doctor.checks import Check, Findings, Severity, Totals
+from holdfast.cli.doctor.key_checks import KeyChecks
 from holdfast.cli.doctor.log_checks import LogChecks
 from holdfast.cli.doctor.state import KnownStores, known_stores
 from holdfast.persist.recovery.takeover import FoundFile, doubts, following, plan
@@ -60,11 +61,13 @@ class StoreChecks:
         totals: Totals,
         logs: LogChecks,
         archive: ArchiveChecks,
+        keys: KeyChecks,
         *,
         deep: bool,
     ) -> None:
         """`logs` has run."""
         self._archive = archive
+        self._keys = keys
         self._layout = layout
         self._disk = disk
         self._findings = findings
@@ -94,6 +97,7 @@ class StoreChecks:
                     for store in known.created():
                         self._check_created(store)
         self._archive.run()
+        self._keys.run()
         if not self._deep:
             self._findings.skip(checks.MISCOUNTED_FILES, "only with --deep")
 
@@ -136,6 +140,7 @@ class StoreChecks:
             self._check_generations(found)
         self._report_state(where, found.store, verdict, records, known)
         self._archive.look_at(found.path, where, verdict)
+        self._keys.look_at(found.store, verdict)
         if found.misplaced or verdict.meta is None:
             return
         meta = verdict.meta

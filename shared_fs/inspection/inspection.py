@@ -279,6 +279,8 @@ class FileVerdict:
     meta: StoreMeta | None = None
     left_open: bool = False
     archives: tuple[str, ...] = ()
+    #: It has, or had, encrypted values.
+    is_encrypted: bool = False
 
 
 class _Stamp(NamedTuple):
@@ -325,6 +327,7 @@ def _stamp(path: Path) -> _Stamp | None:
 def _look(path: Path, store: StoreId, *, deep: bool, left_open: bool) -> FileVerdict:
     meta = None
     archives: tuple[str, ...] = ()
+    is_encrypted = False
     try:
         with path.open("rb") as file:
             magic = file.read(len(_SQLITE_MAGIC))
@@ -333,6 +336,7 @@ def _look(path: Path, store: StoreId, *, deep: bool, left_open: bool) -> FileVer
         with _connected(path, left_open=left_open) as connection:
             state, reason, meta = _identify(connection, store)
             if state is FileState.SOUND and meta is not None:
+                is_encrypted = connection.pragma("user_version") >= schema.ENCRYPTED_FORMAT
                 if connection.execute(schema.HAS_ARCHIVED).get:
                     found = connection.execute(schema.SELECT_ARCHIVES).fetchall()
                     archives = tuple(str(table) for [table] in found)
@@ -348,7 +352,7 @@ def _look(path: Path, store: StoreId, *, deep: bool, left_open: bool) -> FileVer
         return FileVerdict(FileState.UNREADABLE, error.strerror or str(error))
     except apsw.Error as error:
         state, reason = _failure(error)
-    return FileVerdict(state, reason, meta, left_open, archives)
+    return FileVerdict(state, reason, meta, left_open, archives, is_encrypted)
 
 
 def read_archived_blocks(path: Path, *, left_open: bool = False) -> apsw.Connection | None:

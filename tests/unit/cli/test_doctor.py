@@ -20,15 +20,21 @@ from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.control import Owner, StoreState
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.disk import fence
 from holdfast.shared_fs.disk.commit_log import CommitLog, LogRecord, encode_frame
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.disk.privacy import private_files
 from holdfast.shared_fs.disk.quarantine import quarantine
+from holdfast.shared_fs.encryption.master_keys import MasterKey
+from holdfast.shared_fs.encryption.registry import keys_in_folder
+from holdfast.shared_fs.encryption.sessions import CipherSessions
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.documents import documented_json, read, shape
+from tests.support.tenant_keys import KEYS
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
 DISK = Disk()
@@ -438,6 +444,23 @@ def test_a_missing_state_file_is_a_warning(layout: Layout) -> None:
 
 
 # The report
+def test_an_encrypted_tenant_without_its_keys_is_told(layout: Layout) -> None:
+    file = StoreFile.open(layout.store(NOTES), NOTES)
+    cipher = StoreCipher(CipherSessions(KEYS), NOTES)
+    file.apply([AppliedBatch(3, 6, [cipher.encrypted([CHANGE_SET_MESSAGE, 4, b"v"], 4)])])
+    file.close()
+    finds(layout, "warning", checks.KEYS, what="lacks tenant 'acme', of which 1 files")
+    keys_in_folder(layout).encrypt(["other"], MasterKey(bytes(32)), 1)
+    finds(layout, "critical", checks.KEYS, what="lacks tenant 'acme', of which 1 files")
+    keys_in_folder(layout).encrypt(["acme"], MasterKey(bytes(32)), 1)
+    finds(layout, "ok")
+    bucket = open_bucket(layout.encryption.as_uri())
+    bucket.delete("tenants/acme")
+    finds(layout, "critical", checks.KEYS, what="tenants/acme: the keys of the tenant are missing")
+    bucket.replace("index", b"{}", bucket.head("index").version)
+    finds(layout, "critical", checks.KEYS, what="it does not number the tenants")
+
+
 def test_codes_and_names_are_never_used_twice() -> None:
     assert [one.code for one in CHECKS] == [f"HF-{i:03d}" for i in range(1, len(CHECKS) + 1)]
     assert len({one.name for one in CHECKS}) == len(CHECKS)
