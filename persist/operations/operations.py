@@ -168,13 +168,12 @@ def _execute_one(
     savepoint = store.savepoint()
     try:
         number = operation[0]
-        if number == frames.BATCH:
-            return _batch(store, operation)
-        handler = _handler(store, number)
         if store.retention is not None and store.becomes_ephemeral:
             reason = "the store is about to become ephemeral: write once configure has answered"
             raise InvalidArgumentError(argument="ephemeral", reason=reason)
-        return handler(store, operation)
+        if number == frames.BATCH:
+            return _batch(store, operation)
+        return _handler(store, number)(store, operation)
     except _REFUSALS as error:
         store.go_back(savepoint)
         return error_to_wire(error)

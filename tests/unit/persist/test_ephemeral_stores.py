@@ -25,7 +25,7 @@ from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.present import present
-from tests.support.stores import file_of, no_file
+from tests.support.stores import file_of, no_file, store_of
 from tests.unit.persist.test_tick import append, arrival
 
 STREAM = StoreId("acme", StoreKind.STREAM, "cursors")
@@ -173,6 +173,26 @@ def test_a_configuration_is_in_the_log_and_outlives_the_owner(life: Life) -> Non
     assert (life.store.config.max_messages, life.store.config.ephemeral) == (5, True)
     life.fail_over()
     assert life.store.config.max_messages == 5
+
+
+@pytest.mark.parametrize(
+    "sent_along",
+    [append(b"a"), [frames.BATCH, [append(b"a")]], [frames.CONFIGURE, {"max_messages": 5}]],
+)
+def test_what_is_sent_along_with_the_configuration_is_refused_and_not_lost(
+    sent_along: list[Any],
+) -> None:
+    store = store_of(STREAM)
+    tick = Tick(1, 1000, SYNCED)
+    wanted = [frames.CONFIGURE, {"ephemeral": True}], sent_along
+    tick.write(store, arrival(store, 1, *wanted))
+    assert tick.records()
+    tick.committed(1)
+    assert tick.becoming_ephemeral == [store]
+    assert store.count == 0
+    [[element]] = tick.synced.values()
+    _, refusal = frames.decode_outcome(element[2]).results
+    assert refusal[0] == "invalid_argument"
 
 
 def test_a_log_that_takes_no_record_takes_back_the_store_alone(life: Life, tmp_path: Path) -> None:
