@@ -12,7 +12,8 @@ only. Invariants:
 
 - Nothing leaves before the frame that it depends on is synced and the fence was read
   after that sync.
-- Ticks leave in the order in which they were built, so a store's broadcasts are in its order.
+- What a store has to wait for never ends earlier in a later tick, and what waits for the same sync
+  leaves in the order of ticks. So a store's broadcasts are in its order.
 - A failed sync ends the server: what the disk holds is unknown, and a second sync could lie.
 - Unsynced bytes and the answers that wait for a sync are bounded. Beyond the bound, arrivals wait
   in the inbox and no tick is built.
@@ -95,7 +96,8 @@ class Pipeline:
         #: When the present sync began; None if none is under way.
         self._sync_began_at: float | None = None
         self._loop_time: Callable[[], float] = time.monotonic
-        #: Releases that wait for a sync, and how many answers they hold.
+        #: Releases that wait for a sync, those that wait for the same one in the order of their
+        #: ticks, and how many answers they hold.
         self._waiting: deque[Release] = deque()
         self._waiting_answers = 0
         self._to_sync = asyncio.Event()
@@ -270,9 +272,8 @@ class Pipeline:
         if tick.applied:
             # The log has it, so it survives this process. `applied` promises no more.
             self._releaser.answer(tick.applied)
-        memory = tick.memory_part()
-        if memory is not None:
-            self._release(Release(*memory))
+        for part in tick.memory_parts(self._progress.synced_tick):
+            self._release(Release(*part))
         if tick.synced or tick.reads or tick.broadcasts:
             self._release(Release(tick.wait_for, tick.synced, tick.reads, tick.broadcasts))
         for store in tick.becoming_ephemeral:
@@ -282,10 +283,14 @@ class Pipeline:
     def _release(self, release: Release) -> None:
         if release.wait_for <= self._progress.synced_tick:
             self._releaser.add(release)
-        else:
-            release.stage_at = asyncio.get_running_loop().time()
-            self._waiting.append(release)
-            self._waiting_answers += release.answer_count
+            return
+        release.stage_at = asyncio.get_running_loop().time()
+        waiting, at = self._waiting, len(self._waiting)
+        # Behind one that waits longer, it would be overtaken by later ones of its stores.
+        while at and waiting[at - 1].wait_for > release.wait_for:
+            at -= 1
+        waiting.insert(at, release)
+        self._waiting_answers += release.answer_count
 
     # Sync
     async def _sync_loop(self) -> None:

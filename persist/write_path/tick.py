@@ -8,8 +8,8 @@ the writes against the stores in memory. Then it gives
 - the answers, keyed by their reply subject, and the broadcasts. They leave only when the frame is
   synced and the fence has been read (`pipeline.py`);
 - the reads, which run after the sync, on what is durable;
-- the answers, reads and broadcasts of ephemeral stores, which wait for no sync, unless their store
-  reserves numbers in this tick (`persist/ephemeral/anchor.py`).
+- the answers, reads and broadcasts of ephemeral stores, which wait for no sync but that of the
+  numbers that their store has reserved (`persist/ephemeral/anchor.py`).
 
 If the log refuses the frame, `fail` takes every store back to the start of the tick. An
 unexpected exception is answered as `internal_error`: to one operation, or to everything that the
@@ -56,8 +56,8 @@ _TOTAL_AT: Final = 4
 
 
 class MemoryPart(NamedTuple):
-    """What leaves of a tick's ephemeral stores, once tick `wait_for` is synced, which most often it
-    is already."""
+    """What leaves of those ephemeral stores of a tick whose last reservation is in tick `wait_for`,
+    once that is synced; 0: it was synced before."""
 
     wait_for: int
     answers: Answers
@@ -395,19 +395,25 @@ class Tick:
                 self.becoming_ephemeral.append(store)
         self.wait_for = self.number
 
-    def memory_part(self) -> MemoryPart | None:
-        """Return what leaves of ephemeral stores, after `records` and `committed`; None if there is
-        nothing."""
-        answers: Answers = {}
-        wait_for = 0
+    def memory_parts(self, synced_tick: int) -> list[MemoryPart]:
+        """Return what leaves of ephemeral stores, after `records` and `committed`, if the ticks up
+        to `synced_tick` are synced. No store waits for what another one reserves."""
+        parts: dict[int, MemoryPart] = {}
+
+        def part_of(store: Store) -> MemoryPart:
+            wait_for = store.last_tick if store.last_tick > synced_tick else 0
+            part = parts.get(wait_for)
+            if part is None:
+                part = parts[wait_for] = MemoryPart(wait_for, {}, [], [])
+            return part
+
         for store, reply, element in self._memory_answers:
-            answers.setdefault(reply, []).append(element)
-            wait_for = max(wait_for, store.last_tick)
-        for store, _ in (*self._memory_reads, *self._memory_broadcasts):
-            wait_for = max(wait_for, store.last_tick)
-        if not (answers or self._memory_reads or self._memory_broadcasts):
-            return None
-        return MemoryPart(wait_for, answers, self._memory_reads, self._memory_broadcasts)
+            part_of(store).answers.setdefault(reply, []).append(element)
+        for read in self._memory_reads:
+            part_of(read[0]).reads.append(read)
+        for broadcast in self._memory_broadcasts:
+            part_of(broadcast[0]).broadcasts.append(broadcast)
+        return list(parts.values())
 
     def fail(self, error: StorageError) -> None:
         """Take every store back and refuse every write: the log refused the frame."""

@@ -10,7 +10,8 @@ from typing import Any
 
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
-from holdfast.protocol import frames
+from holdfast.persist.threads.run_in_thread import RunInThread
+from holdfast.protocol import changes, frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.names import StoreId, StoreKind
@@ -18,15 +19,16 @@ from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from tests.support.stores import abandon
-from tests.support.write_path_parts import WritePath, a_life
+from tests.support.stores import abandon, no_file
+from tests.support.write_path_parts import WritePath, a_life, at_once
 
 
 class World(WritePath):
     """A pipeline on real files, two streams, and what is answered."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, sync: RunInThread = at_once) -> None:
         disk = Disk()
         network = MemoryNetwork()
         disk.make_directory(layout.incarnation("a", "1"))
@@ -35,7 +37,7 @@ class World(WritePath):
         #: What its clock says.
         self.time = 1000
         life = a_life(layout, bus=network.connect("server"), clock_ms=lambda: self.time)
-        super().__init__(life, CommitLog(disk, layout.log("a", "1")))
+        super().__init__(life, CommitLog(disk, layout.log("a", "1")), sync=sync)
         self.stores = [self.open(name) for name in ("a", "b")]
         self.answers: dict[str, list[Any]] = {}
         self._arrived = asyncio.Event()
@@ -46,6 +48,17 @@ class World(WritePath):
         path = self.life.layout.store(id_, 1)
         path.parent.mkdir(parents=True, exist_ok=True)
         store = Store(id_, 1, None, lambda: StoreFile.create(path, id_, time=1))
+        self.open_stores.opened(store)
+        return store
+
+    def open_ephemeral(self, name: str) -> Store:
+        id_ = StoreId("acme", StoreKind.STREAM, name)
+        path = self.life.layout.store(id_, 1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = StoreFile.create(path, id_, time=1)
+        config = {"ephemeral": True, "max_bytes": 1000}
+        file.apply([AppliedBatch(0, 1, [[changes.CHANGE_CONFIGURE, config]])])
+        store = Store(id_, 1, file, no_file)
         self.open_stores.opened(store)
         return store
 
@@ -81,9 +94,9 @@ class World(WritePath):
 
 
 @asynccontextmanager
-async def running(root: Path) -> AsyncIterator[World]:
-    """A world whose pipeline runs."""
-    world = World(open_layout(root, Disk()))
+async def running(root: Path, sync: RunInThread = at_once) -> AsyncIterator[World]:
+    """A world whose pipeline runs, and whose log is synced by `sync`."""
+    world = World(open_layout(root, Disk()), sync)
     await world.peer.subscribe("reply.>", world._on_reply)
     pipeline = asyncio.create_task(world.pipeline.run())
     try:

@@ -90,7 +90,8 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 
 def part_of(tick: Tick) -> MemoryPart:
-    return present(tick.memory_part())
+    [part] = tick.memory_parts(0)
+    return part
 
 
 def outcome(tick: Tick) -> frames.Outcome:
@@ -156,7 +157,7 @@ def test_a_retry_is_known_to_its_owner_and_new_to_the_next_one(life: Life) -> No
     life.tick(append(b"a"))
     life.counter = 0
     again = life.tick(append(b"a"))
-    assert (life.store.count, again.memory_part()) == (1, None)
+    assert (life.store.count, again.memory_parts(0)) == (1, [])
     [[element]] = again.synced.values()
     assert frames.decode_outcome(element[2]).durability == MEMORY
     life.fail_over()
@@ -214,7 +215,7 @@ def test_a_log_that_takes_no_record_takes_back_the_store_alone(life: Life, tmp_p
 @pytest.mark.parametrize("level", [Durability.APPLIED, Durability.SYNCED, Durability.STORED])
 def test_a_write_that_asks_for_a_disk_is_refused(life: Life, level: Durability) -> None:
     tick = life.tick(append(), durability=level)
-    assert (life.store.count, tick.memory_part()) == (0, None)
+    assert (life.store.count, tick.memory_parts(0)) == (0, [])
     assert "invalid_argument" in str(tick.synced)
     assert outcome(life.tick(append(), durability=MEMORY)).durability == MEMORY
 
