@@ -111,13 +111,22 @@ class Anchor:
 
     def joins(self, use: MemoryUse) -> None:
         """Count its memory in `use` from now on."""
-        self._use, taken = use, self._memory_bytes
-        use.change(taken)
+        self._use = use
+        use.change(self._memory_bytes)
+
+    def leaves(self) -> None:
+        """Count its memory no longer."""
+        self._use.change(-self._memory_bytes)
+        self._use = MemoryUse()
 
     def takes(self, size_bytes: int) -> None:
-        """Note how much memory the content takes."""
-        self._use.change(size_bytes - self._memory_bytes)
-        self._memory_bytes = size_bytes
+        """Note how much memory the content takes, with the changes that wait to become rows."""
+        self.grows(size_bytes - self._memory_bytes)
+
+    def grows(self, added_bytes: int) -> None:
+        """Note that the content takes so much more."""
+        self._use.change(added_bytes)
+        self._memory_bytes += added_bytes
 
     def needs_tidying(self, revision: int) -> bool:
         """Tell if the content in memory has changed much since it was last tidied."""

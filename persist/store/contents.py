@@ -277,6 +277,13 @@ class Contents:
         self._is_exact = False
         self.memtable.shrink(unwritten)
 
+    def end_memory(self) -> None:
+        """Give back the memory of a file in memory now. The collector would find its connection,
+        which is part of a cycle, hours later."""
+        file, self.file = self.file, None
+        if file is not None:
+            file.abandon()
+
     @contextlib.contextmanager
     def previewed(self, batches: list[AppliedBatch]) -> Iterator[None]:
         """Let the body read `file` as if these batches were applied, even while the disk

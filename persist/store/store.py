@@ -81,8 +81,9 @@ class Store(Accepted):
         if file is not None and (wire := config_of(file)) is not None:
             content = begin_in_memory(file, wire)
         super().__init__(store, Contents(content, create_file, prepare_file))
-        if file is not None and content is not file:
+        if file is not None and content is not None and content is not file:
             self.anchor = Anchor(file, self.config)
+            self.anchor.takes(content.size_bytes())
         self.epoch = epoch
         #: What the cluster knows of it.
         self.standing = standing
@@ -156,10 +157,15 @@ class Store(Accepted):
 
     def end(self) -> None:
         """Stop serving this object, whoever has its file."""
-        if self.state is not OpenState.CLOSED:
-            self.enter(OpenState.CLOSED)
+        if self.state is OpenState.CLOSED:
+            return
+        is_lent = self.state is OpenState.LENT
+        self.enter(OpenState.CLOSED)
         if self.anchor is not None:
-            self.anchor.takes(0)
+            self.anchor.leaves()
+            # A thread that has it goes on.
+            if not is_lent:
+                self.contents.end_memory()
 
     def becomes(self, standing: Standing) -> None:
         """Move to another standing. Raises IllegalTransitionError."""
@@ -210,8 +216,10 @@ class Store(Accepted):
         self.pending.ticks.append(tuple.__new__(PendingTick, fields))
         self.pending.size_bytes += size_bytes
         self.last_tick = tick
-        if segment is not None and self.anchor is not None:
-            self.anchor.committed(tick)
+        if self.anchor is not None:
+            self.anchor.grows(size_bytes)
+            if segment is not None:
+                self.anchor.committed(tick)
         if segment is not None and self._oldest_segment is None:
             self.oldest_segment = segment
             if self.standing is Standing.COLD:
@@ -295,7 +303,7 @@ class Store(Accepted):
         self.pending.applied(ready, self.file_revision)
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
         if self.anchor is not None and self.contents.file is not None:
-            self.anchor.takes(self.contents.file.size_bytes())
+            self.anchor.takes(self.contents.file.size_bytes() + self.pending.size_bytes)
             self.needs_sweep |= self.anchor.needs_tidying(self.file_revision)
         self.apply_failed = False
         if self.watcher is not None:

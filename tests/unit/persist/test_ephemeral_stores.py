@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from holdfast.persist.ephemeral.anchor import RESERVED_NUMBERS
@@ -269,8 +270,32 @@ def test_memory_is_counted_and_given_back(life: Life) -> None:
         life.materialise()
     assert use.used_bytes > 240_000
     assert present(life.store.anchor).is_full
+    content = present(life.store.contents.file)._connection
     life.store.end()
     assert use.used_bytes == 0
+    # The collector would close it, but hardly ever looks at what is old.
+    with pytest.raises(apsw.ConnectionClosedError):
+        content.pragma("page_count")
+
+
+def test_memory_that_changes_take_before_they_are_rows_is_counted(life: Life) -> None:
+    use = MemoryUse(limit_bytes=200_000)
+    anchor = present(life.store.anchor)
+    anchor.joins(use)
+    empty_bytes = use.used_bytes
+    assert empty_bytes == present(life.store.contents.file).size_bytes()
+    life.tick([frames.CONFIGURE, {"max_bytes": 1 << 20}])
+    for _ in range(4):
+        life.tick(append(bytes(60_000)))
+    assert use.used_bytes > 240_000
+    assert anchor.is_full
+    life.materialise()
+    size_bytes = present(life.store.contents.file).size_bytes()
+    assert use.used_bytes == size_bytes
+    life.store.end()
+    assert use.used_bytes == 0
+    anchor.takes(1000)
+    assert use.used_bytes == 0, "it has ended"
 
 
 def test_what_memory_no_longer_needs_is_removed_now_and_then(tmp_path: Path) -> None:
