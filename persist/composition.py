@@ -175,7 +175,7 @@ def compose(
         options.roles,
         options.zone,
     )
-    tasks, open_stores = SpawnedTasks(), OpenStores()
+    tasks, open_stores = SpawnedTasks(), OpenStores(options.max_open_stores)
     read_cluster = (
         partial(bucket_cluster_id, bucket)
         if bucket is not None and options.bucket_only

@@ -38,6 +38,7 @@ class Anchor:
 
     __slots__ = (
         "_due",
+        "_has_place",
         "_memory_bytes",
         "_tidied_at",
         "_use",
@@ -63,12 +64,21 @@ class Anchor:
         self.first_revision = self.revision
         self._use = MemoryUse()
         self._memory_bytes = 0
+        self._has_place = False
         self._tidied_at = self.revision
 
     @property
     def is_full(self) -> bool:
         """No ephemeral store of this server may grow."""
         return self._use.is_full
+
+    def takes_place(self) -> bool:
+        """Take the place of an ephemeral store that is written, once. Return False if the server
+        has none left."""
+        if not self._has_place and self._use.has_place:
+            self._has_place = True
+            self._use.written_stores += 1
+        return self._has_place
 
     def record(
         self,
@@ -117,6 +127,7 @@ class Anchor:
     def leaves(self) -> None:
         """Count its memory no longer."""
         self._use.change(-self._memory_bytes)
+        self._use.written_stores -= self._has_place
         self._use = MemoryUse()
 
     def takes(self, size_bytes: int) -> None:

@@ -26,6 +26,7 @@ from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.store.upkeep import Upkeep
 from holdfast.protocol.frames import Group
+from holdfast.protocol.limits import MAX_OPEN_STORES
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.archived_blocks import Bodies
 
@@ -65,13 +66,14 @@ class _Waiting:
 class OpenStores:
     """The stores of one incarnation."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_open_stores: int = MAX_OPEN_STORES) -> None:
+        """`max_open_stores` bounds how many of them are ephemeral; `OpenQueue` keeps it."""
         #: The indexes for the maintenance of the open stores.
         self.upkeep = Upkeep()
         #: The leases on their files.
         self.leases = Leases(self.closed, self.in_use)
         #: What the ephemeral ones take.
-        self.memory_use = MemoryUse()
+        self.memory_use = MemoryUse(max_open_stores=max_open_stores)
         self._open: dict[StoreId, Store] = {}
         self._hear_opened: Callable[[Store], None] = _nobody
         self._hear_gone: Callable[[StoreId], None] = _nobody

@@ -250,7 +250,8 @@ class TurnBuilder:
             tick.read(store, arrival)
             return False
         if store.anchor is not None:
-            if store.anchor.is_full and any(map(adds, arrival.group.operations)):
+            is_full = store.anchor.is_full and any(map(adds, arrival.group.operations))
+            if is_full or not store.anchor.takes_place():
                 what = f"the memory for ephemeral stores of server {self._server!r}"
                 tick.refuse(arrival, BusyError(what=what))
                 return True

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.run_in_thread import RunInThread
-from holdfast.protocol import changes, frames
+from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.names import StoreId, StoreKind
@@ -19,9 +19,8 @@ from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
-from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from tests.support.stores import abandon, no_file
+from tests.support.stores import abandon, ephemeral_store
 from tests.support.write_path_parts import WritePath, a_life, at_once
 
 
@@ -55,10 +54,7 @@ class World(WritePath):
         id_ = StoreId("acme", StoreKind.STREAM, name)
         path = self.life.layout.store(id_, 1)
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = StoreFile.create(path, id_, time=1)
-        config = {"ephemeral": True, "max_bytes": 1000}
-        file.apply([AppliedBatch(0, 1, [[changes.CHANGE_CONFIGURE, config]])])
-        store = Store(id_, 1, file, no_file)
+        store = ephemeral_store(path, id_)
         self.open_stores.opened(store)
         return store
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from holdfast.persist.store.store import Store
-from holdfast.protocol import frames
+from holdfast.protocol import changes, frames
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
+from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+
+#: The configuration of `ephemeral_store`.
+EPHEMERAL: Final = {"ephemeral": True, "max_bytes": 1000}
 
 
 def stream_id(name: str = "chat") -> StoreId:
@@ -28,6 +33,13 @@ def store_of(
 ) -> Store:
     """Return an open store that never makes a file."""
     return Store(store, epoch, file, no_file, **options)
+
+
+def ephemeral_store(path: Path, store: StoreId) -> Store:
+    """Return an open ephemeral store. Its file on the disk is new."""
+    file = StoreFile.create(path, store, time=1)
+    file.apply([AppliedBatch(0, 1, [[changes.CHANGE_CONFIGURE, EPHEMERAL]])])
+    return store_of(store, file=file)
 
 
 def file_of(store: Store) -> StoreFile:

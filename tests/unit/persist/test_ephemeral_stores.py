@@ -26,12 +26,11 @@ from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.present import present
-from tests.support.stores import file_of, no_file, store_of
+from tests.support.stores import EPHEMERAL, ephemeral_store, file_of, no_file, store_of
 from tests.unit.persist.test_tick import append, arrival
 
 STREAM = StoreId("acme", StoreKind.STREAM, "cursors")
 KV = StoreId("acme", StoreKind.KV, "presence")
-CONFIG = {"ephemeral": True, "max_bytes": 1000}
 SYNCED, MEMORY = Durability.SYNCED, Durability.MEMORY
 
 
@@ -43,9 +42,7 @@ class Life:
         self.path = directory / "store.db"
         self.records: list[LogRecord] = []
         self.number = self.counter = 0
-        file = StoreFile.create(self.path, store, time=1)
-        file.apply([AppliedBatch(0, 1, [[changes.CHANGE_CONFIGURE, CONFIG]])])
-        self.store = Store(store, 1, file, no_file)
+        self.store = ephemeral_store(self.path, store)
 
     def tick(self, *wanted: list[Any], durability: int = 0, commit: bool = True) -> Tick:
         """Execute a group in a tick of its own, which the log takes if it has anything for it."""
@@ -241,7 +238,7 @@ def test_a_reservation_that_is_missing_is_found(life: Life) -> None:
 def test_a_point_in_time_goes_through_reservations(life: Life) -> None:
     life.tick(append())
     life.tick([frames.CONFIGURE, {"max_messages": 5}])
-    beginning = AppliedBatch(0, 1, [[changes.CHANGE_CONFIGURE, CONFIG]])
+    beginning = AppliedBatch(0, 1, [[changes.CHANGE_CONFIGURE, EPHEMERAL]])
     payload = frames.encode_changes(1, *beginning[:3])
     records = [LogRecord(STREAM, 1, 0, 1, [payload], []), *life.records]
     found = course(STREAM, None, records, RestoreTarget())

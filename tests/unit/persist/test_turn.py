@@ -3,6 +3,7 @@ files."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from holdfast.protocol.limits import KIB, MAX_INBOX_BYTES, MIB
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import DEFAULT_CONFIG
-from tests.support.stores import store_of
+from tests.support.stores import abandon, ephemeral_store, store_of
 from tests.unit.persist.test_tick import FULL, append, arrival, codes, outcome_of, store_named
 
 HEAD = [frames.HEAD]
@@ -197,6 +198,30 @@ def test_a_full_log_refuses_writes_and_not_reads(world: World, a: Store) -> None
     tick = world.build(log_bytes=LOG_FULL_BYTES + 1)
     assert codes(tick.synced) == {"reply": ["busy"]}
     assert len(tick.reads) == 1
+
+
+def test_ephemeral_stores_leave_places_to_stores_that_can_be_closed(
+    world: World, tmp_path: Path
+) -> None:
+    assert OpenStores(max_open_stores=8).memory_use.limit_stores == 6
+    world.open_stores.memory_use.limit_stores = 1
+    one, two = (
+        ephemeral_store(tmp_path / f"{name}.db", StoreId("acme", StoreKind.STREAM, name))
+        for name in ("one", "two")
+    )
+    for store in (one, two):
+        world.open_stores.opened(store)
+    for number in (1, 2):
+        world.submit(arrival(one, number, append(), reply=f"r{number}"), read(two))
+        world.submit(arrival(two, number, append(), reply="beyond"))
+        assert codes(world.build().synced) == {"beyond": ["busy"]}
+        assert (one.count, two.count) == (number, 0)
+    world.open_stores.closed(one)
+    world.submit(arrival(two, 1, append(), reply="r3"))
+    assert world.build().synced == {}
+    assert two.count == 1
+    for store in (one, two):
+        abandon(store)
 
 
 def test_who_fills_the_log_is_refused_while_there_is_room_for_others(
