@@ -72,6 +72,11 @@ class Anchor:
         """No ephemeral store of this server may grow."""
         return self._use.is_full
 
+    @property
+    def has_reserved(self) -> bool:
+        """It has numbers of this life, so most of its writes need no record."""
+        return self.revision > self.first_revision
+
     def takes_place(self) -> bool:
         """Take the place of an ephemeral store that is written, once. Return False if the server
         has none left."""

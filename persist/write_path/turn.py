@@ -255,7 +255,8 @@ class TurnBuilder:
                 what = f"the memory for ephemeral stores of server {self._server!r}"
                 tick.refuse(arrival, BusyError(what=what))
                 return True
-            full_log = None
+            if store.anchor.has_reserved and not any(map(_configures, arrival.group.operations)):
+                full_log = None
         if full_log is not None:
             tick.refuse(arrival, full_log)
         else:
@@ -380,6 +381,10 @@ def _refusal_of(store: Store, cipher: StoreCipher, arrival: Arrival) -> Holdfast
         # So operators can list such a store, and remove it.
         return None
     return cipher.problem
+
+
+def _configures(operation: Any) -> bool:
+    return type(operation) is list and operation[:1] == [frames.CONFIGURE]
 
 
 def _asks_for_head(operation: Any) -> bool:

@@ -200,6 +200,24 @@ def test_a_full_log_refuses_writes_and_not_reads(world: World, a: Store) -> None
     assert len(tick.reads) == 1
 
 
+def test_a_full_log_refuses_only_those_writes_of_an_ephemeral_store_that_it_must_hold(
+    world: World, tmp_path: Path
+) -> None:
+    store = ephemeral_store(tmp_path / "s.db", StoreId("acme", StoreKind.STREAM, "s"))
+    world.open_stores.opened(store)
+    world.submit(arrival(store, 1, append()))
+    # It would reserve numbers.
+    assert codes(world.build(log_bytes=LOG_FULL_BYTES + 1).synced) == {"reply": ["busy"]}
+    world.submit(arrival(store, 1, append()))
+    assert world.build().synced == {}
+    world.submit(arrival(store, 2, append()))
+    world.submit(arrival(store, 3, [frames.CONFIGURE, {"max_messages": 5}], reply="configure"))
+    full = world.build(log_bytes=LOG_FULL_BYTES + 1)
+    assert codes(full.synced) == {"configure": ["busy"]}
+    assert (store.count, store.config.max_messages) == (2, None)
+    abandon(store)
+
+
 def test_ephemeral_stores_leave_places_to_stores_that_can_be_closed(
     world: World, tmp_path: Path
 ) -> None:
