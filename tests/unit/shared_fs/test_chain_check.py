@@ -6,32 +6,17 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
-from holdfast.protocol import frames
 from holdfast.protocol.chain.hashing import GENESIS, after, leaf_of
-from holdfast.protocol.changes import (
-    CHANGE_CONFIGURE,
-    CHANGE_DELETE_MESSAGES,
-    CHANGE_SET_MESSAGE,
-    CHANGE_TRIM,
-)
+from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_SET_MESSAGE, CHANGE_TRIM
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
-from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.forks.growing import Growth, grow
-from holdfast.shared_fs.inspection.verification import StoreVerdict, Verifier
-from holdfast.shared_fs.snapshots.manifest import open_manifests
-from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
-from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from holdfast.shared_fs.store_file.applying import AppliedBatch
-from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.chain_world import ChainWorld
+from tests.support.literal_store_files import CHAIN, META, write_file
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 
@@ -43,45 +28,13 @@ def chain_of(values: dict[int, bytes]) -> bytes:
     return chain
 
 
-class World:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.layout: Layout = open_layout(root / "data", Disk())
-        self.bucket: Bucket = open_bucket(f"file://{root / 'bucket'}")
-        self.path = self.layout.store(STORE)
-        self.path.parent.mkdir(parents=True)
+def sets_of(values: dict[int, bytes]) -> list[list[Any]]:
+    return [[CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()]
 
-    def write(self, values: dict[int, bytes], *more: list[Any], path: Path | None = None) -> Path:
-        path = path or self.path
-        file = StoreFile.create(path, STORE, time=1)
-        file.take(1, "s1", "i1")
-        sets = [[CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()]
-        file.apply([AppliedBatch(0, 5, [[CHANGE_CONFIGURE, {"chain": True}], *sets, *more])])
-        file.close()
-        return path
 
-    def snapshot(self, values: dict[int, bytes]) -> None:
-        file = StoreFile.open(self.write(values, path=self.root / "copy.db"), STORE)
-        made = compress(take_image(file, self.root / "draft"), 9)
-        file.close()
-        version = put(self.bucket, made, "n")
-        open_manifests(self.bucket).publish([(STORE, version)], KeepPolicy(), 9)
-
-    def log(self, seq: int, chain: bytes) -> None:
-        log = BucketLog(self.bucket, "s1", "i1")
-        log.begin()
-        payload = frames.encode_changes(1, seq, 5, [[CHANGE_SET_MESSAGE, seq, b"v"]], chain)
-        log.put(log.prepare([LogRecord(STORE, 1, seq, seq + 1, [payload], [])]))
-
-    def forge(self, statement: str) -> None:
-        """Somebody with the right tools changes the file: checksums of pages are right."""
-        connection = apsw.Connection(str(self.path), vfs=checksum_vfs())
-        connection.execute(statement)
-        connection.close()
-        self.path.with_name(self.path.name + "-wal").unlink(missing_ok=True)
-
-    def verdict(self) -> StoreVerdict:
-        return Verifier(self.layout, self.bucket).verify(STORE)
+class World(ChainWorld[dict[int, bytes]]):
+    def log_append(self, seq: int, chain: bytes) -> None:
+        self.log(seq, sets_of({seq: b"v"}), chain)
 
 
 VALUES = {seq: b"%d" % seq for seq in range(1, 6)}
@@ -89,13 +42,13 @@ VALUES = {seq: b"%d" % seq for seq in range(1, 6)}
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+    return World(tmp_path, STORE, sets_of)
 
 
 def test_a_chain_that_is_the_same_everywhere_is_sound(world: World) -> None:
     world.write(VALUES, [CHANGE_DELETE_MESSAGES, [3]])
     world.snapshot({seq: VALUES[seq] for seq in range(1, 5)})
-    world.log(2, chain_of({1: b"1", 2: b"2"}))
+    world.log_append(2, chain_of({1: b"1", 2: b"2"}))
     verdict = world.verdict()
     assert (verdict.chain, verdict.problems) == ("sound", [])
 
@@ -113,7 +66,7 @@ def test_a_forged_message_is_told_by_its_seq(world: World) -> None:
 def test_a_forger_who_mends_the_chain_is_told_by_snapshot_and_log(world: World) -> None:
     world.write(VALUES)
     forged = VALUES | {2: b"9"}
-    world.log(3, chain_of({seq: VALUES[seq] for seq in (1, 2, 3)}))
+    world.log_append(3, chain_of({seq: VALUES[seq] for seq in (1, 2, 3)}))
     world.forge(
         "UPDATE messages SET value = x'39' WHERE seq = 2;"
         f"UPDATE chain SET value = x'{chain_of(forged).hex()}'"
@@ -146,18 +99,8 @@ def test_changes_that_give_another_chain_than_their_owner_had_are_refused(world:
 
 
 #: A stream with a chain, as format 7 has it: message 1 was trimmed, 3 deleted, 2 and 4 are there.
-_FORMAT_7 = """
-CREATE TABLE meta(
-    id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,
-    name TEXT NOT NULL, created INTEGER NOT NULL, epoch INTEGER NOT NULL, server TEXT NOT NULL,
-    incarnation TEXT NOT NULL, revision INTEGER NOT NULL, time INTEGER NOT NULL,
-    last_seq INTEGER NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    changes_from INTEGER NOT NULL, config TEXT) STRICT;
-CREATE TABLE changes(
-    revision INTEGER PRIMARY KEY, time INTEGER NOT NULL, change BLOB NOT NULL) STRICT;
-CREATE TABLE outcomes(
-    writer BLOB NOT NULL, counter INTEGER NOT NULL, time INTEGER NOT NULL, outcome BLOB NOT NULL,
-    PRIMARY KEY (writer, counter)) STRICT, WITHOUT ROWID;
+_FORMAT_7 = f"""
+{META}
 CREATE TABLE messages(
     seq INTEGER PRIMARY KEY, revision INTEGER NOT NULL, time INTEGER NOT NULL,
     value BLOB NOT NULL, headers BLOB, replaced INTEGER, expires INTEGER,
@@ -166,12 +109,9 @@ CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
 CREATE TABLE msg_ids(
     msg_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL,
     time INTEGER NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE chain(
-    id INTEGER PRIMARY KEY CHECK (id = 1), value BLOB NOT NULL, base_seq INTEGER NOT NULL,
-    base BLOB NOT NULL) STRICT;
-CREATE TABLE leaves(seq INTEGER PRIMARY KEY, leaf BLOB NOT NULL) STRICT;
+{CHAIN}
 INSERT INTO meta VALUES
-    (1, 'acme', 1, 'notes', 5, 3, 's1', 'i1', 7, 9, 4, 2, 5, 0, '{"chain": true}');
+    (1, 'acme', 1, 'notes', 5, 3, 's1', 'i1', 7, 9, 4, 2, 5, 0, '{{"chain": true}}');
 INSERT INTO messages VALUES
     (2, 3, 8, x'62', x'81A161A131', NULL, NULL, NULL), (4, 5, 9, x'64', NULL, NULL, NULL, NULL);
 INSERT INTO chain VALUES (
@@ -183,14 +123,7 @@ INSERT INTO leaves VALUES (3, x'220a753afccde9c5206a68e9a27ba23f81e642a8fdc50bdd
 
 def test_a_stream_with_a_chain_of_format_7_is_read_and_written(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    connection = apsw.Connection(str(path), vfs=checksum_vfs())
-    connection.pragma("page_size", 1024)
-    connection.reserve_bytes("main", 8)
-    connection.pragma("journal_mode", "wal")
-    connection.pragma("application_id", 0x48467374)
-    connection.pragma("user_version", 7)
-    connection.execute(_FORMAT_7)
-    connection.close()
+    write_file(path, 7, _FORMAT_7)
     file = StoreFile.open(path, STORE)
     assert file.chain.base == (1, bytes(31) + b"\1")
     assert file.chain.damage(file._connection.execute, has_subjects=False) == ""

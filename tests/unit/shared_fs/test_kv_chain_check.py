@@ -6,31 +6,16 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
-from holdfast.protocol import frames
 from holdfast.protocol.chain.hashing import GENESIS, after, leaf_of_set
-from holdfast.protocol.changes import (
-    CHANGE_CLEAR,
-    CHANGE_CONFIGURE,
-    CHANGE_DELETE_ENTRIES,
-    CHANGE_SET_ENTRY,
-)
+from holdfast.protocol.changes import CHANGE_CLEAR, CHANGE_DELETE_ENTRIES, CHANGE_SET_ENTRY
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.bucket.bucket import Bucket, open_bucket
-from holdfast.shared_fs.bucket_log.bucket_log import BucketLog
-from holdfast.shared_fs.disk.commit_log import LogRecord
-from holdfast.shared_fs.disk.disk import Disk
-from holdfast.shared_fs.disk.layout import open_layout
-from holdfast.shared_fs.inspection.verification import StoreVerdict, Verifier
-from holdfast.shared_fs.snapshots.manifest import open_manifests
-from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
-from holdfast.shared_fs.snapshots.store_entry import KeepPolicy
 from holdfast.shared_fs.store_file.applying import AppliedBatch
-from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.chain_world import ChainWorld
+from tests.support.literal_store_files import CHAIN, ENTRIES, META, write_file
 
 STORE = StoreId("acme", StoreKind.KV, "settings")
 #: Revisions 2 to 5, as the first configures the kv.
@@ -44,58 +29,25 @@ def chain_of(sets: list[tuple[str, bytes]]) -> bytes:
     return chain
 
 
-class World:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.layout = open_layout(root / "data", Disk())
-        self.bucket: Bucket = open_bucket(f"file://{root / 'bucket'}")
-        self.path = self.layout.store(STORE)
-        self.path.parent.mkdir(parents=True)
+def sets_of(sets: list[tuple[str, bytes]]) -> list[list[Any]]:
+    return [[CHANGE_SET_ENTRY, *each] for each in sets]
 
-    def write(
-        self, sets: list[tuple[str, bytes]], *more: list[Any], to: Path | None = None
-    ) -> Path:
-        path = to or self.path
-        file = StoreFile.create(path, STORE, time=1)
-        file.take(1, "s1", "i1")
-        changes = [[CHANGE_SET_ENTRY, *each] for each in sets]
-        file.apply([AppliedBatch(0, 5, [[CHANGE_CONFIGURE, {"chain": True}], *changes, *more])])
-        file.close()
-        return path
 
-    def snapshot(self, sets: list[tuple[str, bytes]]) -> None:
-        file = StoreFile.open(self.write(sets, to=self.root / "copy.db"), STORE)
-        made = compress(take_image(file, self.root / "draft"), 9)
-        file.close()
-        version = put(self.bucket, made, "n")
-        open_manifests(self.bucket).publish([(STORE, version)], KeepPolicy(), 9)
-
-    def log(self, revision: int, chain: bytes) -> None:
-        log = BucketLog(self.bucket, "s1", "i1")
-        log.begin()
+class World(ChainWorld[list[tuple[str, bytes]]]):
+    def log_set(self, revision: int, chain: bytes) -> None:
         changes = [[CHANGE_SET_ENTRY, "x", b"v"], [CHANGE_DELETE_ENTRIES, ["y"]]]
-        payload = frames.encode_changes(1, revision - 1, 5, changes, chain)
-        log.put(log.prepare([LogRecord(STORE, 1, revision - 1, revision + 1, [payload], [])]))
-
-    def forge(self, statement: str) -> None:
-        connection = apsw.Connection(str(self.path), vfs=checksum_vfs())
-        connection.execute(statement)
-        connection.close()
-        self.path.with_name(self.path.name + "-wal").unlink(missing_ok=True)
-
-    def verdict(self) -> StoreVerdict:
-        return Verifier(self.layout, self.bucket).verify(STORE)
+        self.log(revision - 1, changes, chain)
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+    return World(tmp_path, STORE, sets_of)
 
 
 def test_a_chain_that_is_the_same_everywhere_is_sound(world: World) -> None:
     world.write(SETS, [CHANGE_DELETE_ENTRIES, ["b"]])
     world.snapshot(SETS[:3])
-    world.log(3, chain_of(SETS[:2]))
+    world.log_set(3, chain_of(SETS[:2]))
     verdict = world.verdict()
     assert (verdict.chain, verdict.problems) == ("sound", [])
 
@@ -111,7 +63,7 @@ def test_a_forged_value_is_told_by_the_revision_of_its_set(world: World) -> None
 
 def test_a_forger_who_mends_the_chain_is_told_by_the_log(world: World) -> None:
     world.write(SETS)
-    world.log(4, chain_of(SETS[:3]))
+    world.log_set(4, chain_of(SETS[:3]))
     forged = [*SETS[:1], ("b", b"9"), *SETS[2:]]
     world.forge(
         "UPDATE entries SET value = x'39' WHERE key = 'b';"
@@ -141,27 +93,10 @@ def test_sets_that_give_another_chain_than_their_owner_had_are_refused(world: Wo
 
 
 #: A kv with a chain, as format 8 has it: b and c are there, c was set twice, before is nothing.
-_FORMAT_8 = """
-CREATE TABLE meta(
-    id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,
-    name TEXT NOT NULL, created INTEGER NOT NULL, epoch INTEGER NOT NULL, server TEXT NOT NULL,
-    incarnation TEXT NOT NULL, revision INTEGER NOT NULL, time INTEGER NOT NULL,
-    last_seq INTEGER NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    changes_from INTEGER NOT NULL, config TEXT) STRICT;
-CREATE TABLE changes(
-    revision INTEGER PRIMARY KEY, time INTEGER NOT NULL, change BLOB NOT NULL) STRICT;
-CREATE TABLE outcomes(
-    writer BLOB NOT NULL, counter INTEGER NOT NULL, time INTEGER NOT NULL, outcome BLOB NOT NULL,
-    PRIMARY KEY (writer, counter)) STRICT, WITHOUT ROWID;
-CREATE TABLE entries(
-    revision INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, time INTEGER NOT NULL,
-    value BLOB NOT NULL, headers BLOB, expires INTEGER, body_bytes INTEGER) STRICT;
-CREATE TABLE chain(
-    id INTEGER PRIMARY KEY CHECK (id = 1), value BLOB NOT NULL, base_seq INTEGER NOT NULL,
-    base BLOB NOT NULL) STRICT;
-CREATE TABLE leaves(seq INTEGER PRIMARY KEY, leaf BLOB NOT NULL) STRICT;
+_FORMAT_8 = f"""
+{META}{ENTRIES}{CHAIN}
 INSERT INTO meta VALUES
-    (1, 'acme', 2, 'settings', 5, 3, 's1', 'i1', 5, 9, 0, 2, 9, 0, '{"chain": true}');
+    (1, 'acme', 2, 'settings', 5, 3, 's1', 'i1', 5, 9, 0, 2, 9, 0, '{{"chain": true}}');
 INSERT INTO entries VALUES
     (3, 'b', 8, x'62', x'81A161A131', NULL, NULL), (5, 'c', 9, x'63', NULL, NULL, NULL);
 INSERT INTO chain VALUES (
@@ -173,14 +108,7 @@ INSERT INTO leaves VALUES (4, x'37b8ead2d724bd738a5a67fdd87acf5eb67739e15761f741
 
 def test_a_kv_with_a_chain_of_format_8_is_read_and_written(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    connection = apsw.Connection(str(path), vfs=checksum_vfs())
-    connection.pragma("page_size", 1024)
-    connection.reserve_bytes("main", 8)
-    connection.pragma("journal_mode", "wal")
-    connection.pragma("application_id", 0x48467374)
-    connection.pragma("user_version", 8)
-    connection.execute(_FORMAT_8)
-    connection.close()
+    write_file(path, 8, _FORMAT_8)
     file = StoreFile.open(path, STORE)
     assert file.chain.base == (2, bytes(31) + b"\1")
     assert file.chain.damage(file._connection.execute, has_subjects=False) == ""

@@ -6,7 +6,6 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from holdfast.protocol.changes import CHANGE_CONFIGURE, CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
@@ -17,8 +16,8 @@ from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
-from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.literal_store_files import ENTRIES, META, write_file
 from tests.support.small_store_files import appends, reopened, rows_of
 from tests.support.tenant_keys import KEYS
 
@@ -60,21 +59,8 @@ INSERT INTO entries VALUES (1, 'j', 8, x'61', NULL), (2, 'k', 9, x'62', NULL);
 
 
 #: A kv with a history, as format 6 has it.
-_FORMAT_6 = """
-CREATE TABLE meta(
-    id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,
-    name TEXT NOT NULL, created INTEGER NOT NULL, epoch INTEGER NOT NULL, server TEXT NOT NULL,
-    incarnation TEXT NOT NULL, revision INTEGER NOT NULL, time INTEGER NOT NULL,
-    last_seq INTEGER NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    changes_from INTEGER NOT NULL, config TEXT) STRICT;
-CREATE TABLE changes(
-    revision INTEGER PRIMARY KEY, time INTEGER NOT NULL, change BLOB NOT NULL) STRICT;
-CREATE TABLE outcomes(
-    writer BLOB NOT NULL, counter INTEGER NOT NULL, time INTEGER NOT NULL, outcome BLOB NOT NULL,
-    PRIMARY KEY (writer, counter)) STRICT, WITHOUT ROWID;
-CREATE TABLE entries(
-    revision INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, time INTEGER NOT NULL,
-    value BLOB NOT NULL, headers BLOB, expires INTEGER, body_bytes INTEGER) STRICT;
+_FORMAT_6 = f"""
+{META}{ENTRIES}
 CREATE TABLE history(
     revision INTEGER PRIMARY KEY, key TEXT NOT NULL, ended INTEGER NOT NULL, deleted INTEGER,
     time INTEGER NOT NULL, value BLOB NOT NULL, headers BLOB, expires INTEGER,
@@ -85,7 +71,7 @@ CREATE TABLE history_state(
     id INTEGER PRIMARY KEY CHECK (id = 1), kept INTEGER NOT NULL, least INTEGER NOT NULL,
     reaches INTEGER NOT NULL, since INTEGER NOT NULL, bytes INTEGER NOT NULL) STRICT;
 INSERT INTO meta VALUES
-    (1, 'acme', 2, 'a.b', 5, 3, 's1', 'i1', 4, 9, 0, 1, 6, 0, '{"history": 3}');
+    (1, 'acme', 2, 'a.b', 5, 3, 's1', 'i1', 4, 9, 0, 1, 6, 0, '{{"history": 3}}');
 INSERT INTO entries VALUES (4, 'k', 9, x'63', NULL, NULL, NULL);
 INSERT INTO history VALUES
     (2, 'k', 3, NULL, 7, x'61', NULL, NULL, NULL), (3, 'k', 4, NULL, 8, x'62', NULL, NULL, NULL);
@@ -159,17 +145,6 @@ def test_encrypted_values_of_format_9_are_read_and_written(path: Path) -> None:
 
 def write_format_1(path: Path, kind: StoreKind) -> None:
     write_file(path, 1, _FORMAT_1[kind])
-
-
-def write_file(path: Path, version: int, sql: str) -> None:
-    connection = apsw.Connection(str(path), vfs=checksum_vfs())
-    connection.pragma("page_size", schema.PAGE_BYTES)
-    connection.reserve_bytes("main", schema.CHECKSUM_BYTES)
-    connection.pragma("journal_mode", "wal")
-    connection.pragma("application_id", schema.APPLICATION_ID)
-    connection.pragma("user_version", version)
-    connection.execute(sql)
-    connection.close()
 
 
 @pytest.mark.parametrize("kind", StoreKind)
