@@ -62,7 +62,9 @@ class Materialiser:
         for store, _ in broadcasts:
             limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
             size_bytes, count = store.pending.size_bytes, store.revision - store.file_revision
-            if size_bytes <= MAX_PENDING_BYTES and count <= limit:
+            # What was removed from memory is there until it is applied.
+            needs_room = store.anchor is not None and store.anchor.is_full
+            if size_bytes <= MAX_PENDING_BYTES and count <= limit and not needs_room:
                 continue
             if store.state is not OpenState.SERVING:
                 continue

@@ -89,3 +89,19 @@ async def test_no_store_waits_for_what_another_one_reserves(tmp_path: Path) -> N
         syncs.allow()
         await turns()
         assert others == [2]
+
+
+async def test_what_is_removed_from_a_full_server_gives_its_memory_back_soon(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as world:
+        cursors = world.open_ephemeral("cursors")
+        await world.ask(world.arrival(cursors, APPEND))
+        assert cursors.pending.ticks
+        world.open_stores.memory_use.limit_bytes = 1
+        [refusal, _] = await world.ask(
+            world.arrival(cursors, APPEND), world.arrival(cursors, [frames.TRIM, 1])
+        )
+        assert refusal[0] == "busy"
+        await turns()
+        assert not cursors.pending.ticks
