@@ -302,9 +302,11 @@ class Store(Accepted):
         """Note that the file holds what was `ready`."""
         self.pending.applied(ready, self.file_revision)
         self.needs_sweep = self.file is not None and self.file.needs_sweep()
-        if self.anchor is not None and self.contents.file is not None:
-            self.anchor.takes(self.contents.file.size_bytes() + self.pending.size_bytes)
-            self.needs_sweep |= self.anchor.needs_tidying(self.file_revision)
+        content = self.contents.file
+        if self.anchor is not None and content is not None:
+            self._count_memory()
+            is_due = self.anchor.needs_tidying(self.file_revision) or content.is_half_empty()
+            self.needs_sweep |= is_due
         self.apply_failed = False
         if self.watcher is not None:
             self.watcher.wrote_file(self)
@@ -342,6 +344,16 @@ class Store(Accepted):
         self.oldest_segment = self.pending.oldest_segment
         if not self.pending.ticks and self.mark is None:
             self._memtable.reset()
+
+    def tidied(self) -> None:
+        """Note that what an ephemeral store no longer needs was removed from memory."""
+        if self.anchor is not None:
+            self.anchor.tidied(self.file_revision)
+            self._count_memory()
+
+    def _count_memory(self) -> None:
+        if self.anchor is not None and self.contents.file is not None:
+            self.anchor.takes(self.contents.file.size_bytes() + self.pending.size_bytes)
 
     def validate(self) -> None:
         """Check the invariants (tests)."""

@@ -128,8 +128,7 @@ class DurableFiles:
                     lambda: _tidy_and_checkpoint(file, content, *before)
                 )
                 store.needs_sweep = file.needs_sweep()
-                if store.anchor is not None:
-                    store.anchor.tidied(store.file_revision)
+                store.tidied()
                 store.forgot(forgotten)
         except FencedError:
             raise

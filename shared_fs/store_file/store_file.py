@@ -427,13 +427,22 @@ class StoreFile(StoreChanges):
         This writes the whole rest of the file. May run in another thread while nothing else uses
         the file. Raises StorageFailedError.
         """
-        page_count = self._connection.pragma("page_count")
-        free_count = self._connection.pragma("freelist_count")
-        if free_count < _MIN_FREE_PAGES or 2 * free_count < page_count:
+        if not self.is_half_empty():
             return False
         self._execute("VACUUM")
+        if self.in_memory:
+            # SQLite never gives back what a database that it was given has grown by.
+            self._connection.deserialize("main", self._connection.serialize("main"))
+            return True
         self.checkpoint()
         return True
+
+    @raises_ours
+    def is_half_empty(self) -> bool:
+        """Tell if unused pages are most of the file, and many."""
+        free_count = self._connection.pragma("freelist_count")
+        page_count = self._connection.pragma("page_count")
+        return bool(free_count >= _MIN_FREE_PAGES and 2 * free_count >= page_count)
 
     @raises_ours
     def needs_sweep(self) -> bool:

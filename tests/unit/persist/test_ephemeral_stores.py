@@ -295,6 +295,27 @@ def test_memory_that_changes_take_before_they_are_rows_is_counted(life: Life) ->
     assert use.used_bytes == 0, "it has ended"
 
 
+def test_memory_of_removed_content_is_given_back_while_the_store_stays_open(life: Life) -> None:
+    use = MemoryUse()
+    present(life.store.anchor).joins(use)
+    life.tick([frames.CONFIGURE, {"max_bytes": 1 << 24}])
+    for _ in range(10):
+        life.tick(append(bytes(900_000)))
+    life.materialise()
+    assert not life.store.needs_sweep
+    full_bytes, allocated_bytes = use.used_bytes, apsw.memory_used()
+    life.tick(append(b"kept"))
+    life.tick([frames.TRIM, 10])
+    life.materialise()
+    assert life.store.needs_sweep, "a checkpoint shrinks it"
+    present(life.store.contents.file).shrink()
+    life.store.tidied()
+    assert use.used_bytes < full_bytes // 5
+    assert apsw.memory_used() < allocated_bytes - 7_000_000
+    life.tick(append(b"more"))
+    assert life.values() == [b"kept", b"more"]
+
+
 def test_what_memory_no_longer_needs_is_removed_now_and_then(tmp_path: Path) -> None:
     life = Life(tmp_path, KV)
     for _ in range(2):
