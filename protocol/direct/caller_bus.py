@@ -80,7 +80,8 @@ class CallerBus(BusAround):
         self._lines: dict[str, _Line] = {}
         #: When to try again, by the subject of frames.
         self._try_at: dict[str, float] = {}
-        self._dialling: set[asyncio.Task[None]] = set()
+        #: Attempts that are under way, by the subject of frames.
+        self._dialling: dict[str, asyncio.Task[None]] = {}
         #: Who takes replies, by the inbox.
         self._takers: dict[str, BusCallback] = {}
         self._is_closed = False
@@ -117,7 +118,7 @@ class CallerBus(BusAround):
 
     async def close(self) -> None:
         self._is_closed = True
-        for task in self._dialling:
+        for task in self._dialling.values():
             task.cancel()
         lines, self._lines = self._lines, {}
         for line in lines.values():
@@ -135,7 +136,9 @@ class CallerBus(BusAround):
     def _consider(self, subject: str, reply: str) -> None:
         """Begin a pipe if there may be one."""
         now = self._loop.time()
-        if now < self._try_at.get(subject, 0.0) or self._is_closed:
+        if (
+            now < self._try_at.get(subject, 0.0) or subject in self._dialling or self._is_closed
+        ):
             return
         server = self._subjects.server_of(subject)
         inbox = reply.rpartition(".")[0]
@@ -147,8 +150,8 @@ class CallerBus(BusAround):
                 return
         self._try_at[subject] = now + DIRECT_RETRY_SECONDS
         task = self._loop.create_task(self._begin(server, Hello(subject, inbox, self._token())))
-        self._dialling.add(task)
-        task.add_done_callback(self._dialling.discard)
+        self._dialling[subject] = task
+        task.add_done_callback(lambda _: self._dialling.pop(subject, None))
 
     async def _begin(self, server: str, hello: Hello) -> None:
         """Say hello to a server, and use the pipe once it is welcome."""

@@ -166,6 +166,33 @@ async def test_a_server_of_another_host_is_not_tried_for_each_frame() -> None:
     assert tries == 1
 
 
+async def test_a_server_that_does_not_answer_a_hello_gets_no_other_one_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.protocol.direct.caller_bus.DIRECT_RETRY_SECONDS", 0.0)
+    world = DirectWorld()
+    bus = world.client()
+    inbox, _ = await listening(bus)
+    hung: list[MemoryPipe] = []
+
+    async def dial(server: str) -> MemoryPipe:
+        mine, its = MemoryPipe.pair()
+        hung.append(its)
+        return mine
+
+    bus._dial = dial
+    for number in range(20):
+        await bus.publish(SUBJECT, b"", f"{inbox}.{number}")
+        await _settle()
+    assert len(hung) == 1
+    hung[0].close()
+    await _settle()
+    await bus.publish(SUBJECT, b"", f"{inbox}.20")
+    await _settle()
+    assert len(hung) == 2
+    await bus.close()
+
+
 async def test_a_client_that_was_refused_asks_again_only_much_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
