@@ -44,13 +44,12 @@ from holdfast.client.wire.operations import (
     delete_prefix_operation,
     entry_from_wire,
     head_from_wire,
-    listed,
+    paired,
     set_entry_operation,
 )
 from holdfast.protocol.chain.checking import ChainReport
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.errors import (
-    InvalidArgumentError,
     OperationTimeoutError,
     WrongRevisionError,
 )
@@ -203,13 +202,9 @@ class KV(Generic[V]):
         LimitExceededError and RateLimitedError as `set` does, also if the kv cannot keep all of
         them.
         """
-        pairs = items.items() if isinstance(items, Mapping) else listed("items", items)
+        given = items.items() if isinstance(items, Mapping) else items
         operations = []
-        for pair in pairs:
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                reason = f"must be pairs of a key and a value, not {pair!r:.80}"
-                raise InvalidArgumentError(argument="items", reason=reason)
-            key, value = pair
+        for key, value in paired("items", given, "a key and a value"):
             data, headers = self._values.stored(self._values.encoded(value), None)
             operations.append(set_entry_operation(key, data, headers, None, ttl_seconds))
         return await self._writes.batch(operations, durability, timeout_seconds)

@@ -41,6 +41,7 @@ from holdfast.client.wire.operations import (
     listed,
     message_from_wire,
     packed_append,
+    paired,
     range_end,
     range_start,
     set_message_operation,
@@ -270,6 +271,11 @@ class Stream(Generic[V]):
             noon = WrittenMessage(b"hello", time=1_795_255_200_000)
             await stream.append_written([noon], expected_last_seq=0)
         """
+        messages = listed("messages", messages)
+        for message in messages:
+            if not isinstance(message, WrittenMessage):
+                reason = f"must be WrittenMessages, not {message!r:.80}"
+                raise InvalidArgumentError(argument="messages", reason=reason)
         if len(messages) == 1:
             [message] = messages
             data = self._values.encoded(message.value)
@@ -337,7 +343,7 @@ class Stream(Generic[V]):
         values = self._values
         operations = [
             set_message_operation(seq, *values.stored(values.encoded(value), None))
-            for seq, value in items
+            for seq, value in paired("items", items, "a seq and a value")
         ]
         return await self._writes.batch(operations, durability, timeout_seconds)
 

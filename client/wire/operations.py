@@ -287,6 +287,16 @@ def listed(argument: str, several: Iterable[Any]) -> list[Any]:
     raise InvalidArgumentError(argument=argument, reason=reason)
 
 
+def paired(argument: str, pairs: Iterable[Any], what: str) -> list[Any]:
+    """Return pairs of `what` as a list."""
+    found = listed(argument, pairs)
+    for pair in found:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            reason = f"must be pairs of {what}, not {pair!r:.80}"
+            raise InvalidArgumentError(argument=argument, reason=reason)
+    return found
+
+
 def wire_value(value: Value | LargeValue) -> Any:
     """Return the wire form of a value."""
     return list(value) if isinstance(value, LargeValue) else checked_value(value)

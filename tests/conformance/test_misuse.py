@@ -34,6 +34,10 @@ MISTAKES: list[tuple[str, Callable[[Client], Any]]] = [
     ("seqs", lambda hf: hf.stream("s").transaction().get_many(7)),  # type: ignore[arg-type]
     ("values", lambda hf: hf.stream("s", codec="json").append_many("text")),
     ("values", lambda hf: hf.stream("s").append_many(b"bytes")),  # type: ignore[arg-type]
+    ("items", lambda hf: hf.stream("s").set_many("text")),  # type: ignore[arg-type]
+    ("items", lambda hf: hf.stream("s").set_many([(1, b"", {})])),  # type: ignore[list-item]
+    ("messages", lambda hf: hf.stream("s").append_written("text")),  # type: ignore[arg-type]
+    ("messages", lambda hf: hf.stream("s").append_written([b"value"])),  # type: ignore[list-item]
     ("source", lambda hf: hf.kv("k").put_file("f", 7)),  # type: ignore[arg-type]
     ("revision", lambda hf: hf.kv("k").fork("new", revision=-1)),
     ("revision", lambda hf: hf.kv("k").fork("new", revision="\ud800")),  # type: ignore[arg-type]
