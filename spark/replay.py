@@ -136,6 +136,10 @@ def check_source(
         # Spark itself reads no S3 without packages for the JVM.
         raise NoTableError(table=source)
     path = source.removeprefix("file://")
+    if (Path(path) / "_delta_log").is_dir():
+        # Its Parquet files are a history, in which replaced files and overwritten messages are.
+        reason = f"{source} is a table: write file://{Path(path).resolve()}"
+        raise InvalidArgumentError(argument="source", reason=reason)
     is_plain = _NOT_PLAIN.isdisjoint(path)
     if paths_are_local and is_plain and not Path(path).exists():
         reason = f"no table and no Parquet files at {source}"

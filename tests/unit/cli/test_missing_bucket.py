@@ -135,6 +135,13 @@ def test_an_import_looks_at_its_source_before_spark_starts(
     assert bool(started) == starts_spark
 
 
+def test_a_table_is_not_imported_as_its_parquet_files(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    result = run("import", str(tmp_path))
+    assert result.exit_code != 0
+    assert f"is a table: write file://{tmp_path}" in result.stderr
+
+
 def test_verify_wants_data_that_is_holdfast_s(tmp_path: Path) -> None:
     result = run("verify", "--all", "--data", str(tmp_path))
     assert result.exit_code == 1
