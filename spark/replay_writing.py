@@ -237,7 +237,7 @@ class _Writer:
         next_seq = 1
         begins = self._last_seq == 0
         for row in self._living(rows):
-            seq = next_seq if self._target.renumber or row.seq is None else max(row.seq, next_seq)
+            seq = self._seq_of(row, next_seq)
             next_seq = seq + 1
             if begins:
                 self._begin(seq, settings)
@@ -258,6 +258,17 @@ class _Writer:
             batch_bytes += row.size_bytes
         if batch:
             self._append(batch)
+
+    def _seq_of(self, row: _Row, next_seq: int) -> int:
+        if self._target.renumber or row.seq is None:
+            return next_seq
+        if row.seq < next_seq:
+            reason = (
+                f"seq {row.seq} of {row.store} is there twice, or is not above 0; --renumber gives "
+                "new seqs"
+            )
+            raise InvalidArgumentError(argument="source", reason=reason)
+        return row.seq
 
     def _living(self, rows: Iterator[_Row]) -> Iterator[_Row]:
         """Return the rows whose ttl has not ended."""

@@ -21,6 +21,7 @@ from holdfast.protocol.changes import (
     CHANGE_SET_MESSAGE,
     NEVER_EXPIRES,
 )
+from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.shared_fs.archive.table_location import default_table
 from holdfast.spark.export.export import export
 from holdfast.spark.replay import Target, import_table
@@ -153,8 +154,19 @@ def test_a_stream_that_begins_at_a_great_seq_takes_no_fillers(cluster: RunningUp
     assert (config.first_seq, config.chain, config.sealed) == (far, True, True)
 
 
+def test_a_seq_that_is_there_twice_is_refused_unless_seqs_are_new(cluster: RunningUp) -> None:
+    rows = [{"seq": seq, "value": value} for seq, value in ((2, b"a"), (2, b"b"), (3, b"c"))]
+    with pytest.raises(InvalidArgumentError, match="seq 2 of s is there twice"):
+        list(write_rows(Target(cluster.nats, tenant="twice"), [rows_from(*rows)]))
+    assert [one.seq for one in asyncio.run(held_by(cluster, "twice", "s"))] in ([], [2])
+    target = Target(cluster.nats, tenant="once", renumber=True)
+    list(write_rows(target, [rows_from(*rows)]))
+    found = asyncio.run(held_by(cluster, "once", "s"))
+    assert [(one.seq, one.value) for one in found] == [(1, b"a"), (2, b"b"), (3, b"c")]
+
+
 def test_the_chain_of_a_kv_covers_what_is_imported(cluster: RunningUp) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"kind": "kv", "settings": b'{"chain": true, "history": 5}'},
         *({"kind": "kv", "key": key, "value": b"v"} for key in ("a", "b")),
     ]
