@@ -281,6 +281,7 @@ class Checkpointer:
                 await asyncio.sleep(0)
             await self._set_aside()
         self.retire()
+        await self._free()
         await self._tell_of_closed()
         return [store.id for store in self._open_stores.stores()]
 

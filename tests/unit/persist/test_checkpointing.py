@@ -405,6 +405,25 @@ async def test_segments_go_at_once_and_a_thread_gives_their_blocks_back(
     assert events[-1 - removed_count :] == ["thread", *["freed"] * removed_count]
 
 
+async def test_closing_everything_leaves_no_removed_segment_open(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.open_old_store()
+    unfreed: list[Path] = []
+    remove_aside = Disk.remove_aside
+
+    def noted(disk: Disk, path: Path) -> Callable[[], None]:
+        free = remove_aside(disk, path)
+        unfreed.append(path)
+        return lambda: (unfreed.remove(path), free())[1]
+
+    monkeypatch.setattr(Disk, "remove_aside", noted)
+    assert await world.checkpointer.close_all() == []
+    assert world.log.oldest_segment == world.log.segment
+    # The next life of this server is in the same process.
+    assert unfreed == []
+
+
 async def test_before_a_checkpoint_pending_changes_are_applied_in_slices(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
