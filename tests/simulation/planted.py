@@ -31,16 +31,17 @@ from holdfast.coordinator.decisions.storage_proof import StorageProof
 from holdfast.coordinator.peers.orders import Orders
 from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.consumers.consumers import ConsumerState
+from holdfast.persist.lifecycle.openings import Openings
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import appending, cursors, operations, purging
 from holdfast.persist.operations.configuring import configure
-from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.early_grants import EarlyGrants
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import evidence, freshness
 from holdfast.persist.shared_disk.fresh_files import FreshFiles
 from holdfast.persist.shared_disk.opening import StoreOpener
 from holdfast.persist.store.leases import Leases
+from holdfast.persist.store.open_stores import WantedStore
 from holdfast.persist.store.states import Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.tier.behind import BehindStores
@@ -54,6 +55,7 @@ from holdfast.protocol import changes
 from holdfast.protocol.access import grants
 from holdfast.protocol.access.grants import no_token
 from holdfast.protocol.access.tokens import Token, read_token
+from holdfast.protocol.control import Grant
 from holdfast.protocol.errors import HoldfastError, NotAllowedError
 from holdfast.protocol.frames import EXPECT, WireChange, decode_changes
 from holdfast.protocol.limits import REVOCATIONS_FRESH_SECONDS
@@ -510,10 +512,16 @@ def move_what_is_being_opened() -> Iterator[None]:
     def of_closed(leases: Leases, store: StoreId) -> Iterator[bool]:
         yield True
 
+    open_store = Openings._open_store
+
+    async def open_slowly(openings: Openings, wanted: WantedStore, grant: Grant) -> None:
+        await asyncio.sleep(0.2)
+        await open_store(openings, wanted, grant)
+
     with (
         patch.object(Leases, "of_closed", of_closed),
-        # An opening that has to ask takes longer, so more moves meet one.
-        patch.object(Coordination, "open_early", lambda coordination, store: None),
+        # Moves seldom meet an opening that is as fast as usual.
+        patch.object(Openings, "_open_store", open_slowly),
     ):
         yield
 
