@@ -77,8 +77,9 @@ CHANGE_CONSUMER_ACK: Final = 18
 #: [CHANGE_CONSUMER_DELETE, id]
 CHANGE_CONSUMER_DELETE: Final = 19
 
-#: [CHANGE_ARCHIVE, end_seq, table]: the values of messages up to end_seq are now in `table`, and no
-#: longer in the owner's file. Changes no state.
+#: [CHANGE_ARCHIVE, end_seq, table, encrypted=False]: the values of messages up to end_seq are now
+#: in `table`, and no longer in the owner's file; those that are encrypted only if `encrypted` says
+#: so. Changes no state.
 CHANGE_ARCHIVE: Final = 20
 
 #: [CHANGE_RESERVE, config, revision, seq]: in the log of an ephemeral store alone, never sent. Its
@@ -196,6 +197,8 @@ class Archived(NamedTuple):
 
     end_seq: int
     table: str
+    #: Whether encrypted ones are, too.
+    encrypted: bool = False
 
 
 class CursorSet(NamedTuple):
@@ -361,7 +364,7 @@ def dropped_uploads(change: WireChange) -> list[bytes]:
 
 def archived(change: WireChange) -> Archived:
     """Return what was archived, and where."""
-    return Archived(*change[1:3])
+    return Archived(*change[1:4])
 
 
 def cursor_set(change: WireChange) -> CursorSet:

@@ -6,13 +6,15 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file.applying import unpack_headers
-from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies, Body
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
 from holdfast.shared_fs.store_file.row_pages import Row
 
 #: The columns of a row without a subject.
@@ -42,6 +44,32 @@ class ArchiveNeededError(HoldfastError):
     def __init__(self, messages: list[ArchivedMessage]) -> None:
         super().__init__()
         self.messages = messages
+
+
+class DecryptedBodies(Mapping[tuple[int, int], Body]):
+    """Archived values of an encrypted store, each decrypted when it is asked for. That raises
+    KeyUnavailableError, TenantShreddedError, DecryptionFailedError."""
+
+    def __init__(self, bodies: Bodies, cipher: StoreCipher) -> None:
+        self._bodies = bodies
+        self._cipher = cipher
+
+    def __getitem__(self, place: tuple[int, int]) -> Body:
+        value, headers = self._bodies[place]
+        if not is_box(headers):
+            return value, headers
+        assert type(headers) is bytes
+        value, packed = self._cipher.row(*place, value, headers)
+        return value, unpack_headers(packed)
+
+    def __contains__(self, place: object) -> bool:
+        return place in self._bodies
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._bodies)
+
+    def __len__(self) -> int:
+        return len(self._bodies)
 
 
 def filled(rows: list[Row], bodies: Bodies) -> list[Row]:

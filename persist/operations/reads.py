@@ -17,6 +17,7 @@ from holdfast.persist.operations.read_rows import (
     ROW_BYTES,
     UNHURRIED,
     ArchiveNeededError,
+    DecryptedBodies,
     ReadBounds,
     answer_of,
     filled,
@@ -79,6 +80,7 @@ def execute(
     """
     if store.cipher is not None and store.contents.file is not None:
         store.contents.readable(store.contents.file)
+        archived = DecryptedBodies(archived or _NO_BODIES, store.cipher)
     results: list[Any] = []
     size_bytes = 0
     needed: list[ArchivedMessage] = []

@@ -40,8 +40,10 @@ from holdfast.shared_fs.store_file.archived_blocks import (
     ArchivedMessage,
     ArchivePlace,
     Bodies,
+    Body,
     checksum_of,
 )
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import box_in_table
 from holdfast.shared_fs.store_file.exported_values import stored_again
 
 _KEPT_FILES: Final = 16
@@ -89,7 +91,7 @@ class Archive:
         by_place: dict[ArchivePlace, list[ArchivedMessage]] = {}
         for message in messages:
             by_place.setdefault(message.place, []).append(message)
-        found: Bodies = {}
+        found: dict[tuple[int, int], Body] = {}
         for place, wanted in by_place.items():
             found |= self._table(place.table).bodies(place, wanted)
         return found
@@ -174,17 +176,16 @@ class _Table:
 
     def _read(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> Bodies:
         sought = {(message.seq, message.revision): message for message in wanted}
-        found: Bodies = {}
+        found: dict[tuple[int, int], Body] = {}
         # Newest files first: if a store was exported again as a whole, its rows are there.
         for file in reversed(self._candidates(place, wanted)):
             for seq, revision, time, headers, value in self._rows_of(file, place, wanted):
                 message = sought.get((seq, revision))
                 if message is None or value is None or (seq, revision) in found:
                     continue
-                headers = dict(headers) if headers else None
-                packed = pack_headers(headers)
-                if time == message.time and checksum_of(value, packed) == message.checksum:
-                    found[seq, revision] = stored_again(value, headers, message.size_bytes)
+                body = _body_of(message, value, dict(headers) if headers else None)
+                if time == message.time and body is not None:
+                    found[seq, revision] = body
             if len(found) == len(sought):
                 return found
         lacking = min(seq for seq, revision in sought.keys() - found.keys())
@@ -328,6 +329,18 @@ class _Table:
             while self._rows_bytes > _KEPT_BYTES:
                 self._rows_bytes -= self._rows.popitem(last=False)[1].nbytes
         return rows
+
+
+def _body_of(
+    message: ArchivedMessage, value: bytes, headers: dict[str, str] | None
+) -> Body | None:
+    """Return what a row of the table has of a message; None if it is not what was archived."""
+    if checksum_of(value, pack_headers(headers)) == message.checksum:
+        return stored_again(value, headers, message.size_bytes)
+    box = box_in_table(headers) if headers else None
+    if box is not None and checksum_of(value, box) == message.checksum:
+        return value, box
+    return None
 
 
 def _bounds(action: Mapping[str, Any], name: str, least: Any, most: Any) -> tuple[Any, Any]:

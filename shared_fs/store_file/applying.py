@@ -499,9 +499,9 @@ class _Stream:
         if number == changes.CHANGE_ARCHIVE:
             said = changes.archived(change)
             if self._chain is not None:
-                seqs = self._archived.archivable(said.end_seq)
+                seqs = self._archived.archivable(said.end_seq, encrypted=said.encrypted)
                 self._chain.keep(seqs, has_subjects=self._subjects.exists)
-            self._archived.archive(*said)
+            self._archived.archive(said.end_seq, said.table, encrypted=said.encrypted)
             return
         if number == changes.CHANGE_CONFIGURE:
             config = changes.configured(change)

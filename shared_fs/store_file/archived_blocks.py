@@ -23,7 +23,7 @@ import hashlib
 import struct
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
@@ -78,8 +78,10 @@ class ArchivedMessage:
         return self.seq, self.revision, self.time, self, None
 
 
-#: Values and headers of archived messages, by seq and revision.
-Bodies = dict[tuple[int, int], tuple[bytes, dict[str, str] | None]]
+#: The value of an archived message, and its headers: a map, or the box of an encrypted one.
+Body = tuple[bytes, dict[str, str] | bytes | None]
+#: Those of several, by seq and revision.
+Bodies = Mapping[tuple[int, int], Body]
 
 
 class ArchiveDraft(NamedTuple):
@@ -233,26 +235,30 @@ class ArchivedBlocks:
         *,
         revision: int,
         time: int,
+        end_seq: int,
         max_blocks: int,
     ) -> list[ArchiveDraft]:
-        """Return the possible next blocks, of messages up to a revision and a time."""
+        """Return the possible next blocks, of messages up to a revision, a time and a seq."""
         drafts: list[ArchiveDraft] = []
         start_seq = self.last_seq() + 1 if self.exists else 1
         for _ in range(max_blocks):
-            rows = self._archivable(start_seq, revision, time)
+            rows = self._archivable(start_seq, end_seq, revision, time)
             if not rows:
                 break
             drafts.append(_draft(place, rows))
             start_seq = rows[-1][0] + 1
         return drafts
 
-    def _archivable(self, start_seq: int, revision: int, time: int) -> list[tuple[Any, ...]]:
+    def _archivable(
+        self, start_seq: int, end_seq: int, revision: int, time: int
+    ) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []
         size_bytes = 0
         while len(rows) < ARCHIVE_BLOCK_ROWS and size_bytes < ARCHIVE_BLOCK_BYTES:
             # A few at a time, since one row may have a megabyte.
             found = self._execute(
-                schema.SELECT_ARCHIVABLE, (start_seq, _LARGEST_SEQ, _ROWS_AT_ONCE)
+                schema.SELECT_ARCHIVABLE,
+                (start_seq, end_seq, schema.BLOCKS_ALONE, _ROWS_AT_ONCE),
             ).fetchall()
             for row in found:
                 if row[1] > revision or row[2] > time:
@@ -267,16 +273,17 @@ class ArchivedBlocks:
         return rows
 
     # Writing
-    def archive(self, end_seq: int, table: str) -> None:
+    def archive(self, end_seq: int, table: str, *, encrypted: bool = False) -> None:
         """Move the messages up to `end_seq` that may be archived into one block.
 
-        These are the messages that were never replaced and have no ttl of their own.
+        These are the messages that were never replaced and have no ttl of their own, and encrypted
+        ones only on demand: changes of earlier versions have left them.
         """
         for _ in self._execute(schema.CREATE_ARCHIVED):
             pass
         self.exists = True
-        bounds = (self.last_seq() + 1, end_seq)
-        rows = self._movable(end_seq)
+        bounds = self._bounds(end_seq, encrypted=encrypted)
+        rows = self._movable(bounds)
         if not rows:
             return
         tenant, name = self._execute(schema.SELECT_STORE).get
@@ -290,14 +297,16 @@ class ArchivedBlocks:
         )
         self._execute(schema.DELETE_ARCHIVABLE, bounds)
 
-    def archivable(self, end_seq: int) -> list[int]:
+    def archivable(self, end_seq: int, *, encrypted: bool = False) -> list[int]:
         """Return the seqs of the messages that `archive` would move."""
-        return [row[0] for row in self._movable(end_seq)]
+        return [row[0] for row in self._movable(self._bounds(end_seq, encrypted=encrypted))]
 
-    def _movable(self, end_seq: int) -> list[Any]:
+    def _bounds(self, end_seq: int, *, encrypted: bool) -> tuple[int, int, bytes]:
         start_seq = self.last_seq() + 1 if self.exists else 1
-        bindings = (start_seq, end_seq, -1)
-        found: list[Any] = self._execute(schema.SELECT_ARCHIVABLE, bindings).fetchall()
+        return start_seq, end_seq, schema.BLOCKS_ALONE if encrypted else schema.BLOCKS_AND_BOXES
+
+    def _movable(self, bounds: tuple[int, int, bytes]) -> list[Any]:
+        found: list[Any] = self._execute(schema.SELECT_ARCHIVABLE, (*bounds, -1)).fetchall()
         return found
 
     def remove(self, seqs: Sequence[int]) -> list[int]:

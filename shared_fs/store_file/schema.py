@@ -333,11 +333,14 @@ SELECT_BLOCK_AFTER_REVISION: Final = (
 SUM_ARCHIVED: Final = "SELECT coalesce(sum(count), 0), coalesce(sum(bytes), 0) FROM archived"
 SELECT_STORE: Final = "SELECT tenant, name FROM meta WHERE id = 1"
 #: Messages that may be archived: never replaced, without a ttl of their own, not large, and whose
-#: headers are a map: no header block, and not encrypted.
+#: headers are no header block and do not begin with the last binding: `BLOCKS_ALONE`, or
+#: `BLOCKS_AND_BOXES`, which leaves encrypted ones in the file.
 ARCHIVABLE: Final = (
     "seq BETWEEN ? AND ? AND replaced IS NULL AND expires IS NULL AND body_bytes IS NULL"
-    " AND (headers IS NULL OR substr(headers, 1, 1) NOT IN (x'4E', x'C1'))"
+    " AND (headers IS NULL OR substr(headers, 1, 1) NOT IN (x'4E', ?))"
 )
+BLOCKS_ALONE: Final = b"\x4e"
+BLOCKS_AND_BOXES: Final = b"\xc1"
 SELECT_ARCHIVABLE: Final = f"SELECT {ROW} FROM messages WHERE {ARCHIVABLE} ORDER BY seq LIMIT ?"
 DELETE_ARCHIVABLE: Final = f"DELETE FROM messages WHERE {ARCHIVABLE}"
 COUNT_MESSAGES: Final = "SELECT count(*) FROM messages WHERE seq BETWEEN ? AND ?"

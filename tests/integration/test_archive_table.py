@@ -17,6 +17,7 @@ from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, ArchivePlace, checksum_of
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import headers_in_table
 from tests.support.s3_server import running_s3
 
 TIME = 1_800_000_000_000
@@ -118,6 +119,26 @@ def test_what_was_archived_is_read_back_whole_or_its_loss_is_told(bucket_url: st
     remove_files(location)
     with pytest.raises(ArchiveMissingError, match="missing"):
         Archive(bucket_url).bodies(wanted)
+
+
+@pytest.mark.parametrize("is_box", [False, True])
+def test_the_box_of_an_encrypted_message_is_read_back_as_it_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_box: bool
+) -> None:
+    box = b"\xc1" + bytes(range(60))
+    # An application may have written such a header itself: the checksum tells.
+    stored = box if is_box else pack_headers(headers_in_table(box))
+    assert stored is not None
+    value = b"value"
+    monkeypatch.setitem(globals(), "content", lambda seq: (value, headers_in_table(box)))
+    url = f"file://{tmp_path / 'bucket'}"
+    write(TableLocation(default_table(url)), range(1, 3))
+    size_bytes = len(value) + len(stored)
+    sought = ArchivedMessage(1, 1, TIME, size_bytes, checksum_of(value, stored), PLACE)
+    headers = box if is_box else headers_in_table(box)
+    assert Archive(url).bodies([sought]) == {(1, 1): (value, headers)}
+    with pytest.raises(ArchiveMissingError):
+        Archive(url).bodies([replace(sought, checksum=sought.checksum ^ 1)])
 
 
 def test_a_table_that_cannot_be_reached_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:

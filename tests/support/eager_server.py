@@ -20,9 +20,9 @@ def main(arguments: Sequence[str]) -> int:
     archive = archived_blocks.ArchivedBlocks.archive
     left = int(os.environ.get("KILL_AT", "0"))
 
-    def archive_and_die(*given: Any) -> None:
+    def archive_and_die(*given: Any, **named: Any) -> None:
         nonlocal left
-        archive(*given)
+        archive(*given, **named)
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)

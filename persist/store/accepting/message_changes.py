@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import repeat
+from typing import Any
 
 from holdfast.persist.store.accepting.running_tick import RunningTick
 from holdfast.persist.store.change_sizes import CHANGE_BYTES, message_bytes_of, variable_bytes
@@ -197,7 +198,9 @@ class MessageChanges(RunningTick):
     def archive(self, end_seq: int, table: str) -> None:
         """Accept that `table` holds the values up to `end_seq`, which then leave the file."""
         self._front_changes()
-        change = [rows.CHANGE_ARCHIVE, end_seq, table]
+        change: list[Any] = [rows.CHANGE_ARCHIVE, end_seq, table]
+        if self.cipher is not None:
+            change.append(True)
         self._accept(change, variable_bytes(change))
 
     def _chained_run(self, seq: int, revision: int, chains: list[bytes]) -> frames.Run:

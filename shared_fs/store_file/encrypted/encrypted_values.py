@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from holdfast.protocol.errors import DecryptionFailedError
@@ -56,6 +57,18 @@ def is_box(headers: Any) -> bool:
 def headers_in_table(box: bytes) -> dict[str, str]:
     """Return what a table has in the place of the headers of an encrypted value."""
     return {BOX_HEADER: base64.b64encode(box).decode()}
+
+
+def box_in_table(headers: Mapping[str, str]) -> bytes | None:
+    """Return the box that a table has in the place of the headers; None if it has other headers.
+    An application may have written a header with that name, so look whether the box fits."""
+    text = headers.get(BOX_HEADER) if len(headers) == 1 else None
+    if text is None:
+        return None
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
 
 
 def read_box(store: str, place: object, headers: bytes) -> tuple[Box, bytes]:

@@ -9,7 +9,11 @@ from typing import Any
 from holdfast.protocol.header_block import FIRST_BYTE, msg_id_in
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import unpack_headers
-from holdfast.shared_fs.store_file.archived_blocks import ArchiveDraft, ArchivePlace
+from holdfast.shared_fs.store_file.archived_blocks import (
+    ArchivedMessage,
+    ArchiveDraft,
+    ArchivePlace,
+)
 from holdfast.shared_fs.store_file.reading.file_rows import LARGEST_SEQ, FileRows
 from holdfast.shared_fs.store_file.row_pages import Row, RowPage, mixed_page_of, page_of
 from holdfast.shared_fs.store_file.sqlite_connection import integers, raises_ours
@@ -136,7 +140,11 @@ class MessageRows(FileRows):
         them."""
         if self.encryption.exists:
             found = filter(None, map(self.message, seqs))
-            return {row[0]: unpack_headers(row[4]) for row in found}
+            return {
+                row[0]: unpack_headers(row[4])
+                for row in found
+                if not isinstance(row[3], ArchivedMessage)
+            }
         rows: Any = self._execute(schema.SELECT_HEADERS_OF_MANY, (integers(seqs),))
         return {seq: unpack_headers(packed) for seq, packed in rows}
 
@@ -147,11 +155,25 @@ class MessageRows(FileRows):
         """Return the blocks that may be archived in `table`, of messages
         up to a revision and a time."""
         place = ArchivePlace(table, self.store.tenant, self.store.name)
-        return self._archived.drafts(place, revision=revision, time=time, max_blocks=max_blocks)
+        return self._archived.drafts(
+            place,
+            revision=revision,
+            time=time,
+            end_seq=self._last_archivable,
+            max_blocks=max_blocks,
+        )
 
     @raises_ours
     def oldest_time(self) -> int | None:
         """Return the time of the first message that may be archived; None if there is none."""
         start_seq = self._archived.last_seq() + 1 if self._archived.exists else 1
-        found = self._execute_variant(schema.SELECT_ARCHIVABLE, (start_seq, LARGEST_SEQ, 1)).get
+        found = self._execute_variant(
+            schema.SELECT_ARCHIVABLE, (start_seq, self._last_archivable, schema.BLOCKS_ALONE, 1)
+        ).get
         return None if found is None else int(found[2])
+
+    @property
+    def _last_archivable(self) -> int:
+        """The last seq that may be archived. `last_msg_id` may need the headers of the last
+        message, and those of an encrypted one are known only with its key."""
+        return self.meta.last_seq - 1 if self.encryption.exists else LARGEST_SEQ
