@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -15,41 +14,20 @@ from holdfast.persist.shared_disk import evidence
 from holdfast.protocol import changes
 from holdfast.protocol.frames import WireChange
 from tests.simulation.chaining import Chaining
+from tests.simulation.killing import play_with_kills
 from tests.simulation.simulated_cluster import Simulation
-from tests.simulation.simulated_nodes import ClientNode
-from tests.simulation.simulated_vfs import errors_may_go_unheard
-from tests.simulation.virtual_loop import VirtualLoop
 
 SEEDS = (1, 2)
-_WORK_SECONDS = 5.0
-_KILLS = 3
 
 
 def play(seed: int) -> Simulation:
     """Write to a stream with a chain while its owner is killed again and again."""
 
-    async def main() -> Simulation:
-        simulation = Simulation(seed)
-        async with simulation:
-            node = ClientNode(simulation, "k1")
-            simulation.clients.append(node)
-            client = await node.run(node.start(timeout_seconds=60.0))
-            chaining = Chaining(simulation, client)
-            working = node.run(chaining.work(asyncio.get_running_loop().time() + _WORK_SECONDS))
-            for number in range(_KILLS):
-                await asyncio.sleep(_WORK_SECONDS / (_KILLS + 1))
-                for server in simulation.servers[number % 2 : number % 2 + 2]:
-                    server.kill()
-                    server.start_later(0.5)
-            await working
-            await asyncio.sleep(10.0)
-            await node.run(chaining.finish())
-            assert len(chaining.acks) > 20
-            assert chaining.kv_acks
-        return simulation
+    def did_enough(chaining: Chaining) -> None:
+        assert len(chaining.acks) > 20
+        assert chaining.kv_acks
 
-    with errors_may_go_unheard(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main())
+    return play_with_kills(seed, Chaining, did_enough)
 
 
 @contextlib.contextmanager

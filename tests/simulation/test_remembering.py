@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,42 +13,21 @@ from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import evidence
 from holdfast.protocol import changes
 from holdfast.protocol.frames import WireChange
+from tests.simulation.killing import play_with_kills
 from tests.simulation.remembering import Remembering
 from tests.simulation.simulated_cluster import Simulation
-from tests.simulation.simulated_nodes import ClientNode
-from tests.simulation.simulated_vfs import errors_may_go_unheard
-from tests.simulation.virtual_loop import VirtualLoop
 
 SEEDS = (1, 2)
-_WORK_SECONDS = 5.0
-_KILLS = 3
 
 
 def play(seed: int) -> Simulation:
     """Write to a kv with a history while its owner is killed again and again."""
 
-    async def main() -> Simulation:
-        simulation = Simulation(seed)
-        async with simulation:
-            node = ClientNode(simulation, "k1")
-            simulation.clients.append(node)
-            client = await node.run(node.start(timeout_seconds=60.0))
-            remembering = Remembering(simulation, client)
-            working = node.run(remembering.work(asyncio.get_running_loop().time() + _WORK_SECONDS))
-            for number in range(_KILLS):
-                await asyncio.sleep(_WORK_SECONDS / (_KILLS + 1))
-                for server in simulation.servers[number % 2 : number % 2 + 2]:
-                    server.kill()
-                    server.start_later(0.5)
-            await working
-            await asyncio.sleep(10.0)
-            await node.run(remembering.finish())
-            assert remembering.read_count > 3
-            assert sum(map(len, remembering.past.values())) > 10
-        return simulation
+    def did_enough(remembering: Remembering) -> None:
+        assert remembering.read_count > 3
+        assert sum(map(len, remembering.past.values())) > 10
 
-    with errors_may_go_unheard(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main())
+    return play_with_kills(seed, Remembering, did_enough)
 
 
 @contextlib.contextmanager
