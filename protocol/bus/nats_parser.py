@@ -118,7 +118,7 @@ class NatsParser:
                     raise _malformed(data[position:line_end])
                 headers_size = int(headers)
             else:
-                event = _other(data[position:line_end])
+                event = event_of_line(data[position:line_end])
                 if event is not None:
                     events.append(event)
                 position = line_end + 2
@@ -162,8 +162,9 @@ class NatsParser:
         return MessageEvent(sid, subject, reply, body[:headers_size], body[headers_size:])
 
 
-def _other(line: bytes) -> Event | None:
-    """Return the event of a line without a payload; None if it has no meaning."""
+def event_of_line(line: bytes) -> PingEvent | PongEvent | ErrorEvent | InfoEvent | None:
+    """Return the event of a line without a payload; None if it has no meaning. Raises
+    NatsProtocolError."""
     if line == b"PING":
         return _PING
     if line == b"PONG":

@@ -19,6 +19,7 @@ from holdfast.protocol.bus.nats_parser import (
     NatsProtocolError,
     PingEvent,
     PongEvent,
+    event_of_line,
 )
 from holdfast.protocol.limits import MAX_NATS_LINE_BYTES
 
@@ -36,8 +37,6 @@ class InterestEvent(NamedTuple):
 
 LeafEvent: TypeAlias = InterestEvent | PingEvent | PongEvent | ErrorEvent | InfoEvent
 
-_PING: Final = PingEvent()
-_PONG: Final = PongEvent()
 #: Digits of a size or weight: nats-server keeps both in 32 bits.
 _MAX_DIGITS: Final = 10
 #: The fewest fields of the line of a message: LMSG subject size, HMSG subject headers size.
@@ -83,7 +82,7 @@ class LeafParser:
                 self._skip_bytes, self._tail = _body_bytes(fields), b"\r\n"
                 position = self._skip_body(data, position)
             else:
-                event = _other(b" ".join(fields))
+                event = event_of_line(b" ".join(fields))
                 if event is not None:
                     events.append(event)
         return events
@@ -125,21 +124,6 @@ def _body_bytes(fields: list[bytes]) -> int:
 
 def _is_number(field: bytes) -> bool:
     return field.isdigit() and len(field) <= _MAX_DIGITS
-
-
-def _other(line: bytes) -> LeafEvent | None:
-    """Return the event of a line without a body; None if it has no meaning here."""
-    if line == b"PING":
-        return _PING
-    if line == b"PONG":
-        return _PONG
-    if line == b"+OK":
-        return None
-    if line.startswith(b"-ERR "):
-        return ErrorEvent(line[5:].strip().strip(b"'").decode(errors="backslashreplace"))
-    if line.startswith(b"INFO "):
-        return InfoEvent(line[5:])
-    raise _malformed(line.split(b" "))
 
 
 def _malformed(fields: list[bytes]) -> NatsProtocolError:
