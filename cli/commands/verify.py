@@ -10,6 +10,7 @@ import click
 
 from holdfast.cli.commands.doctor import progress_bar, shared_folder
 from holdfast.cli.commands.parts import needed_server_packages
+from holdfast.cli.master_keys import MasterKeyOptions, master_key_options
 from holdfast.cli.owner_jobs import (
     ALL_OPTION,
     ALL_TENANTS_OPTION,
@@ -23,6 +24,9 @@ from holdfast.protocol.errors import NotFoundError
 from holdfast.protocol.names import StoreId, StoreKind
 
 if TYPE_CHECKING:
+    from holdfast.shared_fs.bucket.bucket import Bucket
+    from holdfast.shared_fs.disk.layout import Layout
+    from holdfast.shared_fs.inspection.value_check import ValueCheck
     from holdfast.shared_fs.inspection.verification import StoreVerdict
 
 
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Also compare the chains of running owners: read their stores through NATS.",
 )
+@master_key_options
 @client_command
 def verify(
     settings: Settings,
@@ -53,14 +58,16 @@ def verify(
     bucket: str | None,
     kind: str | None,
     asks_owners: bool,
+    master_keys: MasterKeyOptions,
 ) -> None:
     """Verify the files, snapshots and logs of stores.
 
     The command reads every page of the file and the newest snapshot, looks for gaps in the log, and
     reads archived messages back from their table. If a store keeps a chain of hashes, it computes
     the chain anew from each of these and compares them; with --owners also what running servers
-    have. It changes nothing and skips files in use,
-    so you may run it while the cluster runs. The exit code is 1 if anything is wrong.
+    have. Encrypted values are checked with a master key: each is decrypted, and compared with its
+    hash in the chain. It changes nothing and skips files in use, so you may run it while the
+    cluster runs. The exit code is 1 if anything is wrong.
     """
     check_choice(names, every, all_tenants)
     if asks_owners and all_tenants:
@@ -73,7 +80,8 @@ def verify(
         from holdfast.shared_fs.inspection.verification import Verifier
         from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
     layout = existing_layout(shared_folder(data.resolve()), Disk()) if data is not None else None
-    verifier = Verifier(layout, existing_bucket(bucket) if bucket is not None else None)
+    opened = existing_bucket(bucket) if bucket is not None else None
+    verifier = Verifier(layout, opened, _value_check(layout, opened, master_keys))
     stores = _chosen(verifier.stores(), None if all_tenants else settings.tenant, names, kind)
     verdicts = []
     with progress_bar() as progress:
@@ -89,6 +97,22 @@ def verify(
         _print(rows, verifier.problems)
     if verifier.problems or any(row["problems"] for row in rows):
         click.get_current_context().exit(1)
+
+
+def _value_check(
+    layout: Layout | None, bucket: Bucket | None, master_keys: MasterKeyOptions
+) -> ValueCheck | None:
+    if master_keys == MasterKeyOptions():
+        return None
+    from holdfast.shared_fs.encryption.master_keys import read_master_keys
+    from holdfast.shared_fs.encryption.registry import keys_in_bucket, keys_of
+    from holdfast.shared_fs.inspection.value_check import ValueCheck
+
+    masters = read_master_keys(*master_keys)
+    if layout is not None:
+        return ValueCheck(keys_of(layout, None), masters)
+    assert bucket is not None
+    return ValueCheck(keys_in_bucket(bucket), masters)
 
 
 async def _ask_owners(settings: Settings, verdicts: list[StoreVerdict]) -> None:
@@ -123,6 +147,7 @@ def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
         "log": verdict.log,
         "archive": verdict.archive,
         "chain": verdict.chain,
+        "values": verdict.values,
         "archived": verdict.archived,
         "revision": verdict.revision,
         "snapshot_revision": verdict.snapshot_revision,
@@ -135,7 +160,7 @@ def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
     print_table(
         (
             *("tenant", "kind", "name", "file", "snapshot", "log", "archive", "chain"),
-            *("revision", "outcome"),
+            *("values", "revision", "outcome"),
         ),
         [
             (
@@ -147,14 +172,15 @@ def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
                 row["log"],
                 row["archive"],
                 row["chain"],
+                row["values"],
                 row["revision"] or row["log_revision"] or row["snapshot_revision"] or "-",
                 "WRONG" if row["problems"] else "well",
             )
             for row in rows
         ],
         right=("revision",),
-        states=("file", "snapshot", "log", "archive", "chain", "outcome"),
-        optional=("revision", "chain", "archive", "log", "snapshot", "file"),
+        states=("file", "snapshot", "log", "archive", "chain", "values", "outcome"),
+        optional=("revision", "values", "chain", "archive", "log", "snapshot", "file"),
     )
     for row in rows:
         for problem in row["problems"]:

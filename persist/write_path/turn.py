@@ -34,7 +34,6 @@ from holdfast.persist.write_path.tick import Tick
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     BusyError,
-    DeniedError,
     HoldfastError,
     StorageError,
     internal_error,
@@ -230,7 +229,7 @@ class TurnBuilder:
             # It is about to be closed, and opened anew.
             return self._wait(tick, arrival, self._inbox.hold)
         if store is not None and store.cipher is not None:
-            refusal = _refusal_of(store, store.cipher, arrival)
+            refusal = _refusal_of(store.cipher, arrival)
             if refusal is not None:
                 tick.refuse(arrival, refusal)
                 return True
@@ -372,11 +371,8 @@ class TurnBuilder:
         tick.abort(store, error)
 
 
-def _refusal_of(store: Store, cipher: StoreCipher, arrival: Arrival) -> HoldfastError | None:
+def _refusal_of(cipher: StoreCipher, arrival: Arrival) -> HoldfastError | None:
     """Return why an encrypted store takes a group neither now nor until something is done."""
-    if cipher.problem is None and store.chain is not None and arrival.writes:
-        # The hashes that a chain consists of, and a file that computes them, would need the keys.
-        return DeniedError(setting="chain", action="write in an encrypted tenant")
     if cipher.problem is None or all(map(_asks_for_head, arrival.group.operations)):
         # So operators can list such a store, and remove it.
         return None

@@ -3,7 +3,7 @@
 What is authenticated besides them is where they belong: tenant, kind and name of the store, seq or
 key, and revision. So nothing that was encrypted can be put in another place. How long the value is,
 and whether it is a large one, is authenticated too: value and headers are encrypted as one, and
-would otherwise be cut apart anywhere. A fork, and a store
+would otherwise be cut apart anywhere. In a store with a chain, its leaf is. A fork, and a store
 that was restored under another name, has values that were encrypted under the former name; its file
 lists those names (`store_file/encryption/`), and each of them is tried.
 """
@@ -19,7 +19,7 @@ from holdfast.protocol.frames import WireChange
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.encryption.sessions import CipherSessions
 from holdfast.shared_fs.store_file.applying import pack_headers, unpack_headers
-from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, is_box, read_box
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import Box, is_box, read_box
 
 _PREFIX: Final = b"holdfast value 1\0"
 _SIZE_AT: Final = 1
@@ -45,15 +45,20 @@ class StoreCipher:
         return self.sessions.keys.problem
 
     # Changes
-    def encrypted(self, change: WireChange, revision: int) -> WireChange:
-        """Return a set of a message or an entry, or a chunk, as it is kept."""
+    def encrypted(
+        self, change: WireChange, revision: int, leaf: bytes | None = None
+    ) -> WireChange:
+        """Return a set of a message or an entry, or a chunk, as it is kept. `leaf` is that of a set
+        in a chain."""
         if changes.number_of(change) == changes.CHANGE_PUT_CHUNK:
             return self._encrypted_chunk(change)
         value = change[2]
         headers = pack_headers(change[3]) if len(change) > 3 and change[3] else b""
         clear = value if type(value) is bytes else value[_SHA256_AT]
-        aad = self._places[0] + _spot(change[1], revision, value)
+        aad = self._places[0] + _bound(leaf) + _spot(change[1], revision, value)
         box, hidden = self.sessions.encrypt(clear + (headers or b""), aad)
+        if leaf is not None:
+            box = box._replace(leaf=leaf)
         length = len(clear)
         kept: Any = hidden[:length]
         if type(value) is not bytes:
@@ -82,8 +87,8 @@ class StoreCipher:
         """Return value and packed headers of a row whose headers are a box. Raises
         KeyUnavailableError, TenantShreddedError, DecryptionFailedError."""
         hidden = value if type(value) is bytes else value[_SHA256_AT]
-        box, rest = headers[:BOX_BYTES], headers[BOX_BYTES:]
-        clear = self._behind_box(box + hidden + rest, place, _spot(place, revision, value))
+        box, rest = read_box(str(self.store), place, headers)
+        clear = self._decrypted(box, hidden + rest, place, _spot(place, revision, value))
         length = len(hidden)
         shown: Any = clear[:length]
         if type(value) is not bytes:
@@ -118,11 +123,19 @@ class StoreCipher:
 
     def _behind_box(self, kept: bytes, place: object, spot: bytes) -> bytes:
         box, hidden = read_box(str(self.store), place, kept)
+        return self._decrypted(box, hidden, place, spot)
+
+    def _decrypted(self, box: Box, hidden: bytes, place: object, spot: bytes) -> bytes:
+        spot = _bound(box.leaf) + spot
         for prefix in self._places:
             clear = self.sessions.decrypt(box, hidden, prefix + spot)
             if clear is not None:
                 return clear
         raise DecryptionFailedError(store=str(self.store), place=place)
+
+
+def _bound(leaf: bytes | None) -> bytes:
+    return b"h" + leaf if leaf else b""
 
 
 def _outcome_spot(writer: bytes, counter: int) -> bytes:

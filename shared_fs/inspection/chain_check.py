@@ -41,6 +41,8 @@ class ChainTier:
     told: ChainLink
     #: `(seq, leaf)` of each message after the base, in order of seq; leaves are computed anew.
     leaves: Sequence[tuple[int, bytes]]
+    #: Leaves of encrypted values are believed: whoever has no key cannot make them.
+    believes: bool = False
 
 
 def read_chain(path: Path, store: StoreId, what: str) -> ChainTier | None:
@@ -54,7 +56,8 @@ def read_chain(path: Path, store: StoreId, what: str) -> ChainTier | None:
         connection = apsw.Connection(name, flags=flags, vfs=checksum_vfs())
         try:
             connection.pragma("trusted_schema", 0)
-            if connection.pragma("user_version") < schema.CHAIN_FORMAT:
+            version = connection.pragma("user_version")
+            if version < schema.CHAIN_FORMAT:
                 return None
             is_kv = store.kind == StoreKind.KV
             chain = StoredChain(connection.execute, is_kv=is_kv)
@@ -67,7 +70,8 @@ def read_chain(path: Path, store: StoreId, what: str) -> ChainTier | None:
             last = "SELECT revision FROM meta" if is_kv else "SELECT last_seq FROM meta"
             last_seq = connection.execute(last).get
             found = list(chain.leaves(connection.execute, has_subjects=subjects.exists))
-            return ChainTier(what, chain.base, ChainLink(last_seq, chain.value), found)
+            believes = version >= schema.ENCRYPTED_CHAIN_FORMAT
+            return ChainTier(what, chain.base, ChainLink(last_seq, chain.value), found, believes)
         finally:
             connection.close(True)
     except apsw.Error as error:

@@ -38,6 +38,7 @@ from holdfast.shared_fs.inspection.inspection import (
     inspect_store_file,
     walk_stores,
 )
+from holdfast.shared_fs.inspection.value_check import ValueCheck
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
 from holdfast.shared_fs.snapshots.snapshot import fetch
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
@@ -56,8 +57,11 @@ class StoreVerdict:
     log: str = "-"
     #: Of archived messages; `unchecked` if the bucket is not known.
     archive: str = "-"
-    #: That of a store that keeps one: `sound` or `broken`.
+    #: That of a store that keeps one: `sound` or `broken`; `links` if the leaves of encrypted
+    #: values were not compared with the values, which takes the keys.
     chain: str = "-"
+    #: Of encrypted values, if the keys are given: `sound`, `broken` or `shredded`.
+    values: str = "-"
     #: How many messages are archived.
     archived: int = 0
     revision: int | None = None
@@ -71,8 +75,12 @@ class StoreVerdict:
 class Verifier:
     """Checks stores one by one. Either the layout or the bucket may be left out."""
 
-    def __init__(self, layout: Layout | None, bucket: Bucket | None) -> None:
+    def __init__(
+        self, layout: Layout | None, bucket: Bucket | None, values: ValueCheck | None = None
+    ) -> None:
+        """With `values`, encrypted values are decrypted."""
         self._layout = layout
+        self._values = values
         self._disk = Disk()
         self._manifests: Manifests | None = open_manifests(bucket) if bucket else None
         #: Logs that cannot be read.
@@ -110,7 +118,8 @@ class Verifier:
         if self._tiers:
             points = self._log_points().of(store)
             found = compare(self._tiers, points)
-            verdict.chain = "broken" if found else "sound"
+            believes = any(tier.believes for tier in self._tiers) and verdict.values != "sound"
+            verdict.chain = "broken" if found else "links" if believes else "sound"
             verdict.problems += found
             verdict.links = links_of(self._tiers, points)
         return verdict
@@ -153,6 +162,19 @@ class Verifier:
             tier = read_chain(path, verdict.store, what)
             if tier is not None:
                 self._tiers.append(tier)
+            self._look_at_values(path, verdict, what)
+
+    def _look_at_values(self, path: Path, verdict: StoreVerdict, what: str) -> None:
+        if self._values is None:
+            return
+        found = self._values.values(path, verdict.store, what)
+        verdict.problems += found.problems
+        if found.problems:
+            verdict.values = "broken"
+        elif found.is_shredded:
+            verdict.values = "shredded"
+        elif found.decrypted and verdict.values != "broken":
+            verdict.values = "sound"
 
     def _log_points(self) -> LogPoints:
         """Read all logs, once, for what they tell of chains."""

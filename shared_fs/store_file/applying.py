@@ -404,7 +404,7 @@ class _Stream:
         if any(headers):
             self._subjects.mark()
             if any(map(is_box, headers)):
-                self._encryption.mark()
+                self._encryption.mark(is_chained=self._chain is not None)
             self._bytes += sum(map(len, filter(None, headers)))
         if self._chain is not None:
             seqs = range(self._last_seq + 1, self._last_seq + 1 + len(values))
@@ -427,7 +427,7 @@ class _Stream:
         if headers is not None and headers is given:
             self._subjects.mark()
             if is_box(headers):
-                self._encryption.mark()
+                self._encryption.mark(is_chained=self._chain is not None)
         if msg_id is not None:
             self._msg_ids.append((msg_id, seq, self.revision, time))
         large = None if type(value) is bytes else LargeValue(*value)

@@ -39,8 +39,10 @@ CHAIN_FORMAT: Final = 7
 KV_CHAIN_FORMAT: Final = 8
 #: What a file becomes with the first encrypted value: `encrypted/encrypted_rows.py`.
 ENCRYPTED_FORMAT: Final = 9
+#: What a file with a chain becomes with its first encrypted value, whose box has its leaf.
+ENCRYPTED_CHAIN_FORMAT: Final = 10
 #: The latest format that this version reads.
-LATEST_FORMAT: Final = ENCRYPTED_FORMAT
+LATEST_FORMAT: Final = ENCRYPTED_CHAIN_FORMAT
 PAGE_BYTES: Final = 1024
 #: Reserved at the end of each page for its checksum; readers that do not know it skip these bytes.
 CHECKSUM_BYTES: Final = 8

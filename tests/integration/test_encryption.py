@@ -13,13 +13,14 @@ import pytest
 
 from holdfast.client import (
     Client,
-    DeniedError,
     KeyUnavailableError,
     TenantShreddedError,
     connect,
 )
+from holdfast.client.sync import connect as connect_sync
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.encryption.registry import keys_in_folder
+from holdfast.shared_fs.encryption.salts import SALT_HEADER
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import read_box
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.integration.test_backup_restore import BOTH, TENANT, Scene, running_scene
@@ -238,7 +239,9 @@ def key_ids(scene: Scene) -> list[int]:
     return sorted({read_box("notes", *each)[0].key_id for each in boxes})
 
 
-async def test_chains_and_encryption_exclude_each_other(tmp_path: Path) -> None:
+async def test_a_chain_goes_on_when_its_tenant_is_encrypted_and_any_owner_continues_it(
+    tmp_path: Path,
+) -> None:
     async with running_scene(
         tmp_path, options=master(master_key(tmp_path))
     ) as scene, scene.client() as client:
@@ -248,9 +251,29 @@ async def test_chains_and_encryption_exclude_each_other(tmp_path: Path) -> None:
         given = master(tmp_path / "master.key")
         await scene.json("tenant", "encrypt", TENANT, *where(scene), *given)
         await seen(scene, "s1", 1)
-        assert isinstance(await refusal(ledger.append(b"after")), DeniedError)
-        assert present(await ledger.get(1)).value == b"before"
-        assert isinstance(await refusal(client.stream("new").configure(chain=True)), DeniedError)
+        kept = [await ledger.append(SECRET + b"%d" % number) for number in range(3)]
+        rates = client.kv("rates")
+        await rates.configure(chain=True, history=2)
+        set_first = await rates.set("eur", SECRET)
+        await rates.set("eur", SECRET + b"again", headers={"by": HEADER})
+        await ledger.delete(2)
+        scene.servers["s1"].kill()
+        scene.start("s2", *given)
+        kept.append(await ledger.append(LARGE))
+        report = await ledger.verify_chain(kept)
+        assert (report.is_sound, report.matched, report.removed) == (True, (2, 3, 4, 5), 1)
+        assert (await rates.verify_chain([set_first])).is_sound
+        found = present(await ledger.get(3))
+        assert found.value == SECRET + b"1" and list(found.headers) == [SALT_HEADER]
+        with connect_sync(scene.processes.nats.url, tenant=TENANT) as blocking:
+            assert blocking.stream("ledger").verify_chain(kept).is_sound
+        nothing_in_clear(tmp_path)
+        scene.servers["s2"].stop()
+        for options, chain, values in (((), "links", "-"), (given, "sound", "sound")):
+            verified = await scene.json("verify", "ledger", "rates", *where(scene), *options)
+            rows = verified["stores"]
+            assert [(each["chain"], each["values"]) for each in rows] == [(chain, values)] * 2
+            assert not any(each["problems"] for each in rows)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604])

@@ -1,23 +1,27 @@
 """An encrypted tenant in a simulated cluster whose servers are killed: what was acknowledged is
-decrypted by later owners, nothing is logged in clear, and no nonce is used twice."""
+decrypted by later owners, nothing is logged in clear, no nonce is used twice, and its chain is that
+of what clients read."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from holdfast.client import HoldfastError
+from holdfast.client import Ack, HoldfastError
 from holdfast.persist.encryption.key_book import KeyBook
 from holdfast.persist.write_path.tick import Tick
+from holdfast.protocol import changes
+from holdfast.protocol.frames import WireChange
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.encryption import sessions
 from holdfast.shared_fs.encryption.data_keys import KeyRecord, TenantKeys, WrappedKey
 from holdfast.shared_fs.encryption.master_keys import MasterKey
 from holdfast.shared_fs.encryption.registry import NO_KEYS, KeyRecords
 from holdfast.shared_fs.encryption.sessions import CipherSessions
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from tests.simulation.simulated_cluster import Simulation
 from tests.simulation.simulated_nodes import TENANT, ClientNode
 from tests.simulation.simulated_vfs import errors_may_go_unheard
@@ -76,17 +80,25 @@ class _Witness:
             yield
 
 
-async def _write(simulation: Simulation, client: Any, until: float) -> dict[int, bytes]:
+class _Written(NamedTuple):
+    """What was acknowledged: values by seq, and the acks."""
+
+    values: dict[int, bytes]
+    acks: list[Ack]
+
+
+async def _write(simulation: Simulation, client: Any, until: float) -> _Written:
     """Append until a time; return what was acknowledged."""
     loop, chance = asyncio.get_running_loop(), simulation.chance("encrypting")
-    stream, written, number = client.stream("secrets"), {}, 0
+    stream, written, number = client.stream("secrets"), _Written({}, []), 0
     while loop.time() < until:
         await asyncio.sleep(chance.expovariate(20.0))
         number += 1
         value = _SECRET + b"%d" % number
         with contextlib.suppress(HoldfastError):
             ack = await stream.append(value, headers={"n": str(number)}, timeout_seconds=2.0)
-            written[ack.seq] = value
+            written.values[ack.seq] = value
+            written.acks.append(ack)
     return written
 
 
@@ -102,6 +114,7 @@ def play(seed: int) -> tuple[Simulation, _Witness]:
                 node = ClientNode(simulation, "k1")
                 simulation.clients.append(node)
                 client = await node.run(node.start(timeout_seconds=60.0))
+                await node.run(client.stream("secrets").configure(chain=True))
                 until = asyncio.get_running_loop().time() + _WORK_SECONDS
                 working = node.run(_write(simulation, client, until))
                 for number in range(_KILLS):
@@ -112,22 +125,25 @@ def play(seed: int) -> tuple[Simulation, _Witness]:
                 written = await working
                 await asyncio.sleep(10.0)
                 await node.run(_check(simulation, client, written))
-                assert len(written) > 20
+                assert len(written.values) > 10
         return simulation, witness
 
     with errors_may_go_unheard(), asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main())
 
 
-async def _check(simulation: Simulation, client: Any, written: dict[int, bytes]) -> None:
+async def _check(simulation: Simulation, client: Any, written: _Written) -> None:
     try:
         found = {each.seq: each.value async for each in client.stream("secrets").get_all()}
     except HoldfastError as error:
         simulation.fail(f"what was acknowledged cannot be read: {error}")
         return
-    for seq, value in written.items():
+    for seq, value in written.values.items():
         if found.get(seq) != value:
             simulation.fail(f"message {seq} is {found.get(seq)!r}")
+    report = await client.stream("secrets").verify_chain(written.acks)
+    if not report.is_sound or len(report.matched) != len(written.acks):
+        simulation.fail(f"the chain is not that of what is read: {report}")
 
 
 def test_later_owners_decrypt_what_was_acknowledged_and_no_nonce_repeats() -> None:
@@ -153,3 +169,27 @@ def test_an_owner_that_forgets_the_former_keys_is_found() -> None:
     with patch.object(KeyBook, "_keys_of", only_current):
         failures = play(SEED)[0].history.failures
     assert any("cannot be read" in failure for failure in failures), failures
+
+
+def test_an_owner_that_makes_its_leaves_of_other_than_what_it_sends_is_found() -> None:
+    leaf_of_now = changes.leaf
+
+    def without_salt(change: WireChange, time: int) -> bytes:
+        return leaf_of_now(change[:3], time)
+
+    with patch.object(changes, "leaf", without_salt):
+        failures = play(SEED)[0].history.failures
+    assert any("the chain is not that" in failure for failure in failures), failures
+
+
+def test_an_owner_whose_log_lacks_the_leaves_is_found() -> None:
+    encrypted = StoreCipher.encrypted
+
+    def without_leaf(
+        this: StoreCipher, change: WireChange, revision: int, leaf: bytes | None = None
+    ) -> WireChange:
+        return encrypted(this, change, revision)
+
+    with patch.object(StoreCipher, "encrypted", without_leaf):
+        failures = play(SEED)[0].history.failures
+    assert any("its owner had the chain" in failure for failure in failures), failures

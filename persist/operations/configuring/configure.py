@@ -39,8 +39,6 @@ def configure(store: Store, operation: list[Any]) -> list[Any]:
         _check_raised(store.config.serving_epoch, config.serving_epoch)
     if store.config.chain and not config.chain:
         raise DeniedError(setting="chain", action="end the chain")
-    if config.chain and not store.config.chain and store.cipher is not None:
-        raise DeniedError(setting="encryption", action="keep a chain")
     if config.first_seq != store.config.first_seq:
         _check_first_seq(store, config.first_seq)
     if config.ephemeral or store.config.ephemeral:

@@ -10,6 +10,7 @@ from holdfast.persist.store.change_sizes import CHANGE_BYTES, entry_bytes_of, va
 from holdfast.protocol import changes as rows
 from holdfast.protocol import frames
 from holdfast.protocol.chain.hashing import after
+from holdfast.shared_fs.encryption.salts import salted
 
 
 class EntryChanges(RunningTick):
@@ -19,8 +20,12 @@ class EntryChanges(RunningTick):
 
     def set_entry(self, key: str, size_bytes: int, change: frames.WireChange) -> None:
         """Accept a set of `key`."""
+        leaf = None
         if self.cipher is not None:
-            change = self.cipher.encrypted(change, self.revision + 1)
+            if self.chain is not None:
+                change = salted(change)
+                leaf = rows.leaf_of_change(change, self.revision + 1, self.time)
+            change = self.cipher.encrypted(change, self.revision + 1, leaf)
             size_bytes = entry_bytes_of(change)
         old = self.contents.entry_state(key)
         if old is None:
@@ -33,7 +38,8 @@ class EntryChanges(RunningTick):
         value = rows.set_value(change)
         self._accept(change, size_bytes if type(value) is bytes else variable_bytes(change))
         if self.chain is not None:
-            self.chain = after(self.chain, rows.leaf_of_change(change, self.revision, self.time))
+            leaf = leaf or rows.leaf_of_change(change, self.revision, self.time)
+            self.chain = after(self.chain, leaf)
         self._memtable.put(self._memtable.entries, key, (self.revision, size_bytes))
         self._memtable.place_upload(value, self.time)
 

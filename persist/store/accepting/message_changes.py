@@ -13,6 +13,7 @@ from holdfast.protocol import changes as rows
 from holdfast.protocol import frames
 from holdfast.protocol.chain.hashing import after, after_values, leaf_of
 from holdfast.protocol.header_block import msg_id_in
+from holdfast.shared_fs.encryption.salts import salted
 
 _MAX_TOTALS = 4096
 
@@ -103,15 +104,19 @@ class MessageChanges(RunningTick):
     ) -> None:
         """Accept a set of message `seq`, at or below last_seq + 1. One that is replaced keeps the
         subject that it had, which `subject` is then."""
+        leaf = None
         if self.cipher is not None:
-            change = self.cipher.encrypted(change, self.revision + 1)
+            if self.chain is not None:
+                change = salted(change)
+                leaf = rows.leaf(change, self.time)
+            change = self.cipher.encrypted(change, self.revision + 1, leaf)
             size_bytes = message_bytes_of(change)
         old = None
         if seq == self.last_seq + 1:
             self.last_seq = seq
             self.count += 1
             if self.chain is not None:
-                self.chain = after(self.chain, rows.leaf(change, self.time))
+                self.chain = after(self.chain, leaf or rows.leaf(change, self.time))
         else:
             assert self.chain is None, "messages under a chain are not replaced"
             self._front_changes()

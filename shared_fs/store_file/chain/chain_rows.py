@@ -21,15 +21,12 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from holdfast.protocol import changes
 from holdfast.protocol.chain.hashing import (
     GENESIS,
     ChainLink,
     after,
     after_all,
     after_values,
-    leaf_of,
-    leaf_of_set,
 )
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.frames import WireChange, unpack
@@ -37,9 +34,18 @@ from holdfast.protocol.header_block import FIRST_BYTE
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.chain import chain_schema as sql
+from holdfast.shared_fs.store_file.chain.kept_leaves import (
+    kept_leaf_of,
+    kept_leaf_of_set,
+    leaf_of_kept,
+    leaf_of_kept_set,
+)
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE
 from holdfast.shared_fs.store_file.sqlite_connection import integers
 
 _LARGEST_SEQ: Final = (1 << 63) - 1
+#: The first bytes of headers that are no packed map.
+_AS_THEY_ARE: Final = (FIRST_BYTE, BOX_FIRST_BYTE)
 
 #: `(seq, leaf)` of messages, by seq.
 Leaves = Iterator[tuple[int, bytes]]
@@ -177,13 +183,13 @@ class ChainRows:
     ) -> None:
         """Go on with messages `(seq, time, value, header block | None, subject)`."""
         assert self._state.value is not None
-        leaves = (leaf_of(*row) for row in rows)
+        leaves = (kept_leaf_of(*row) for row in rows)
         self._state = self._state._replace(value=after_all(self._state.value, leaves))
 
     def append(self, change: WireChange, time: int) -> None:
         """Go on with a message that is set at `time`."""
         assert self._state.value is not None
-        value = after(self._state.value, changes.leaf(change, time))
+        value = after(self._state.value, leaf_of_kept(change, time))
         self._state = self._state._replace(value=value)
 
     def compare(self, chain: bytes) -> None:
@@ -266,7 +272,7 @@ class KvChainRows(ChainRows):
     def set(self, change: WireChange, revision: int, time: int) -> None:
         """Go on with a set of a key."""
         assert self._state.value is not None
-        leaf = changes.leaf_of_change(change, revision, time)
+        leaf = leaf_of_kept_set(change, revision, time)
         self._state = self._state._replace(value=after(self._state.value, leaf))
 
     def keep_of(self, key: str) -> None:
@@ -298,18 +304,18 @@ def _leaves(execute: Callable[..., apsw.Cursor], rows: Iterable[Any]) -> Leaves:
     for seq, time, value, headers, body_bytes, subject in rows:
         if body_bytes is not None:
             value = _large_value(execute, seq)
-        if headers is not None and headers[0] != FIRST_BYTE:
+        if headers is not None and headers[0] not in _AS_THEY_ARE:
             headers = unpack(headers)
-        yield seq, leaf_of(seq, time, value, headers, subject)
+        yield seq, kept_leaf_of(seq, time, value, headers, subject)
 
 
 def _set_leaves(execute: Callable[..., apsw.Cursor], rows: Iterable[Any]) -> Leaves:
     for revision, time, value, headers, body_bytes, key in rows:
         if body_bytes is not None:
             value = execute(schema.SELECT_BODY_AT, (key,)).get
-        yield revision, leaf_of_set(
-            revision, time, value, None if headers is None else unpack(headers), key
-        )
+        if headers is not None and headers[0] != BOX_FIRST_BYTE:
+            headers = unpack(headers)
+        yield revision, kept_leaf_of_set(revision, time, value, headers, key)
 
 
 def _name_in(execute: Callable[..., apsw.Cursor]) -> str:

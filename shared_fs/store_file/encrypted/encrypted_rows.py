@@ -3,7 +3,7 @@
 A file stores them like any others, needs no key for that, and gives them out as they are. With a
 `Cipher` it gives out what was encrypted. With its first encrypted value a file gets the format
 ENCRYPTED_FORMAT, which earlier versions of holdfast refuse: they would take a box for headers.
-Files without one pay nothing.
+With the first one in a chain it gets ENCRYPTED_CHAIN_FORMAT. Files without one pay nothing.
 
 `former_names` lists the names under which its values may have been encrypted, besides its own: a
 fork has values of its parent.
@@ -19,7 +19,7 @@ import apsw
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, is_box
 
-_RAISE_FORMAT: Final = f"PRAGMA user_version = {schema.ENCRYPTED_FORMAT}"
+_RAISE_FORMAT: Final = "PRAGMA user_version = {}"
 _CREATE: Final = "CREATE TABLE former_names(name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID"
 _SELECT_NAMES: Final = "SELECT name FROM former_names ORDER BY name"
 _INSERT_NAME: Final = "INSERT OR IGNORE INTO former_names VALUES (?)"
@@ -40,6 +40,8 @@ class EncryptionState(NamedTuple):
 
     exists: bool = False
     former_names: tuple[str, ...] = ()
+    #: Some of the values have their leaf.
+    is_chained: bool = False
 
 
 NO_ENCRYPTION: Final = EncryptionState()
@@ -65,19 +67,23 @@ class StoredEncryption:
     def load(self) -> None:
         """Read the state from a file of ENCRYPTED_FORMAT."""
         names = tuple(str(row[0]) for row in self._execute(_SELECT_NAMES))
-        self.state = EncryptionState(True, names)
+        version = self._execute("PRAGMA user_version").get
+        self.state = EncryptionState(True, names, version >= schema.ENCRYPTED_CHAIN_FORMAT)
 
     def go_back(self, state: EncryptionState) -> None:
         """Return to the state before a transaction that is rolled back."""
         self.state = state
 
-    def mark(self) -> None:
-        """Note that the file gets an encrypted value. Formats only go up, so whatever else marks
-        the file comes first."""
+    def mark(self, *, is_chained: bool) -> None:
+        """Note that the file gets an encrypted value, or one in a chain. Formats only go up, so
+        whatever else marks the file comes first."""
+        if self.state.exists and self.state.is_chained >= is_chained:
+            return
         if not self.state.exists:
             self._execute(_CREATE)
-            self._execute(_RAISE_FORMAT)
-            self.state = EncryptionState(True)
+        version = schema.ENCRYPTED_CHAIN_FORMAT if is_chained else schema.ENCRYPTED_FORMAT
+        self._execute(_RAISE_FORMAT.format(version))
+        self.state = self.state._replace(exists=True, is_chained=is_chained)
 
     def becomes_other(self, former_name: str) -> None:
         """Note that the file becomes that of a store with another name."""

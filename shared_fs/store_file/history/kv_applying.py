@@ -67,7 +67,7 @@ def apply_to_kv(
                 key, value, headers_of_entry, expires = changes.entry_set(change)
                 headers = pack_headers(headers_of_entry) if headers_of_entry else None
                 if is_box(headers):
-                    encryption.mark()
+                    encryption.mark(is_chained=False)
                 if type(value) is bytes:
                     bodies.drop_at(key)
                     row: tuple[Any, ...] = (revision, key, time, value, headers)
@@ -196,7 +196,7 @@ class _KvOneByOne:
             self._chain.keep_of(key)
             self._chain.set(change, self._revision, self._time)
         if is_box(headers):
-            self._encryption.mark()
+            self._encryption.mark(is_chained=self._chain.exists)
         if self._history.exists:
             freed = self._history.end(key, self._revision, None)
             if freed is None:

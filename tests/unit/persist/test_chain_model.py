@@ -1,5 +1,6 @@
 """Any writes, removals, limits and changes of owner of a stream with a chain, against a list of
-leaves: the owner, its acks, the log and the file have the same chain after each message."""
+leaves: the owner, its acks, the log and the file have the same chain after each message. In an
+encrypted tenant too, whose log and file are replayed without keys."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import struct
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,12 +18,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.persist.recovery.takeover import batches_of
 from holdfast.protocol import frames
-from holdfast.protocol.chain.hashing import GENESIS
+from holdfast.protocol.chain.hashing import GENESIS, after, leaf_of
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.encryption import salts
+from holdfast.shared_fs.encryption.data_keys import TenantKeys
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
 from tests.support.stores import file_of
+from tests.support.tenant_keys import KEYS
 from tests.support.ticked_store import Bench, configure
 
 SUBJECTS = ("a", "b")
@@ -46,10 +51,14 @@ def leaf(seq: int, time: int, value: bytes, headers: Any, subject: str | None) -
 class Chain(RuleBasedStateMachine):
     """See above."""
 
+    keys: TenantKeys | None = None
+
     @initialize(keeps_up=st.booleans(), before=st.integers(0, 2), first_seq=st.sampled_from((1, 9)))
     def begin(self, keeps_up: bool, before: int, first_seq: int) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, StoreKind.STREAM, keeps_up=keeps_up)
+        self.bench = Bench(
+            self.folder, StoreKind.STREAM, keeps_up=keeps_up, keys=self.keys
+        )
         #: The chain after each message, by seq.
         self.chains: dict[int, bytes] = {}
         self.chain = GENESIS
@@ -67,9 +76,14 @@ class Chain(RuleBasedStateMachine):
 
     def expect(self, seq: int, value: bytes, headers: Any = None, subject: Any = None) -> bytes:
         time = self.bench.store.time
+        headers = self.kept(headers)
         link = leaf(seq, time, value, headers, subject)
         self.chain = self.chains[seq] = hashlib.sha256(b"\1" + self.chain + link).digest()
         return self.chain
+
+    def kept(self, headers: Any) -> Any:
+        """Return the headers that the store keeps."""
+        return headers
 
     @rule(
         values=st.lists(st.binary(max_size=3), min_size=1, max_size=6),
@@ -207,3 +221,44 @@ Chain.TestCase.settings = settings(
     max_examples=examples(40), stateful_step_count=25, deadline=None
 )
 TestChain = Chain.TestCase
+
+
+class EncryptedChain(Chain):
+    """Each message has a salt, the same here."""
+
+    keys = KEYS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._salts = patch.object(salts, "_salt", lambda: "c1f4")
+        self._salts.start()
+
+    def teardown(self) -> None:
+        self._salts.stop()
+        super().teardown()
+
+    def kept(self, headers: Any) -> Any:
+        salt = {salts.SALT_HEADER: "c1f4"}
+        if type(headers) is bytes:
+            return HeaderBlock(headers).with_added(salt).block
+        return {**(headers or {}), **salt}
+
+    def check_file(self) -> None:
+        super().check_file()
+        read = self.bench.read(frames.GET_MESSAGES) if not self._has_archived() else [[]]
+        for seq, _, time, value, headers, *more in read[0]:
+            if seq > self.began:
+                subject = more[0] if more else None
+                link = leaf_of(seq, time, value, headers, subject)
+                before = max((each for each in self.chains if each < seq), default=None)
+                chain = GENESIS if before is None else self.chains[before]
+                assert after(chain, link) == self.chains[seq], "clients make the same leaf"
+
+    def _has_archived(self) -> bool:
+        return file_of(self.bench.store).has_archived
+
+
+EncryptedChain.TestCase.settings = settings(
+    max_examples=examples(25), stateful_step_count=20, deadline=None
+)
+TestEncryptedChain = EncryptedChain.TestCase

@@ -1,5 +1,6 @@
 """Any writes, removals, limits and changes of owner of a kv with a chain, with or without a
-history, against a list of leaves: owner, acks, log and file have the same chain."""
+history, against a list of leaves: owner, acks, log and file have the same chain. In an encrypted
+tenant too."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import struct
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,10 +20,13 @@ from holdfast.persist.recovery.takeover import batches_of
 from holdfast.protocol import frames
 from holdfast.protocol.chain.hashing import GENESIS
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.encryption import salts
+from holdfast.shared_fs.encryption.data_keys import TenantKeys
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
 from tests.support.stores import file_of
+from tests.support.tenant_keys import KEYS as TENANT_KEYS
 from tests.support.ticked_store import Bench, configure, put
 
 KEYS = ("a", "b", "ü")
@@ -42,10 +47,12 @@ def leaf(revision: int, time: int, key: str, value: bytes, headers: Any) -> byte
 class KvChain(RuleBasedStateMachine):
     """See above."""
 
+    keys: TenantKeys | None = None
+
     @initialize(keeps_up=st.booleans(), before=st.integers(0, 2), kept=st.sampled_from((1, 3)))
     def begin(self, keeps_up: bool, before: int, kept: int) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.bench = Bench(self.folder, StoreKind.KV, keeps_up=keeps_up)
+        self.bench = Bench(self.folder, StoreKind.KV, keeps_up=keeps_up, keys=self.keys)
         #: The chain after each set, by revision.
         self.chains: dict[int, bytes] = {}
         self.leaves: dict[int, bytes] = {}
@@ -62,6 +69,8 @@ class KvChain(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def link(self, revision: int, time: int, key: str, value: bytes, headers: Any) -> bytes:
+        if self.keys is not None:
+            headers = {**(headers or {}), salts.SALT_HEADER: "c1f4"}
         self.leaves[revision] = leaf(revision, time, key, value, headers)
         self.chain = hashlib.sha256(b"\1" + self.chain + self.leaves[revision]).digest()
         self.chains[revision] = self.chain
@@ -135,6 +144,27 @@ class KvChain(RuleBasedStateMachine):
 
 TestKvChain = KvChain.TestCase
 TestKvChain.settings = settings(max_examples=examples(40), stateful_step_count=15, deadline=None)
+
+
+class EncryptedKvChain(KvChain):
+    """Each set has a salt, the same here."""
+
+    keys = TENANT_KEYS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._salts = patch.object(salts, "_salt", lambda: "c1f4")
+        self._salts.start()
+
+    def teardown(self) -> None:
+        self._salts.stop()
+        super().teardown()
+
+
+TestEncryptedKvChain = EncryptedKvChain.TestCase
+TestEncryptedKvChain.settings = settings(
+    max_examples=examples(25), stateful_step_count=12, deadline=None
+)
 
 
 def test_a_file_with_a_chain_has_format_8_and_others_stay_as_they_are(tmp_path: Path) -> None:
