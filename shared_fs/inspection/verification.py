@@ -40,7 +40,7 @@ from holdfast.shared_fs.inspection.inspection import (
 )
 from holdfast.shared_fs.inspection.value_check import ValueCheck
 from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
-from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.snapshots.snapshot import check_frames, fetch
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
 
 #: The states of a file that are no problem.
@@ -212,6 +212,8 @@ class Verifier:
                     self._look_at_archive(path, verdict)
                 self._look_at_chain(path, verdict, "its snapshot")
                 fetched.drop(self._disk)
+                # What exports read it by.
+                check_frames(self._manifests.bucket, version)
             except BucketUnavailableError:
                 raise
             except StorageError as error:

@@ -57,6 +57,11 @@ PLACES_FORMAT: Final = 2
 #: Of a bucket in which stores have been forked. A version that does not know it would remove the
 #: objects of a deleted store that its forks hold.
 FORKS_FORMAT: Final = 3
+#: Of a bucket that has a snapshot in frames. A version that does not know them would read its first
+#: frame, and take the snapshot for damaged.
+FRAMES_FORMAT: Final = 4
+#: The latest format that this version reads.
+LATEST_FORMAT: Final = FRAMES_FORMAT
 _FORMAT_TEXT: Final = "holdfast bucket, format "
 #: Tries of one compare-and-set. Each one is lost to another publisher that won, so others would
 #: have to be this many times as fast to make one give up.
@@ -73,6 +78,7 @@ class Manifests:
         self.bucket = bucket
         self._lock = threading.Lock()
         self._kept: dict[int, Object] = {}
+        self._may_have_frames = False
 
     def read(self, number: int) -> Shard:
         """Return a shard as it is now; an empty one if nothing was ever published to it.
@@ -185,6 +191,8 @@ class Manifests:
         by_shard: dict[int, dict[StoreId, SnapshotVersion]] = {}
         for store, version in versions:
             by_shard.setdefault(shard_of(store), {})[store] = version
+            if version.frames is not None:
+                self._allow_frames()
         outcomes: dict[StoreId, Published] = {}
         for number, wanted in sorted(by_shard.items()):
 
@@ -202,6 +210,11 @@ class Manifests:
 
             self.update(number, add)
         return outcomes
+
+    def _allow_frames(self) -> None:
+        if not self._may_have_frames:
+            raise_format(self.bucket, FRAMES_FORMAT)
+            self._may_have_frames = True
 
     def _read(self, number: int) -> tuple[Shard, str | None]:
         key = shard_key(number)
@@ -247,6 +260,6 @@ def check_format(bucket: Bucket) -> int:
     version = text.removeprefix(_FORMAT_TEXT)
     if version == text or not (version.isascii() and version.isdigit()):
         raise ObjectDamagedError(key=FORMAT_KEY, reason="it is not holdfast's")
-    if int(version) > FORKS_FORMAT:
-        raise NewerFormatError(what=bucket.name, found=int(version), known=FORKS_FORMAT)
+    if int(version) > LATEST_FORMAT:
+        raise NewerFormatError(what=bucket.name, found=int(version), known=LATEST_FORMAT)
     return int(version)

@@ -19,7 +19,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from typing import Final
 
 import msgpack
@@ -32,7 +32,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.snapshots.places import place_prefix
 from holdfast.shared_fs.snapshots.snapshot import COMPRESSION_LEVEL, Snapshot, check_put
-from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
+from holdfast.shared_fs.snapshots.store_entry import VERSION_FIELDS, SnapshotVersion
 
 PACK_PREFIX: Final = "packs/"
 #: The size of one pack: large enough that one request puts hundreds of snapshots, small enough to
@@ -44,8 +44,8 @@ _INDEX_FORMAT: Final = 1
 _FOOTER: Final = struct.Struct("<I8s")
 _MAGIC: Final = b"HFpack01"
 _MAX_INDEX_BYTES: Final = 64 * MIB
-#: Without the key, which is the pack's, and the origin: forks share no packs.
-_FIELD_COUNT: Final = len(fields(SnapshotVersion)) - 2
+#: Without the key, which is the pack's, and what no snapshot in a pack has: an origin, and frames.
+_FIELD_COUNT: Final = VERSION_FIELDS.index("origin") - 1
 
 Packed = list[tuple[StoreId, SnapshotVersion]]
 

@@ -24,6 +24,7 @@ from holdfast.shared_fs.bucket.bucket_errors import (
     ObjectDamagedError,
 )
 from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
+from holdfast.shared_fs.framed_images.frame_table import TableMark
 from holdfast.shared_fs.snapshots.store_entry import (
     VERSION_FIELDS,
     ArchiveMark,
@@ -142,7 +143,8 @@ def _decoding(key: str) -> Iterator[None]:
     try:
         yield
     except (
-        zstandard.ZstdError, msgpack.UnpackException, ValueError, TypeError, IndexError
+        zstandard.ZstdError, msgpack.UnpackException, ValueError, TypeError, IndexError,
+        AttributeError,
     ) as error:  # fmt: skip
         raise ObjectDamagedError(key=key, reason=f"not a manifest: {error}") from error
 
@@ -158,6 +160,7 @@ def _check_format(key: str, found: int) -> None:
 
 _SHA256: Final = VERSION_FIELDS.index("sha256")
 _ORIGIN: Final = VERSION_FIELDS.index("origin")
+_FRAMES: Final = VERSION_FIELDS.index("frames")
 
 
 def _row_of(entry: StoreEntry) -> Sequence[Any]:
@@ -165,8 +168,12 @@ def _row_of(entry: StoreEntry) -> Sequence[Any]:
     for version in entry.versions:
         values = list(version_values(version))
         values[_SHA256] = bytes.fromhex(version.sha256)
-        # Most are of no fork.
-        versions.append(values if version.origin is not None else values[:_ORIGIN])
+        if version.frames is not None:
+            values[_FRAMES] = version.frames.row()
+            versions.append(values)
+        else:
+            # Most are of no fork.
+            versions.append(values[:_FRAMES] if version.origin is not None else values[:_ORIGIN])
     row = (versions, entry.archived_seq, entry.deleted)
     if entry.forks:
         return (*row, entry.archive, entry.forks)
@@ -182,6 +189,8 @@ def _entry_of(row: Sequence[Any]) -> StoreEntry:
         named["sha256"] = named["sha256"].hex()
         if named.get("origin") is not None:
             named["origin"] = ForkOrigin.of_row(named["origin"])
+        if named.get("frames") is not None:
+            named["frames"] = TableMark.of_row(named["frames"])
         versions.append(SnapshotVersion(**named))
     return StoreEntry(
         tuple(versions),

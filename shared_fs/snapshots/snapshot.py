@@ -44,6 +44,13 @@ from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.bucket.bucket_writing import PART_BYTES
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.forks.growing import Growth, grow_file, grow_image
+from holdfast.shared_fs.framed_images.frame_table import (
+    TableDraft,
+    TableMark,
+    frame_bytes_of,
+    mark_of,
+)
+from holdfast.shared_fs.framed_images.image_pages import FramedPlace, read_table
 from holdfast.shared_fs.snapshots.places import place_prefix
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file import schema
@@ -96,6 +103,7 @@ class Snapshot:
     taken: int
     body: bytes | BufferedReader
     length: int
+    frames: TableMark | None = None
 
     @property
     def is_tiny(self) -> bool:
@@ -117,6 +125,7 @@ class Snapshot:
             bytes=self.meta.bytes,
             time=self.meta.time,
             taken=self.taken,
+            frames=self.frames,
         )
 
 
@@ -224,6 +233,8 @@ def put(bucket: Bucket, snapshot: Snapshot, nonce: str) -> SnapshotVersion:
         "time": str(version.time),
         "taken": str(version.taken),
     }
+    if version.frames is not None:
+        metadata["frames"] = str(version.frames)
     if isinstance(snapshot.body, bytes):
         bucket.put_new(version.key, snapshot.body, metadata)
     else:
@@ -278,12 +289,14 @@ def version_of_object(key: str, head: ObjectHead) -> tuple[StoreId, SnapshotVers
         return None
     store, epoch = of_key
     try:
-        number = {name: int(value) for name, value in head.metadata.items() if name != "sha256"}
+        texts = dict(head.metadata)
+        sha256, frames = texts.pop("sha256"), texts.pop("frames", None)
+        number = {name: int(value) for name, value in texts.items()}
         version = SnapshotVersion(
             key=key,
             offset=0,
             length=head.size_bytes,
-            sha256=head.metadata["sha256"],
+            sha256=sha256,
             image_bytes=number["image-bytes"],
             epoch=epoch,
             revision=int(found["revision"]),
@@ -292,6 +305,7 @@ def version_of_object(key: str, head: ObjectHead) -> tuple[StoreId, SnapshotVers
             bytes=number["bytes"],
             time=number["time"],
             taken=number["taken"],
+            frames=TableMark.of_text(frames) if frames is not None else None,
         )
     except (KeyError, ValueError):
         return None
@@ -363,6 +377,39 @@ def verify(bucket: Bucket, version: SnapshotVersion) -> None:
     """Read a snapshot from the bucket and verify it; keep nothing. Raises as `fetch`."""
     for _ in _verified(bucket, version):
         pass
+    check_frames(bucket, version)
+
+
+def check_frames(bucket: Bucket, version: SnapshotVersion) -> None:
+    """Read the table of the frames of a version, if it has one that this version knows, and verify
+    it. `fetch` does not need it. Raises ObjectMissingError, ObjectDamagedError, BucketError."""
+    place = framed_place(version)
+    if place is not None:
+        read_table(bucket, place)
+
+
+def framed_place(version: SnapshotVersion) -> FramedPlace | None:
+    """Return where the pages of a version are; None if it can only be read as a whole."""
+    mark = version.frames
+    if mark is None or not mark.is_known or version.offset:
+        return None
+    return FramedPlace(version.key, version.length, version.image_bytes, mark)
+
+
+def unpacked(body: bytes, version: SnapshotVersion) -> bytes | None:
+    """Return the image that the bytes of a version are; None if they are not what was put."""
+    pieces: list[bytes] = []
+    size_bytes = 0
+    try:
+        for piece in _decompressed(iter((body[: version.data_bytes],))):
+            pieces.append(piece)
+            size_bytes += len(piece)
+            if size_bytes > version.image_bytes:
+                return None
+    except zstandard.ZstdError:
+        return None
+    content = b"".join(pieces)
+    return content if hashlib.sha256(content).hexdigest() == version.sha256 else None
 
 
 # Objects in the bucket
@@ -377,7 +424,10 @@ def _verified(
         digest = hashlib.sha256()
         size_bytes = 0
         try:
-            parts = _parts(bucket, version) if attempt or near is None else iter((near.body,))
+            if attempt or near is None:
+                parts = _parts(bucket, version)
+            else:
+                parts = iter((near.body[: version.data_bytes],))
             for chunk in _decompressed(parts):
                 digest.update(chunk)
                 size_bytes += len(chunk)
@@ -397,7 +447,7 @@ def _verified(
 
 
 def _parts(bucket: Bucket, version: SnapshotVersion) -> Iterator[bytes]:
-    start, end = version.offset, version.offset + version.length
+    start, end = version.offset, version.offset + version.data_bytes
     while start < end:
         part = bucket.get_range(version.key, start, min(_CHUNK_BYTES, end - start)).body
         if not part:
@@ -424,7 +474,7 @@ def _decompressed(parts: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the content in pieces of at most _PIECE_BYTES. Nobody has checked the parts yet, and a
     few bytes may expand to any number."""
     source = cast(IO[bytes], _Parts(parts))
-    with zstandard.ZstdDecompressor().stream_reader(source) as content:
+    with zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True) as content:
         while piece := content.read(_PIECE_BYTES):
             yield piece
 
@@ -467,13 +517,19 @@ def _compress_draft(image: Image, draft: Path, taken: int) -> Snapshot:
         _set_format(file, _ROLLBACK)
     _check_draft(draft, image.store)
     digest = hashlib.sha256()
-    compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL).compressobj()
+    compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
+    image_bytes = draft.stat().st_size
+    frame_bytes = frame_bytes_of(image_bytes)
+    frames = TableDraft(frame_bytes)
     # Without a name, so that no crash leaves it behind.
     with draft.open("rb") as source, tempfile.TemporaryFile(dir=draft.parent) as output:
-        while chunk := source.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            output.write(compressor.compress(chunk))
-        output.write(compressor.flush())
+        while piece := source.read(frame_bytes):
+            digest.update(piece)
+            frame = compressor.compress(piece)
+            frames.add(frame)
+            output.write(frame)
+        table = frames.encode()
+        output.write(table)
         output.flush()
         length = output.tell()
         body = os.fdopen(os.dup(output.fileno()), "rb")
@@ -482,10 +538,11 @@ def _compress_draft(image: Image, draft: Path, taken: int) -> Snapshot:
             image.store,
             image.meta,
             digest.hexdigest(),
-            draft.stat().st_size,
+            image_bytes,
             taken,
             body,
             length,
+            mark_of(table),
         )
 
 

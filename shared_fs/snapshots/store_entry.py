@@ -16,14 +16,16 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.control import StoreTotals
 from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
+from holdfast.shared_fs.framed_images.frame_table import TableMark
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotVersion:
     """One snapshot of a store, and its place.
 
-    The `length` bytes from `offset` of object `key` are one zstd frame, whose content has this
-    sha256 (hex) and `image_bytes` bytes. With an `origin`, that is the image of another store, and
+    The `length` bytes from `offset` of object `key` are compressed with zstd. Their content has
+    this sha256 (hex) and `image_bytes` bytes. It is one frame, or, with `frames`, as
+    `framed_images/frame_table.py` says. With an `origin`, that is the image of another store, and
     `growing.py` makes the image of this version of it. Until then, `count` and `bytes` are those of
     the other store.
     """
@@ -43,6 +45,13 @@ class SnapshotVersion:
     taken: int
     #: Only of the first version of a fork.
     origin: ForkOrigin | None = None
+    #: Only of large images: what to check the table of their frames with.
+    frames: TableMark | None = None
+
+    @property
+    def data_bytes(self) -> int:
+        """How many of the bytes from `offset` are compressed data; a table follows."""
+        return self.length if self.frames is None else self.length - self.frames.length
 
     @property
     def totals(self) -> StoreTotals:

@@ -95,7 +95,7 @@ class ExportReport:
     files: int = 0
     #: Bytes read from the bucket.
     bytes_in: int = 0
-    #: Bytes of the unpacked images of snapshots.
+    #: Bytes of the images of snapshots that were unpacked.
     image_bytes: int = 0
     #: Bytes of the files.
     bytes_out: int = 0

@@ -105,9 +105,9 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
                 outcome.stores.append(_drop(job, work, output))
             else:
                 outcome.stores.append(_read_snapshot(job, images, work, output))
-                outcome.image_bytes += work.version.image_bytes // work.parts
         if task.logs:
             _read_logs(job, bucket, task, output, outcome)
+        outcome.image_bytes = images.image_bytes
         if outcome.log_marks is not None:
             outcome.files = output.finish()
             outcome.row_count = output.row_count

@@ -36,6 +36,8 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.framed_images.image_pages import ImagePages
+from holdfast.shared_fs.framed_images.image_vfs import open_paged
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta, pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
@@ -74,12 +76,13 @@ class ImageReading:
 
 
 class StoreImage:
-    """An image that is opened for reading, from memory or from a file that never changes."""
+    """An image that is opened for reading, from memory, from a file that never changes, or by pages
+    from the bucket. Then all methods raise what fetching these raises, too."""
 
     def __init__(
         self,
         store: StoreId,
-        content: bytes | Path,
+        content: bytes | Path | ImagePages,
         archive: Archive | None = None,
         slot: ImageSlot | None = None,
         large_bytes: int = 0,
@@ -118,6 +121,7 @@ class StoreImage:
             ttl=self._has_ttl,
         )
         self.meta = StoreMeta(*meta)
+        self._known: Watermark | None = None
         self._archived = ArchivedBlocks(self._connection.execute)
         if "archived" in names:
             self._archived.load()
@@ -144,6 +148,7 @@ class StoreImage:
     def reading(self, since: Watermark | None, part: int = 0, parts: int = 1) -> ImageReading:
         """Return the `part`-th of `parts` equal parts of the changes after `since`."""
         after = 0 if since is None else since.revision
+        self._known = since
         is_reset = since is not None and not self._continues(since)
         if is_reset:
             after = 0
@@ -268,6 +273,12 @@ class StoreImage:
         """Return the seq at which the appended messages after a revision begin."""
         if revision == 0:
             return 1
+        if self._known is not None and self._known.revision == revision:
+            # Nearly always the table ends with the last message that was appended. A search for
+            # that would read pages from all over the file.
+            seq = self._known.last_seq + 1
+            if self._is_first_after(revision, seq):
+                return seq
         low, high = 1, self.meta.last_seq + 1
         while low < high:
             middle = (low + high) // 2
@@ -277,6 +288,15 @@ class StoreImage:
             else:
                 low = middle + 1
         return low
+
+    def _is_first_after(self, revision: int, seq: int) -> bool:
+        """Return whether no appended message before `seq`, and each one from it on, is after a
+        revision."""
+        before: Any = self._connection.execute(statements.LAST_APPENDED, (seq,)).get
+        if before is not None and before[0] > revision:
+            return False
+        found: Any = self._connection.execute(statements.PROBE_APPENDED, (seq,)).get
+        return found is None or found > revision
 
     # Kvs
     def _entries(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
@@ -358,16 +378,19 @@ class StoreImage:
         return value
 
 
-def _version_of(content: bytes | Path, connection: apsw.Connection) -> int:
+def _version_of(content: object, connection: apsw.Connection) -> int:
     if isinstance(content, bytes):
         return int.from_bytes(content[_USER_VERSION])
     found: Any = connection.pragma("user_version")
     return int(found)
 
 
-def _opened(content: bytes | Path, slot: ImageSlot | None) -> OpenedImage:
+def _opened(content: bytes | Path | ImagePages, slot: ImageSlot | None) -> OpenedImage:
     """Open an image. Raises apsw.Error."""
-    if isinstance(content, bytes):
+    if isinstance(content, ImagePages):
+        connection = open_paged(content)
+        connection.pragma("cache_size", -_CACHE_KIB)
+    elif isinstance(content, bytes):
         if slot is not None:
             return slot.put(content)
         connection = apsw.Connection(":memory:")

@@ -1,8 +1,10 @@
 """Fetches images of snapshots from the bucket for a task.
 
-A small image is read in memory. A large one is fetched to a file once for all tasks of a machine
-that read a part of it: the first task fetches it while the others wait for a lock. Images stay
-until room is needed; the last ones disappear with the folder of the Spark application.
+A small image is read in memory. Of a large one, of which the table has nearly everything, only the
+pages are fetched that the rest is in, if its snapshot is in frames. Otherwise a large image is
+fetched to a file once for all tasks of a machine that read a part of it: the first task fetches it
+while the others wait for a lock. Images stay until room is needed; the last ones disappear with the
+folder of the Spark application.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,7 +26,9 @@ from pyspark import SparkFiles
 from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.framed_images.image_pages import FramedPlace, ImagePages, open_pages
+from holdfast.shared_fs.snapshots.snapshot import fetch, framed_place, unpacked
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.image_slot import ImageSlot
@@ -43,6 +47,8 @@ _REQUEST_BYTES: Final = MIB
 _IN_MEMORY_BYTES: Final = 16 * MIB
 #: Images up to this size take turns on one connection.
 _SHARED_CONNECTION_BYTES: Final = MIB
+#: An image is read by pages if at most this share of it is new.
+_PAGED_SHARE: Final = 0.25
 #: What zstd says of a frame that does not tell its size.
 _UNKNOWN_SIZE: Final = -1
 
@@ -56,10 +62,12 @@ class Images:
         self._bucket = bucket
         self._large_bytes = large_bytes
         self._archive = Archive(bucket.url)
-        self._spans = _spans([work.version for work in works])
+        self._spans = _spans(works)
         self._read: dict[str, bytes] = {}
         self._unpacker = zstandard.ZstdDecompressor()
         self._slot = ImageSlot()
+        #: How much of images was unpacked, those that several tasks share in parts.
+        self.image_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +79,20 @@ class Images:
     def opened(self, work: SnapshotWork) -> Iterator[StoreImage]:
         """Open the image of a piece of work. Raises ObjectMissingError, ObjectDamagedError,
         StoreDamagedError, NewerFormatError, BucketError, StorageFailedError."""
+        pages = self._pages(work)
+        if pages is not None:
+            with pages:
+                try:
+                    image = StoreImage(
+                        work.store, pages, self._archive, large_bytes=self._large_bytes
+                    )
+                    with closing(image):
+                        yield image
+                finally:
+                    self.image_bytes += pages.unpacked_bytes
+            return
         image_bytes = work.version.image_bytes
+        self.image_bytes += image_bytes // work.parts
         if work.parts == 1 and image_bytes <= _SHARED_CONNECTION_BYTES:
             content = self._content(work)
             try:
@@ -92,6 +113,14 @@ class Images:
             yield image
         finally:
             image.close()
+
+    def _pages(self, work: SnapshotWork) -> ImagePages | None:
+        place = _paged_place(work)
+        try:
+            return None if place is None else open_pages(self._bucket, place, _folder())
+        except ObjectDamagedError:
+            # The table of its frames is. The image may be whole.
+            return None
 
     def _content(self, work: SnapshotWork) -> bytes:
         version = work.version
@@ -118,6 +147,8 @@ class Images:
 
     def _unpacked(self, body: bytes, version: SnapshotVersion) -> bytes | None:
         """Return the image, or None if it is not what was uploaded."""
+        if version.frames is not None:
+            return unpacked(body, version)
         try:
             if zstandard.frame_content_size(body) not in (version.image_bytes, _UNKNOWN_SIZE):
                 return None
@@ -127,10 +158,25 @@ class Images:
         return content if hashlib.sha256(content).hexdigest() == version.sha256 else None
 
 
-def _spans(versions: Sequence[SnapshotVersion]) -> dict[str, tuple[int, int]]:
+def _paged_place(work: SnapshotWork) -> FramedPlace | None:
+    """Return where the pages of an image are, if it is to be read by pages."""
+    version, since = work.version, work.since
+    # The first version of a fork is made of the whole image that it shares.
+    if since is None or since.revision == 0 or version.origin is not None:
+        return None
+    new = version.revision - since.revision
+    if not 0 <= new <= _PAGED_SHARE * version.count:
+        return None
+    return framed_place(version)
+
+
+def _spans(works: Sequence[SnapshotWork]) -> dict[str, tuple[int, int]]:
     """Return for each object the range that contains the wanted parts, if one range is worth it."""
     wanted: dict[str, list[SnapshotVersion]] = {}
-    for version in versions:
+    for work in works:
+        version = work.version
+        if _paged_place(work) is not None:
+            continue
         # Only `fetch` makes the image of a fork of the one that it shares.
         if version.image_bytes <= _IN_MEMORY_BYTES and version.origin is None:
             wanted.setdefault(version.key, []).append(version)

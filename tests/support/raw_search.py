@@ -57,8 +57,25 @@ def _parts(body: bytes) -> Iterator[bytes]:
     if body[:2] == _GZIP:
         yield gzip.decompress(body)
     at = body.find(_ZSTD)
+    followed = 0
     while at >= 0:
         # Most places with the magic number are no frame.
         with contextlib.suppress(zstandard.ZstdError, MemoryError):
-            yield zstandard.ZstdDecompressor().decompressobj().decompress(body[at:])
+            content, end = _frame(body, at)
+            if at >= followed:
+                # A value may begin in one frame and end in the next.
+                more = [content]
+                while body[end : end + 4] == _ZSTD:
+                    content, end = _frame(body, end)
+                    more.append(content)
+                followed = end
+                content = b"".join(more)
+            yield content
         at = body.find(_ZSTD, at + 1)
+
+
+def _frame(body: bytes, at: int) -> tuple[bytes, int]:
+    """Return the content of a frame, and where it ends."""
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    content = reader.decompress(memoryview(body)[at:])
+    return content, len(body) - len(reader.unused_data)

@@ -21,6 +21,8 @@ def test_the_formats_that_are_listed_are_those_of_the_code() -> None:
         "the bucket": manifest.FORMAT_VERSION,
         "the bucket, once a tenant has one of its own": manifest.PLACES_FORMAT,
         "the bucket, once a store has been [forked](../forks.md)": manifest.FORKS_FORMAT,
+        "the bucket, once it has a [snapshot in frames](../tiers.md#snapshots), of an image above"
+        " 4 MiB": manifest.FRAMES_FORMAT,
         "log objects in the bucket": log_object.FORMAT,
         "a shard of manifests": shard._SHARD_FORMAT,
     }

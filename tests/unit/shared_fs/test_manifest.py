@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 import pytest
@@ -17,8 +17,9 @@ from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, Obje
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
+from holdfast.shared_fs.framed_images.frame_table import TableMark
 from holdfast.shared_fs.snapshots import manifest
-from holdfast.shared_fs.snapshots.manifest import Manifests, open_manifests
+from holdfast.shared_fs.snapshots.manifest import Manifests, check_format, open_manifests
 from holdfast.shared_fs.snapshots.shard import Shard, find_entry, shard_key, shard_of
 from holdfast.shared_fs.snapshots.store_entry import (
     ArchiveMark,
@@ -31,6 +32,7 @@ from holdfast.shared_fs.snapshots.store_entry import (
     pruned,
     with_version,
 )
+from tests.support import old_snapshot
 from tests.support.faulty_bucket import Fault, FaultyBackend
 from tests.support.snapshot_versions import snapshot_version as version
 from tests.support.threads import in_threads
@@ -116,8 +118,12 @@ _versions = st.builds(
     _numbers,
     _numbers,
     st.binary(min_size=32, max_size=32).map(bytes.hex),
-    *[_numbers] * (len(fields(SnapshotVersion)) - 5),
+    *[_numbers] * (len(fields(SnapshotVersion)) - 6),
     st.none() | st.builds(ForkOrigin, _texts, _numbers, _texts, st.none() | _numbers, _texts),
+    st.none()
+    | st.builds(
+        TableMark, _numbers, _numbers, st.binary(min_size=32, max_size=32).map(bytes.hex)
+    ),
 )
 _entries = st.builds(
     StoreEntry,
@@ -255,13 +261,40 @@ def test_somebody_who_always_loses_gives_up(
 
 def test_a_bucket_of_a_later_holdfast_or_of_somebody_else_is_refused() -> None:
     for text, error in (
-        (b"holdfast bucket, format 4\n", NewerFormatError),
+        (b"holdfast bucket, format %d\n" % (manifest.LATEST_FORMAT + 1), NewerFormatError),
         (b"something else", ObjectDamagedError),
     ):
         bucket = Bucket(MemoryBackend())
         bucket.put_new("FORMAT", text)
         with pytest.raises(error):
             open_manifests(bucket)
+
+
+def test_a_bucket_that_has_a_snapshot_in_frames_says_so_before_a_manifest_names_it() -> None:
+    backend = FaultyBackend(MemoryBackend())
+    found = open_manifests(Bucket(backend, retry=Retry(max_tries=1), surroundings=HASTY))
+    found.publish([(store("tiny"), version(1, 1))], KEEP, 0)
+    assert check_format(found.bucket) == manifest.FORMAT_VERSION
+    framed = replace(version(1, 2), frames=TableMark(1, 100, "ab" * 32))
+    # The request after those for the format fails: that for the shard.
+    backend.script(None, None, None, None, Fault.REFUSED)
+    with pytest.raises(BucketUnavailableError):
+        found.publish([(store(), framed)], KEEP, 0)
+    assert (check_format(found.bucket), found.find(store())) == (manifest.FRAMES_FORMAT, None)
+    before = found.bucket.usage.total()
+    found.publish([(store(), framed)], KEEP, 0)
+    # Once for all of them: nothing but the shard was read and written.
+    assert (found.bucket.usage.total() - before).get_count <= 1
+    entry = found.find(store())
+    assert entry is not None and entry.newest == framed
+
+
+def test_a_manifest_of_before_there_were_frames_is_read() -> None:
+    shard = Shard.decode("manifests/5e", old_snapshot.SHARD)
+    entry = shard.get(old_snapshot.STORE)
+    assert entry is not None and entry == find_entry("", old_snapshot.SHARD, old_snapshot.STORE)
+    assert (entry.versions[0].frames, entry.versions[0].data_bytes) == (None, 1166)
+    assert entry.versions[0].sha256 == old_snapshot.SHA256
 
 
 def test_a_bucket_becomes_ours_once() -> None:

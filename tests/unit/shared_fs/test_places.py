@@ -206,7 +206,7 @@ def test_versions_that_know_no_places_refuse_the_bucket_from_then_on(
     world.give()
     assert check_format(world.bucket) == 2
     open_manifests(world.process())
-    monkeypatch.setattr(manifest, "FORKS_FORMAT", 1)
+    monkeypatch.setattr(manifest, "LATEST_FORMAT", 1)
     with pytest.raises(NewerFormatError):
         open_manifests(world.process())
 

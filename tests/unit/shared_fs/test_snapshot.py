@@ -20,6 +20,7 @@ from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, Obje
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.framed_images.frame_table import TableMark
 from holdfast.shared_fs.snapshots import snapshot as snapshots
 from holdfast.shared_fs.snapshots.pack import (
     PACK_BYTES,
@@ -29,11 +30,13 @@ from holdfast.shared_fs.snapshots.pack import (
     put_pack,
     read_index,
 )
+from holdfast.shared_fs.snapshots.shard import Shard
 from holdfast.shared_fs.snapshots.snapshot import (
     Fetched,
     Snapshot,
     compress,
     fetch,
+    framed_place,
     put,
     take_image,
     verify,
@@ -42,6 +45,7 @@ from holdfast.shared_fs.snapshots.snapshot import (
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support import old_snapshot
 from tests.support.faulty_bucket import Fault, FaultyBackend
 
 STORE = StoreId("acme", StoreKind.STREAM, "project.42")
@@ -135,7 +139,9 @@ def test_anybody_can_open_what_is_in_the_bucket(any_world: World, tmp_path: Path
     if not isinstance(snapshot.body, bytes):
         snapshot.body.close()
     image = tmp_path / "image.db"
-    image.write_bytes(zstandard.ZstdDecompressor().decompress(body, max_output_size=1 << 24))
+    # What any decompressor makes of all of the object, its table of frames included.
+    with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as content:
+        image.write_bytes(content.read(1 << 24))
     with closing(sqlite3.connect(f"file:{image}?immutable=1", uri=True)) as connection:
         assert connection.execute("SELECT count(*) FROM messages").fetchone() == (300,)
 
@@ -203,6 +209,65 @@ def test_a_manifest_that_is_wrong_about_an_object_is_noticed(
     with pytest.raises(ObjectDamagedError):
         any_world.fetch(spoil(version))
     assert any_world.names() == [any_world.path.name]
+
+
+def test_a_snapshot_of_before_there_were_frames_comes_back(any_world: World) -> None:
+    world = any_world
+    world.bucket.put_new(old_snapshot.KEY, old_snapshot.BODY, old_snapshot.METADATA)
+    [(store, entry)] = Shard.decode("manifests/00", old_snapshot.SHARD).entries()
+    [version] = entry.versions
+    verify(world.bucket, version)
+    assert (store, framed_place(version)) == (STORE, None)
+    assert version_of_object(version.key, world.bucket.head(version.key)) == (STORE, version)
+    world.path.touch()
+    with closing(world.restore(version)) as restored:
+        restored.quick_check()
+        assert [row[3] for row in restored.messages(1, None, 1000)] == [
+            b"edit %d" % number for number in range(1, 41)
+        ]
+
+
+def test_large_images_are_in_frames_and_small_ones_are_not(tmp_path: Path) -> None:
+    for small_bytes, is_framed in ((0, True), (snapshots.SMALL_IMAGE_BYTES, False)):
+        root = tmp_path / str(small_bytes)
+        root.mkdir()
+        world = World(root, small_bytes)
+        version = world.put_file(2000)
+        assert (version.frames is not None, framed_place(version) is not None) == (is_framed,) * 2
+        assert version_of_object(version.key, world.bucket.head(version.key)) == (STORE, version)
+        # A frame of 64 KiB with twenty bytes of table is little beside what it holds.
+        assert version.length - version.data_bytes == (28 + 20 * 5 if is_framed else 0)
+
+
+def test_a_table_of_frames_of_a_later_version_is_not_needed_to_restore(tmp_path: Path) -> None:
+    world = World(tmp_path, 0)
+    version = world.put_file()
+    assert version.frames is not None
+    later = replace(version, frames=version.frames._replace(format=2))
+    assert framed_place(later) is None
+    verify(world.bucket, later)
+    world.restore(later).close()
+
+
+def test_damage_to_a_table_of_frames_is_told_and_hinders_no_restore(tmp_path: Path) -> None:
+    world = World(tmp_path, 0)
+    version = world.put_file()
+    body = bytearray(world.bucket.get(version.key).body)
+    body[-1] ^= 1
+    world.bucket.replace(version.key, bytes(body), world.bucket.head(version.key).version)
+    with pytest.raises(ObjectDamagedError, match="table of frames"):
+        verify(world.bucket, version)
+    world.restore(version).close()
+
+
+@pytest.mark.parametrize(
+    "mark", [TableMark(1, 1 << 40, "00" * 32), TableMark(1, 0, "00" * 32)], ids=["long", "none"]
+)
+def test_a_manifest_that_is_wrong_about_a_table_is_noticed(tmp_path: Path, mark: TableMark) -> None:
+    world = World(tmp_path, 0)
+    wrong = replace(world.put_file(), frames=mark)
+    with pytest.raises(ObjectDamagedError):
+        verify(world.bucket, wrong)
 
 
 def test_the_snapshot_of_another_store_is_not_taken_for_this_one(any_world: World) -> None:

@@ -15,7 +15,12 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from holdfast.shared_fs.inspection.verification import StoreVerdict, Verifier
 from holdfast.shared_fs.snapshots.manifest import open_manifests
-from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
+from holdfast.shared_fs.snapshots.snapshot import (
+    SMALL_IMAGE_BYTES,
+    compress,
+    put,
+    take_image,
+)
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
@@ -40,9 +45,9 @@ class World:
         file.close()
         return path
 
-    def snapshot(self, count: int) -> SnapshotVersion:
+    def snapshot(self, count: int, small_bytes: int = SMALL_IMAGE_BYTES) -> SnapshotVersion:
         file = StoreFile.open(self.write(count, self.root / "copy.db"), STORE)
-        made = compress(take_image(file, self.root / "draft"), 9)
+        made = compress(take_image(file, self.root / "draft", small_bytes=small_bytes), 9)
         file.close()
         version = put(self.bucket, made, f"n{count}")
         open_manifests(self.bucket).publish([(STORE, version)], KeepPolicy(), 9)
@@ -94,6 +99,17 @@ def test_a_snapshot_that_is_gone_or_damaged_is_found(world: World) -> None:
     assert verdict.snapshot == "damaged"
     assert verdict.file == "sound"
     assert len(verdict.problems) == 1
+
+
+def test_a_snapshot_whose_table_of_frames_is_damaged_is_found(world: World) -> None:
+    version = world.snapshot(300, small_bytes=0)
+    assert world.verdict().snapshot == "sound"
+    body = bytearray(world.bucket.get(version.key).body)
+    body[-1] ^= 1
+    world.bucket.replace(version.key, bytes(body), world.bucket.head(version.key).version)
+    verdict = world.verdict()
+    assert verdict.snapshot == "damaged"
+    assert "table of frames" in verdict.problems[0]
 
 
 def test_a_file_that_is_behind_its_snapshot_is_found(world: World) -> None:

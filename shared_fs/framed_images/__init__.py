@@ -1,0 +1,1 @@
+"""Images in frames: snapshots of which a reader fetches the pages that it needs."""
