@@ -121,6 +121,7 @@ from holdfast.protocol.messages import (
     Message,
     RemovalReason,
     SubjectInfo,
+    WrittenEntry,
     WrittenMessage,
 )
 from holdfast.protocol.monitoring.samples import HistogramValue, PartStatistics, Sample
@@ -225,6 +226,7 @@ __all__ = [
     "ValueReader",
     "ValueReplacedError",
     "ValueUnreadableError",
+    "WrittenEntry",
     "WrittenMessage",
     "WrongLastMsgIdError",
     "WrongLastSeqError",

@@ -43,7 +43,8 @@ CHANGE_SET_MESSAGE: Final = 1
 CHANGE_DELETE_MESSAGES: Final = 3
 #: [CHANGE_TRIM, end_seq, reason]
 CHANGE_TRIM: Final = 4
-#: [CHANGE_SET_ENTRY, key, value, headers, expires]
+#: [CHANGE_SET_ENTRY, key, value, headers, expires, time]; time: of an entry that was written
+#: elsewhere before, nil for that of the change.
 CHANGE_SET_ENTRY: Final = 5
 #: [CHANGE_DELETE_ENTRIES, [key, ...], reason, removal, [revision, ...]]; removal: a `Removal`, nil
 #: if the values stay in the history of the kv, if it has one; the revisions: of former values that
@@ -108,6 +109,7 @@ PLAIN_SET_ELEMENTS: Final = 3
 _VALUE_AND_HEADERS: Final = 4
 _SUBJECT_AT: Final = 6
 _TIME_AT: Final = 7
+_TIME_OF_ENTRY_AT: Final = 5
 WITH_SUBJECT_ELEMENTS: Final = 7
 #: In place of the end of a ttl: the message stays, whatever the maximum age of the stream is.
 NEVER_EXPIRES: Final = 1 << 62
@@ -163,6 +165,8 @@ class EntrySet(NamedTuple):
     value: Any
     headers: Any = None
     expires: int | None = None
+    #: Of an entry that was written elsewhere before. None: the time of the change.
+    time: int | None = None
 
 
 class EntriesRemoved(NamedTuple):
@@ -271,17 +275,17 @@ def leaf(change: WireChange, time: int) -> bytes:
 
 def leaf_of_change(change: WireChange, revision: int, time: int) -> bytes:
     """Return the leaf, in the chain of its kv, of a set of an entry."""
-    key, value, headers, _ = entry_set(change)
-    return leaf_of_set(revision, time, value, headers, key)
+    key, value, headers, _, written = entry_set(change)
+    return leaf_of_set(revision, time if written is None else written, value, headers, key)
 
 
 def entry_set(change: WireChange) -> EntrySet:
     """Return the fields of a set of an entry."""
     if len(change) == PLAIN_SET_ELEMENTS:
-        return _new(EntrySet, (change[1], change[2], None, None))
+        return _new(EntrySet, (change[1], change[2], None, None, None))
     if len(change) == _VALUE_AND_HEADERS:
-        return _new(EntrySet, (change[1], change[2], change[3], None))
-    return EntrySet(*change[1:5])
+        return _new(EntrySet, (change[1], change[2], change[3], None, None))
+    return EntrySet(*change[1 : _TIME_OF_ENTRY_AT + 1])
 
 
 def set_value(change: WireChange) -> Any:
@@ -428,7 +432,12 @@ def change_from_wire(wire: WireChange, revision: int, time: int) -> Change:
             headers = headers_from_wire(wire[3]) if len(wire) > 3 else {}
             if type(wire[1]) is not str or type(headers) not in _HEADERS:
                 raise TypeError("a key, or headers")
-            entry = Entry(wire[1], wire[2], headers, revision, time)
+            written = time
+            if len(wire) > _TIME_OF_ENTRY_AT and wire[_TIME_OF_ENTRY_AT] is not None:
+                written = wire[_TIME_OF_ENTRY_AT]
+                if type(written) is not int:
+                    raise TypeError("a time")
+            entry = Entry(wire[1], wire[2], headers, revision, written)
             if type(wire[2]) is not bytes:
                 entry = entry._replace(value=b"", large=frames.large_value_from_wire(wire[2]))
             return Change(ChangeKind.SET, revision, time, entry=entry)

@@ -71,7 +71,7 @@ SET_MESSAGE: Final = 2
 DELETE_MESSAGES: Final = 3
 #: [TRIM, end_seq] -> [count, revision]; end_seq nil trims everything
 TRIM: Final = 4
-#: [SET_ENTRY, key, value, headers, expected_revision, ttl_seconds] -> [0, revision]
+#: [SET_ENTRY, key, value, headers, expected_revision, ttl_seconds, time_ms] -> [0, revision]
 SET_ENTRY: Final = 5
 #: [DELETE_ENTRIES, [key, ...], expected_revision] -> [count, revision]
 DELETE_ENTRIES: Final = 6

@@ -109,9 +109,23 @@ class WrittenMessage(NamedTuple, Generic[V]):
     never_expires: bool = False
 
 
+class WrittenEntry(NamedTuple, Generic[V]):
+    """An entry that was written elsewhere before, as `KV.set_written` takes it.
+
+    `time` is int milliseconds since the epoch, in the past; None means now. `ttl_seconds` is how
+    long it has still to live.
+    """
+
+    key: str
+    value: V | bytes
+    time: int | None = None
+    headers: Headers | None = None
+    ttl_seconds: float | None = None
+
+
 class Entry(NamedTuple, Generic[V]):
     """The last value of a key in a kv. `time` is int milliseconds since the epoch, by the owner's
-    clock.
+    clock, or what a WrittenEntry said.
 
     If `large` is set, it stands for a value that was not sent along, and `value` is empty. `KV.get`
     and `KV.get_reader` fetch it.

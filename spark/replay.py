@@ -8,7 +8,7 @@ stores; one task writes each store, in order, through its owner. Invariants:
 
 - A message is stored once, however often a task or the whole import is repeated. A task resumes at
   the last seq of its target, each write expects that seq, and existing messages are compared first.
-- Seqs and times of messages stay as they were, and what is left of their ttls
+- Seqs and times of messages and entries stay as they were, and what is left of their ttls
   (`replay_writing.py`); with `renumber` the gaps between seqs are closed up.
 - A store gets its configuration once all of its rows are written, so no limit removes one.
 
@@ -102,7 +102,7 @@ def import_table(
     if store != "*":
         frame = frame.where(columns.col("store").like(_like(store)))
     ordered = frame.repartition(parallelism(spark), "tenant", "kind", "store").sortWithinPartitions(
-        "tenant", "kind", "store", "seq", "key"
+        "tenant", "kind", "store", "seq", "time", "key"
     )
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

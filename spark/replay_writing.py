@@ -3,8 +3,8 @@
 A stream is written in the order of its seqs, each write on condition of the last seq, so a repeated
 task goes on where the last one has ended. Messages get the times that their rows have, and live as
 long as they would have. A gap between seqs is filled with empty messages, which the same batch
-removes; a stream that begins later begins with the setting `first_seq` instead. Entries of a kv get
-the time of the import.
+removes; a stream that begins later begins with the setting `first_seq` instead. Entries of a kv
+come in the order of their times, in which a maximum age removes them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from holdfast.client import Client, WrittenMessage, connect
+from holdfast.client import Client, WrittenEntry, WrittenMessage, connect
 from holdfast.client.wire.operations import append_operation
 from holdfast.protocol.bus.login import NatsLogin
 from holdfast.protocol.errors import InvalidArgumentError, RequestError
 from holdfast.protocol.header_block import HeaderBlock
-from holdfast.protocol.limits import KIB, MAX_FRAME_OPERATIONS, MAX_VALUE_BYTES
+from holdfast.protocol.limits import KIB, MAX_FRAME_OPERATIONS
 from holdfast.protocol.messages import Headers
 from holdfast.protocol.names import StoreKind
 from holdfast.protocol.store_config import OF_KVS, OF_STREAMS, StoreConfig
@@ -97,27 +97,36 @@ class _Row(NamedTuple):
         headers = sum(len(name) + len(text) for name, text in (self.headers or {}).items())
         return len(self.value) + headers + len(self.key or "") + len(self.subject or "") + 32
 
-    @property
-    def is_large(self) -> bool:
-        """Whether it does not fit into a batch."""
-        return self.size_bytes > MAX_VALUE_BYTES // 2
-
     def ttl_seconds(self, now_ms: int) -> float | None:
         """Return how long it has still to live; None without a ttl."""
         if self.expires is None or self.expires >= NEVER_MS:
             return None
         return max(_SHORTEST_TTL_SECONDS, (self.expires - now_ms) / 1000)
 
+    def past_time(self, now_ms: int) -> int | None:
+        """Return its time. One that is not in the past, by the clock of this machine, becomes that
+        of the write."""
+        return self.time if self.time is not None and 0 < self.time < now_ms else None
+
+    def entry(self, now_ms: int) -> WrittenEntry[bytes]:
+        """Return it as an entry."""
+        return WrittenEntry(
+            self.key or "",
+            self.value,
+            self.past_time(now_ms),
+            self.headers,
+            self.ttl_seconds(now_ms),
+        )
+
     def is_over(self, now_ms: int) -> bool:
         """Return whether its ttl has ended."""
         return self.expires is not None and self.expires <= now_ms
 
     def written(self, now_ms: int) -> WrittenMessage[bytes]:
-        """Return it as a message. A time that is not in the past, by the clock of this machine,
-        becomes that of the append."""
+        """Return it as a message."""
         return WrittenMessage(
             self.value,
-            self.time if self.time is not None and 0 < self.time < now_ms else None,
+            self.past_time(now_ms),
             self._stored_headers(),
             # The marker of a roll-up has a filter in place of a subject.
             self.subject if self.subject is None or is_literal(self.subject) else None,
@@ -312,33 +321,23 @@ class _Writer:
             raise TargetDiffersError(store=self._name, tenant=row.tenant, seq=seq)
 
     def _write_kv(self, rows: Iterator[_Row]) -> None:
-        entries = self._client.kv(self._name)
-
-        async def put(batch: Sequence[_Row]) -> None:
-            now_ms = _now_ms()
-            pending = []
-            for row in batch:
-                key, ttl_seconds = row.key or "", row.ttl_seconds(now_ms)
-                others: Any = {"headers": row.headers, "ttl_seconds": ttl_seconds}
-                if row.is_large:
-                    await entries.set(key, row.value, **others)
-                else:
-                    pending.append(await entries.set_async(key, row.value, **others))
-            for each in pending:
-                await each
-
         batch: list[_Row] = []
         batch_bytes = 0
         for row in self._living(rows):
-            if batch and batch_bytes + row.size_bytes > _BATCH_BYTES:
-                self._loop.run(put(batch))
-                self._count(batch)
+            full = batch_bytes + row.size_bytes > _BATCH_BYTES or len(batch) == MAX_FRAME_OPERATIONS
+            if batch and full:
+                self._set(batch)
                 batch, batch_bytes = [], 0
             batch.append(row)
             batch_bytes += row.size_bytes
         if batch:
-            self._loop.run(put(batch))
-            self._count(batch)
+            self._set(batch)
+
+    def _set(self, batch: Sequence[_Row]) -> None:
+        entries = self._client.kv(self._name)
+        now_ms = _now_ms()
+        self._loop.run(entries.set_written([row.entry(now_ms) for row in batch]))
+        self._count(batch)
 
     def _count(self, batch: Sequence[_Row]) -> None:
         self.written += len(batch)

@@ -29,7 +29,17 @@ from holdfast.client.wire.operations import (
 from holdfast.protocol.chain.checking import ChainReport
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.frames import pack
-from holdfast.protocol.messages import Ack, AnyDurability, Change, Deleted, Entry, Head, Headers, V
+from holdfast.protocol.messages import (
+    Ack,
+    AnyDurability,
+    Change,
+    Deleted,
+    Entry,
+    Head,
+    Headers,
+    V,
+    WrittenEntry,
+)
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
 
 
@@ -164,6 +174,30 @@ class KV(Generic[V]):
                 durability=durability,
                 timeout_seconds=timeout_seconds,
             )
+        )
+
+    def set_written(
+        self,
+        entries: Sequence[WrittenEntry[V]],
+        *,
+        durability: AnyDurability | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Ack]:
+        """Set keys to what was written elsewhere before, with its times: all or none. Return an ack
+        for each, in order; its time is that of the set.
+
+        It is for copies and imports. The age of an entry begins at its `time`; a maximum age
+        removes entries in the order in which they were set, so times should not decrease. An entry
+        alone may be of any size.
+
+        Raises InvalidArgumentError for a time that is not in the past; TooLargeError unless all of
+        several fit into one frame of about 1 MB and 4096 keys; and what `set` raises.
+
+            noon = WrittenEntry("theme", b"dark", time=1_795_255_200_000)
+            kv.set_written([noon])
+        """
+        return self._background.run(
+            self._kv.set_written(entries, durability=durability, timeout_seconds=timeout_seconds)
         )
 
     def get(

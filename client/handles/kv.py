@@ -14,6 +14,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import partial
 from typing import Any, Generic, Unpack
 
 from holdfast.client.chain.kv_verifying import verify_kv_chain
@@ -44,12 +45,14 @@ from holdfast.client.wire.operations import (
     delete_prefix_operation,
     entry_from_wire,
     head_from_wire,
+    listed,
     paired,
     set_entry_operation,
 )
 from holdfast.protocol.chain.checking import ChainReport
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.errors import (
+    InvalidArgumentError,
     OperationTimeoutError,
     WrongRevisionError,
 )
@@ -71,6 +74,7 @@ from holdfast.protocol.messages import (
     Headers,
     LargeValue,
     V,
+    WrittenEntry,
 )
 from holdfast.protocol.names import StoreKind, StoreName, check_key
 from holdfast.protocol.store_config import ConfigSettings, StoreConfig
@@ -207,6 +211,44 @@ class KV(Generic[V]):
         for key, value in paired("items", given, "a key and a value"):
             data, headers = self._values.stored(self._values.encoded(value), None)
             operations.append(set_entry_operation(key, data, headers, None, ttl_seconds))
+        return await self._writes.batch(operations, durability, timeout_seconds)
+
+    async def set_written(
+        self,
+        entries: Sequence[WrittenEntry[V]],
+        *,
+        durability: AnyDurability | None = None,
+        timeout_seconds: float | None = None,
+    ) -> list[Ack]:
+        """Set keys to what was written elsewhere before, with its times: all or none. Return an ack
+        for each, in order; its time is that of the set.
+
+        It is for copies and imports. The age of an entry begins at its `time`; a maximum age
+        removes entries in the order in which they were set, so times should not decrease. An entry
+        alone may be of any size.
+
+        Raises InvalidArgumentError for a time that is not in the past; TooLargeError unless all of
+        several fit into one frame of about 1 MB and 4096 keys; and what `set` raises.
+
+            noon = WrittenEntry("theme", b"dark", time=1_795_255_200_000)
+            await kv.set_written([noon])
+        """
+        entries = listed("entries", entries)
+        for entry in entries:
+            if not isinstance(entry, WrittenEntry):
+                reason = f"must be WrittenEntries, not {entry!r:.80}"
+                raise InvalidArgumentError(argument="entries", reason=reason)
+        if len(entries) == 1:
+            [entry] = entries
+            data = self._values.encoded(entry.value)
+            if is_large(data):
+                commit = self._writes.committing(
+                    partial(self._written, entry), durability, timeout_seconds
+                )
+                return [await put_value(self._link, self._key, data, commit, timeout_seconds)]
+        operations = [
+            self._written(entry, self._values.encoded(entry.value)) for entry in entries
+        ]
         return await self._writes.batch(operations, durability, timeout_seconds)
 
     async def get(
@@ -688,6 +730,12 @@ class KV(Generic[V]):
     def _reader(self, entry: Entry, timeout_seconds: float | None) -> ValueReader[Entry]:
         what = self._values.entry_name(entry.key)
         return ValueReader(self._link, self._key, entry, what, timeout_seconds)
+
+    def _written(self, entry: WrittenEntry[V], value: Value | LargeValue) -> list[Any]:
+        value, headers = self._values.stored_or_large(value, entry.headers)
+        return set_entry_operation(
+            entry.key, value, headers, None, entry.ttl_seconds, time_ms=entry.time
+        )
 
     def _committing(
         self,

@@ -190,19 +190,22 @@ def set_entry_operation(
     headers: Headers | None = None,
     expected_revision: int | None = None,
     ttl_seconds: float | None = None,
+    time_ms: int | None = None,
 ) -> list[Any]:
-    """Return the wire form of setting a key."""
+    """Return the wire form of setting a key; with a time, to what was written elsewhere before."""
     check_key(key)
     wire = value
     if type(value) is not bytes or len(value) > MAX_VALUE_BYTES:
         wire = wire_value(value)
-    if not headers and expected_revision is None and ttl_seconds is None:
+    if not headers and expected_revision is None and ttl_seconds is None and time_ms is None:
         return [SET_ENTRY, key, wire]
     if expected_revision is not None:
         check_count("expected_revision", expected_revision)
+    if time_ms is not None:
+        check_count("time", time_ms)
     ttl = checked_ttl(ttl_seconds)
     return _without_trailing_nil(
-        [SET_ENTRY, key, wire, checked_map(headers) or None, expected_revision, ttl]
+        [SET_ENTRY, key, wire, checked_map(headers) or None, expected_revision, ttl, time_ms]
     )
 
 

@@ -38,8 +38,8 @@ CLIENT: Final = {
         *("MessageChangeKind", "Origin", "Rejection"),
     ),
     "Values and answers": (
-        *("Message", "WrittenMessage", "Entry", "LargeValue", "Ack", "Durability", "Deleted"),
-        *("Head", "Codec"),
+        *("Message", "WrittenMessage", "Entry", "WrittenEntry", "LargeValue", "Ack", "Durability"),
+        *("Deleted", "Head", "Codec"),
         *("SubjectInfo", "HeaderBlock"),
         *("ChainLink", "ChainReport", "check_chain", "leaf_of_message", "leaf_of_entry"),
         *("StoreConfig", "Discard", "ServerInfo", "StoreInfo", "StoreKind", "StoreState"),

@@ -17,6 +17,7 @@ from holdfast.persist.operations.arguments import (
     check_headers,
     check_msg_id,
     check_serving_epoch,
+    check_time,
     check_value,
     expires_at,
     integer,
@@ -266,9 +267,8 @@ def _check_expectations(store: Store, subject: str | None, options: _Options) ->
 def _check_options(
     store: Store, subject: str | None, options: _Options, ttl_seconds: Any
 ) -> None:
-    if options.time_ms is not None and not 0 < options.time_ms <= store.time:
-        reason = "must be a time in the past"
-        raise InvalidArgumentError(argument="time_ms", reason=reason)
+    if options.time_ms is not None:
+        check_time(store, options.time_ms)
     if options.never_expires and ttl_seconds is not None:
         reason = "a message that never expires has no ttl"
         raise InvalidArgumentError(argument="ttl_seconds", reason=reason)

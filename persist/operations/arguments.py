@@ -42,6 +42,13 @@ def integer(argument: str, value: Any) -> int:
     return value
 
 
+def check_time(store: Store, time_ms: int) -> None:
+    """Check when something that is written now was written elsewhere before. Raises
+    InvalidArgumentError."""
+    if not 0 < time_ms <= store.time:
+        raise InvalidArgumentError(argument="time_ms", reason="must be a time in the past")
+
+
 def check_serving_epoch(store: Store, serving_epoch: Any) -> None:
     """Raise DeposedWriterError if another gateway has begun to serve the stream. None is that of
     a client which is no gateway."""

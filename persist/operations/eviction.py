@@ -341,7 +341,8 @@ class Unwritten:
             self._set(said.seq, revision, written, message_bytes_of(change), said.expires)
         elif number == changes.CHANGE_SET_ENTRY:
             entry = changes.entry_set(change)
-            self._set(entry.key, revision, time, entry_bytes_of(change), entry.expires)
+            written = time if entry.time is None else entry.time
+            self._set(entry.key, revision, written, entry_bytes_of(change), entry.expires)
         elif number in changes.DELETES:
             for key in changes.deleted(change):
                 rows.pop(key, None)

@@ -18,6 +18,7 @@ from holdfast.persist.operations.append_runs import plain_values, run_within_lim
 from holdfast.persist.operations.arguments import (
     check_headers,
     check_list,
+    check_time,
     check_value,
     expires_at,
     integer,
@@ -242,11 +243,13 @@ def _expect_message(store: Store, operation: list[Any]) -> Result:
 
 # Kvs
 def _set_entry(store: Store, operation: list[Any]) -> Result:
-    _, key, value, headers, expected_revision, ttl_seconds = padded(operation, 6)
+    _, key, value, headers, expected_revision, ttl_seconds, time_ms = padded(operation, 7)
     check_key(key)
     if type(headers) is bytes:
         raise InvalidArgumentError(argument="headers", reason="of an entry, must map text to text")
     size_bytes = len(key.encode()) + check_value(store, value) + check_headers(headers)
+    if time_ms is not None:
+        check_time(store, integer("time_ms", time_ms))
     _check_revision(store, key, expected_revision)
     expires = expires_at(store, ttl_seconds)
     if store.retention is not None:
@@ -256,12 +259,16 @@ def _set_entry(store: Store, operation: list[Any]) -> Result:
             freed_bytes = store.freed_by_set(key, old)
         admit(store, size_bytes, freed_bytes, value, headers, is_new=old is None)
     change = [CHANGE_SET_ENTRY, key, value]
-    if expires is not None:
+    if time_ms is not None:
+        change += [headers or None, expires, time_ms]
+    elif expires is not None:
         change += [headers or None, expires]
     elif headers:
         change.append(headers)
     store.set_entry(key, size_bytes, change)
     store.expect_expiry(expires)
+    if time_ms is not None and store.retention is not None:
+        store.retention.wrote(time_ms)
     if store.chain is not None:
         return [0, store.revision, store.time, False, None, store.chain]
     return [0, store.revision]

@@ -28,7 +28,7 @@ def message_bytes_of(change: frames.WireChange) -> int:
 
 def entry_bytes_of(change: frames.WireChange) -> int:
     """Return the size with which a set entry counts: its key, value and packed headers."""
-    key, value, headers, _ = rows.entry_set(change)
+    key, value, headers, *_ = rows.entry_set(change)
     return len(key.encode()) + value_bytes_of(value) + _headers_bytes(headers)
 
 
@@ -52,7 +52,7 @@ def variable_bytes(change: frames.WireChange) -> int:
         size_bytes += subject_bytes(said.subject, said.headers)
         return size_bytes if said.msg_id is None else size_bytes + len(said.msg_id.encode())
     if number == rows.CHANGE_SET_ENTRY:
-        key, value, headers, _ = rows.entry_set(change)
+        key, value, headers, *_ = rows.entry_set(change)
         return len(key.encode()) + _wire_bytes_of(value) + _headers_bytes(headers)
     if number == rows.CHANGE_DELETE_MESSAGES:
         return 9 * len(rows.deleted(change))

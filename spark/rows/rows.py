@@ -93,8 +93,15 @@ def rows_of_change(change: frames.WireChange, revision: int, time: int) -> list[
             )
         ]
     if number == changes.CHANGE_SET_ENTRY:
-        key, value, headers, expires = changes.entry_set(change)
-        return [ExportedRow(SET, revision, None, key, time, headers, *_held(value), expires)]
+        entry = changes.entry_set(change)
+        written = time if entry.time is None else entry.time
+        return [
+            ExportedRow(
+                *(SET, revision, None, entry.key, written, entry.headers),
+                *_held(entry.value),
+                entry.expires,
+            )
+        ]
     if number == changes.CHANGE_DELETE_MESSAGES:
         gone = changes.deleted(change)
         return [ExportedRow(DELETE, revision, seq, None, time, None, None) for seq in gone]

@@ -17,6 +17,7 @@ from holdfast.client import (
     ConnectionFailedError,
     InvalidArgumentError,
     InvalidNameError,
+    WrittenEntry,
     connect,
 )
 from holdfast.client.recipes import Election, Lease
@@ -38,6 +39,9 @@ MISTAKES: list[tuple[str, Callable[[Client], Any]]] = [
     ("items", lambda hf: hf.stream("s").set_many([(1, b"", {})])),  # type: ignore[list-item]
     ("messages", lambda hf: hf.stream("s").append_written("text")),  # type: ignore[arg-type]
     ("messages", lambda hf: hf.stream("s").append_written([b"value"])),  # type: ignore[list-item]
+    ("entries", lambda hf: hf.kv("k").set_written("text")),  # type: ignore[arg-type]
+    ("entries", lambda hf: hf.kv("k").set_written([("key", b"")])),  # type: ignore[list-item]
+    ("time", lambda hf: hf.kv("k").set_written([WrittenEntry("key", b"", -1)])),
     ("source", lambda hf: hf.kv("k").put_file("f", 7)),  # type: ignore[arg-type]
     ("revision", lambda hf: hf.kv("k").fork("new", revision=-1)),
     ("revision", lambda hf: hf.kv("k").fork("new", revision="\ud800")),  # type: ignore[arg-type]

@@ -103,13 +103,15 @@ def test_an_import_keeps_times_ttls_subjects_large_values_and_configurations(
             body = await client.stream(ORDERS.name).get(5)
             trimmed = client.stream(TRIMMED.name)
             settings = client.kv(SETTINGS.name)
-            keys = [one.key async for one in settings.get_all()]
+            keys = {one.key: one.time async for one in settings.get_all()}
             kept = await settings.config()
             head = await trimmed.head()
             assert body is not None
-            return body.value, (head.first_seq, head.last_seq), sorted(keys), kept.history
+            return body.value, (head.first_seq, head.last_seq), keys, kept.history
 
-    assert asyncio.run(others()) == (VALUE, (3, 4), ["soon", "theme"], 5)
+    held_times = {row[0]: row[2] for row in entries_of(world, SETTINGS) if row[0] != "over"}
+    assert max(held_times.values()) < NOW_MS - HOUR_MS
+    assert asyncio.run(others()) == (VALUE, (3, 4), held_times, 5)
     again = import_table(spark, table, target)
     # Entries are set again; they have no place of their own.
     assert (again.rows, again.present) == (2, 8)
@@ -123,6 +125,10 @@ def test_an_import_keeps_times_ttls_subjects_large_values_and_configurations(
 def world_times(world: BucketWorld, store: Any) -> dict[int, int]:
     rows = world.held[store].file.messages(1, None, 1 << 62)
     return {row[0]: row[2] for row in rows}
+
+
+def entries_of(world: BucketWorld, store: Any) -> list[Any]:
+    return list(world.held[store].file.entries("", None, 1 << 62, with_values=True))
 
 
 def rows_from(*rows: dict[str, Any]) -> pa.RecordBatch:
@@ -187,3 +193,35 @@ def test_a_time_of_a_clock_that_is_ahead_becomes_that_of_the_append(cluster: Run
     list(write_rows(Target(cluster.nats, tenant="ahead"), [rows_from(ahead)]))
     [found] = asyncio.run(held_by(cluster, "ahead", "s"))
     assert NOW_MS <= found.time < NOW_MS + HOUR_MS
+
+
+def test_entries_keep_their_times_and_those_that_nobody_could_have_had_become_that_of_the_write(
+    cluster: RunningUp,
+) -> None:
+    past = NOW_MS - HOUR_MS
+    given = {"a": past, "b": past + 1, "ahead": NOW_MS + HOUR_MS, "zero": 0, "before": -5}
+    rows = [
+        {"kind": "kv", "key": key, "value": b"v", "time": time_ms, "headers": {"user": "ada"}}
+        for key, time_ms in given.items()
+    ]
+    # Of any size.
+    rows.append({"kind": "kv", "key": "large", "value": VALUE, "time": past})
+    [result] = write_rows(Target(cluster.nats, tenant="timed"), [rows_from(*rows)])
+    assert result.to_pylist()[0]["written"] == len(rows)
+
+    async def held() -> dict[str, tuple[int, bytes, Any]]:
+        async with connect(cluster.nats, tenant="timed") as client:
+            entries = client.kv("s")
+            found = {}
+            for key in (*given, "large"):
+                entry = await entries.get(key)
+                assert entry is not None
+                found[key] = (entry.time, entry.value, dict(entry.headers))
+            return found
+
+    found = asyncio.run(held())
+    assert found["a"] == (past, b"v", {"user": "ada"})
+    assert found["b"][0] == past + 1
+    assert found["large"] == (past, VALUE, {})
+    for key in ("ahead", "zero", "before"):
+        assert NOW_MS <= found[key][0] < NOW_MS + HOUR_MS

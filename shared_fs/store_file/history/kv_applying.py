@@ -64,18 +64,20 @@ def apply_to_kv(
             revision += 1
             number = number_of(change)
             if number == changes.CHANGE_SET_ENTRY:
-                key, value, headers_of_entry, expires = changes.entry_set(change)
+                key, value, headers_of_entry, expires, written = changes.entry_set(change)
+                if written is None:
+                    written = time
                 headers = pack_headers(headers_of_entry) if headers_of_entry else None
                 if is_box(headers):
                     encryption.mark(is_chained=False)
                 if type(value) is bytes:
                     bodies.drop_at(key)
-                    row: tuple[Any, ...] = (revision, key, time, value, headers)
+                    row: tuple[Any, ...] = (revision, key, written, value, headers)
                     last[key] = row if expires is None else (*row, expires)
                 else:
                     large = LargeValue(*value)
                     bodies.put_in_place(large, key, revision, time)
-                    last[key] = (revision, key, time, b"", headers, expires, large.size_bytes)
+                    last[key] = (revision, key, written, b"", headers, expires, large.size_bytes)
                 continue
             if number in changes.UPLOAD_CHANGES:
                 keep_upload(bodies, change, time)
@@ -190,7 +192,9 @@ class _KvOneByOne:
         )
 
     def _set(self, change: frames.WireChange) -> None:
-        key, value, headers_of_entry, expires = changes.entry_set(change)
+        key, value, headers_of_entry, expires, written = changes.entry_set(change)
+        if written is None:
+            written = self._time
         headers = pack_headers(headers_of_entry) if headers_of_entry else None
         if self._chain.exists:
             self._chain.keep_of(key)
@@ -207,7 +211,7 @@ class _KvOneByOne:
             self._bytes -= freed
         else:
             self._drop(key)
-        row: tuple[Any, ...] = (self._revision, key, self._time, value, headers, expires, None)
+        row: tuple[Any, ...] = (self._revision, key, written, value, headers, expires, None)
         if type(value) is not bytes:
             large = LargeValue(*value)
             self._bodies.put_in_place(large, key, self._revision, self._time)

@@ -18,10 +18,10 @@ def test_what_a_row_leaves_out_is_nothing_and_what_it_has_beyond_is_ignored(give
     said = changes.message_set(row[: 1 + given])
     expected = [7, b"v", {"h": "x"}, "id", 99, "a.b", 55][:given]
     assert list(said) == expected + [None] * (7 - len(expected))
-    row = [changes.CHANGE_SET_ENTRY, "k", b"v", {"h": "x"}, 99, "of a later version"]
+    row = [changes.CHANGE_SET_ENTRY, "k", b"v", {"h": "x"}, 99, 55, "of a later version"]
     said_of_entry = changes.entry_set(row[: 1 + given])
-    expected = ["k", b"v", {"h": "x"}, 99][:given]
-    assert list(said_of_entry) == expected + [None] * (4 - len(expected))
+    expected = ["k", b"v", {"h": "x"}, 99, 55][:given]
+    assert list(said_of_entry) == expected + [None] * (5 - len(expected))
 
 
 def test_sets_are_told_apart_by_what_they_have_beside_a_value() -> None:
