@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from holdfast.cli.commands.doctor import shared_folder
 from holdfast.cli.commands.parts import needed_server_packages
+from holdfast.cli.master_keys import MasterKeyOptions, master_key_options
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError, StorageError
@@ -25,6 +28,8 @@ from holdfast.shared_fs.archive.table_layout import MAX_TENANT_GROUPS, TableLayo
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from holdfast.spark.rows.decrypting import ExportKeys
 
 _DEFAULT_KEEP_HOURS: Final = 168
 
@@ -81,6 +86,17 @@ _MASTER: Final = click.option(
     metavar="HOURS",
     help="Keep replaced files this long; leftovers of failed runs, a day at least.",
 )
+@click.option(
+    "--decrypt",
+    is_flag=True,
+    help="Write values and headers of encrypted tenants in clear, to a table of its own.",
+)
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="For --decrypt: the shared file system, which has the data keys.  [default: the bucket]",
+)
+@master_key_options
 @shared_options("json")
 @pass_settings
 def export_command(
@@ -93,15 +109,27 @@ def export_command(
     tenant_groups: int | None,
     large_values: int,
     keep_hours: int,
+    decrypt: bool,
+    data: Path | None,
+    master_keys: MasterKeyOptions,
 ) -> None:
     """Export what is new in the bucket to a Delta table.
 
-    The command exports all changes since the last export, including deletes and overwrites.
+    The command exports all changes since the last export, including deletes and overwrites. Values
+    of encrypted tenants stay encrypted, unless you give --decrypt and a master key, which every
+    executor must have.
     """
+    if not decrypt and (data is not None or master_keys != MasterKeyOptions()):
+        raise click.UsageError("--data and master keys are for --decrypt")
+    if decrypt and table is None:
+        raise click.UsageError("--decrypt needs --table: the bucket's own table stays encrypted")
+    if decrypt and master_keys == MasterKeyOptions():
+        raise click.UsageError("--decrypt needs --master-key-file or --master-key-command")
     with needed_server_packages():
         from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
     # Raise an error before Spark starts, which takes seconds.
     existing_bucket(bucket).close()
+    keys = _export_keys(bucket, data, master_keys) if decrypt else None
     with _spark(master) as spark:
         from holdfast.spark.export.compaction import compact as compact_table
         from holdfast.spark.export.export import export
@@ -119,6 +147,7 @@ def export_command(
                 layout=layout,
                 latest=latest,
                 large_bytes=large_values * MIB,
+                keys=keys,
             )
         compaction = None
         if tenant_groups and compact and report.version is not None:
@@ -141,6 +170,23 @@ def export_command(
         click.echo(f"damaged: {line}", err=True)
     if report.damaged:
         click.get_current_context().exit(1)
+
+
+def _export_keys(bucket: str, data: Path | None, master_keys: MasterKeyOptions) -> ExportKeys:
+    with needed_server_packages(), needed_spark_packages():
+        from holdfast.shared_fs.disk.disk import Disk
+        from holdfast.shared_fs.disk.layout import existing_layout
+        from holdfast.shared_fs.encryption.registry import keys_in_bucket, keys_of
+        from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+        from holdfast.spark.rows.decrypting import ExportKeys
+    if data is not None:
+        layout = existing_layout(shared_folder(data.resolve()), Disk())
+        return ExportKeys.of(keys_of(layout, None), *master_keys)
+    opened = existing_bucket(bucket)
+    try:
+        return ExportKeys.of(keys_in_bucket(opened), *master_keys)
+    finally:
+        opened.close()
 
 
 @click.command("import")

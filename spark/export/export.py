@@ -44,6 +44,7 @@ from holdfast.spark.export.latest_view import LatestReport, keep_latest
 from holdfast.spark.export.staleness import staleness
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.jobs import Progress, parallelism, run_job
+from holdfast.spark.rows.decrypting import ExportKeys
 from holdfast.spark.rows.log_rows import read_coverage
 from holdfast.spark.rows.pinning import ExportPin
 from holdfast.spark.rows.planning import (
@@ -71,10 +72,12 @@ RunTask = Callable[[Job, Task], TaskOutcome]
 
 
 class TableSizes(NamedTuple):
-    """At which size a file is closed, and up to which size large values are in it."""
+    """At which size a file is closed, up to which size large values are in it, and what encrypted
+    values are decrypted with, if they are."""
 
     file_bytes: int
     large_bytes: int
+    keys: ExportKeys | None = None
 
 
 @dataclass(slots=True)
@@ -150,6 +153,7 @@ def export(
     layout: TableLayout | None = None,
     latest: bool = False,
     large_bytes: int = 0,
+    keys: ExportKeys | None = None,
 ) -> ExportReport:
     """Add everything that is new in the bucket to the table.
 
@@ -167,6 +171,9 @@ def export(
       that exists keeps its own.
     - `large_bytes` puts large values of up to that size, at most MAX_LARGE_BYTES, into the table.
       It then reads snapshots alone, because the log has values only in parts.
+    - `keys` decrypts the values and headers of encrypted tenants, for a table of its own. It then
+      reads snapshots alone, too. A store whose keys are not there, or were destroyed, is not
+      written, and is in `damaged`.
 
     The rows and the position that the run has reached are one commit. A run that is killed leaves
     nothing visible; call `export` again.
@@ -181,11 +188,15 @@ def export(
     if not 0 <= large_bytes <= MAX_LARGE_BYTES:
         reason = f"must be from 0 to {MAX_LARGE_BYTES}"
         raise InvalidArgumentError(argument="large_bytes", reason=reason)
-    sizes = TableSizes(file_bytes, large_bytes)
+    sizes = TableSizes(file_bytes, large_bytes, keys)
+    url = table or default_table(bucket)
+    if keys is not None and (watermark or _is_own(url, bucket)):
+        # Servers read archived messages back from there as their files had them.
+        reason = "a table with decrypted values must be another one than the bucket's own"
+        raise InvalidArgumentError(argument="table", reason=reason)
     opened = existing_bucket(bucket)
     try:
         manifests = open_manifests(opened)
-        url = table or default_table(bucket)
         target = ChangesTable(TableLocation(url), layout)
         target.evolve()
         report = ExportReport(table=url)
@@ -272,7 +283,7 @@ class _Round:
         self._pin.hold_everything()
         coverage: dict[StoreId, list[Coverage]] = {}
         damaged: list[str] = []
-        if not self._sizes.large_bytes:
+        if not self._sizes.large_bytes and self._sizes.keys is None:
             coverage, damaged = read_coverage(self._manifests.bucket)
         report.damaged += [text for text in damaged if text not in report.damaged]
         report.pinned = self._pin.is_held is True
@@ -444,6 +455,10 @@ class _Taken:
         if not (task.is_part and outcome.stores[0].store in self._failed):
             self.files += outcome.files
             self.row_count += outcome.row_count
+
+
+def _is_own(table: str, bucket: str) -> bool:
+    return TableLocation(table).uri == TableLocation(default_table(bucket)).uri
 
 
 def _continued(progress: Progress, before: int) -> Progress:

@@ -17,7 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast.protocol.errors import ArchiveMissingError, NewerFormatError, StoreDamagedError
+from holdfast.protocol.errors import (
+    ArchiveMissingError,
+    DecryptionFailedError,
+    KeyUnavailableError,
+    NewerFormatError,
+    StoreDamagedError,
+    TenantShreddedError,
+)
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
@@ -25,6 +32,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
+from holdfast.spark.rows.decrypting import ExportKeys, RowDecrypter
 from holdfast.spark.rows.images import Images
 from holdfast.spark.rows.log_rows import LogRows
 from holdfast.spark.rows.planning import DropWork, SnapshotWork, Task
@@ -53,6 +61,8 @@ class Job:
     file_bytes: int = FILE_BYTES
     #: Large values of up to this size are put into the table.
     large_bytes: int = 0
+    #: Rows are decrypted with these. None: they are written as they are kept.
+    keys: ExportKeys | None = None
 
 
 class StoreOutcome(NamedTuple):
@@ -159,8 +169,13 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
     before = output.row_count
     try:
         with images.opened(work) as image:
+            decrypter = RowDecrypter(job.keys) if job.keys is not None else None
+            if decrypter is not None and image.is_encrypted:
+                decrypter.check(store.tenant)
             reading = image.reading(work.since, work.part, work.parts)
             for piece in image.pieces(reading, job.run, version.key):
+                if decrypter is not None:
+                    piece = decrypter.piece(piece, image.former_names)
                 output.add(piece)
             mark = image.watermark()
     except ObjectMissingError:
@@ -170,6 +185,9 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
         StoreDamagedError,
         NewerFormatError,
         ArchiveMissingError,
+        DecryptionFailedError,
+        KeyUnavailableError,
+        TenantShreddedError,
     ) as error:
         if not output.drop(store, output.row_count - before):
             # Some of its rows are already written, among rows of other stores.

@@ -122,6 +122,12 @@ class StoreImage:
         )
         self.meta = StoreMeta(*meta)
         self._known: Watermark | None = None
+        #: Some of its values are encrypted, or were; and under which names besides its own.
+        self.is_encrypted = "former_names" in names
+        self.former_names: list[str] = []
+        if self.is_encrypted:
+            found = self._connection.execute("SELECT name FROM former_names ORDER BY name")
+            self.former_names = [str(name) for (name,) in found]
         self._archived = ArchivedBlocks(self._connection.execute)
         if "archived" in names:
             self._archived.load()

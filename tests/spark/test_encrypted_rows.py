@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import base64
+import pickle
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
+import msgpack
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from holdfast.protocol import changes
 from holdfast.protocol.compression import compressed_always
@@ -20,6 +25,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.messages import LargeValue
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_location import default_table
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.encryption.data_keys import TenantKeys
 from holdfast.shared_fs.encryption.master_keys import MasterKey
@@ -35,17 +41,25 @@ from holdfast.shared_fs.store_file.encrypted.encrypted_values import (
     read_box,
 )
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.spark.export import export as export_module
+from holdfast.spark.export.export import ExportReport
 from holdfast.spark.replay import Target
 from holdfast.spark.replay_writing import ROW_COLUMNS, write_rows
+from holdfast.spark.rows import decrypting
+from holdfast.spark.rows.decrypting import ExportKeys
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.rows import (
+    ExportedRow,
     Piece,
     RowGathering,
     RowOrigin,
     Shape,
     rows_of_change,
+    set_row,
 )
-from tests.support.bucket_world import kv, stream
+from tests.support import archive_world
+from tests.support.bucket_world import BucketWorld, kv, stream
+from tests.support.raw_search import files_with
 
 NOTES, SETTINGS = stream("notes"), kv("settings")
 MASTER = MasterKey(bytes(range(32)))
@@ -156,6 +170,143 @@ def test_bytes_of_an_encrypted_large_value_stay_in_its_store_which_is_not_damage
     assert [(row.value, row.large_bytes) for row in rows] == [
         (clear, len(clear)), (None, len(hidden)), (kept[4][2], None),
     ]  # fmt: skip
+
+
+class Encrypted:
+    """A bucket with encrypted stores, whose master key is in a file, and a table in clear."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, keys: KeyRegistry) -> None:
+        self.world = BucketWorld(folder, f"file://{folder / 'bucket'}")
+        self.registry = keys
+        self.master = folder / "master.key"
+        self.master.touch(0o600)
+        self.master.write_bytes(MASTER.key)
+        self.table = f"file://{folder / 'clear'}"
+        monkeypatch.setattr(export_module, "run_job", archive_world.run_here)
+        monkeypatch.setattr(export_module, "parallelism", lambda spark: 1)
+
+    def set(self, store: StoreId, *sets: Any) -> None:
+        held = self.world.held.get(store) or self.world.create(store)
+        keeps = cipher(self.registry, store).encrypted
+        changes_ = [keeps(each, held.revision + at) for at, each in enumerate(sets, 1)]
+        self.world.change(store, *changes_)
+
+    def export(self, table: str | None = None) -> ExportReport:
+        keys = ExportKeys.of(self.registry, [self.master], [])
+        spark: Any = None
+        return export_module.export(spark, self.world.url, table or self.table, keys=keys)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        found = DeltaTable(self.table).to_pyarrow_table().to_pylist()
+        return [
+            (row["store"], row["seq"], row["key"], row["value"], dict(row["headers"] or ()))
+            for row in sorted(found, key=lambda row: (row["store"], row["revision"]))
+            if row["operation"] == "set"
+        ]
+
+
+@pytest.fixture
+def encrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: KeyRegistry
+) -> Iterator[Encrypted]:
+    found = Encrypted(tmp_path, monkeypatch, registry)
+    yield found
+    found.world.close()
+
+
+def test_an_export_with_the_keys_writes_clear_values_and_headers_to_a_table_of_its_own(
+    encrypted: Encrypted, tmp_path: Path
+) -> None:
+    secret = b"8c1f73a9d04be65217f8c3609ab25d74"
+    compressed, headers = compressed_always(secret * 20, {"user": "ada"})
+    notes = [
+        [changes.CHANGE_SET_MESSAGE, 1, secret, {"user": "ada"}],
+        [changes.CHANGE_SET_MESSAGE, 2, compressed, headers],
+        [changes.CHANGE_SET_MESSAGE, 3, secret, None, None, None, "of.a.subject"],
+    ]
+    encrypted.set(NOTES, *notes)
+    encrypted.registry.rotate(NOTES.tenant, MASTER, 2)
+    encrypted.set(SETTINGS, [changes.CHANGE_SET_ENTRY, "theme", secret])
+    encrypted.world.change(stream("plain"), [changes.CHANGE_SET_MESSAGE, 1, b"in clear"])
+    encrypted.world.publish()
+    assert (encrypted.export().damaged, files_with(secret, tmp_path / "bucket")) == ([], [])
+    expected = [
+        ("notes", 1, None, secret, {"user": "ada"}),
+        ("notes", 2, None, secret * 20, {"user": "ada"}),
+        ("notes", 3, None, secret, {}),
+        ("plain", 1, None, b"in clear", {}),
+        ("settings", None, "theme", secret, {}),
+    ]
+    assert encrypted.rows() == expected
+    encrypted.set(NOTES, [changes.CHANGE_SET_MESSAGE, 4, b"later"])
+    encrypted.world.publish()
+    assert encrypted.export().rows == 1
+    assert encrypted.rows() == [*expected[:3], ("notes", 4, None, b"later", {}), *expected[3:]]
+    with pytest.raises(InvalidArgumentError, match="another one than the bucket's own"):
+        encrypted.export(default_table(encrypted.world.url))
+
+
+def test_no_key_is_in_what_a_task_is_sent(encrypted: Encrypted) -> None:
+    keys = ExportKeys.of(encrypted.registry, [encrypted.master], [])
+    sent = pickle.dumps(keys)
+    assert pickle.loads(sent) == keys
+    data_key = encrypted.registry.record("acme").keys[0].key("acme", MASTERS)
+    assert MASTER.key not in sent and data_key not in sent
+    with pytest.raises(InvalidArgumentError, match="cannot be read"):
+        ExportKeys.of(encrypted.registry, [encrypted.master.with_name("none")], [])
+
+
+def test_a_tenant_whose_keys_are_missing_or_destroyed_is_named_and_others_are_exported(
+    encrypted: Encrypted,
+) -> None:
+    encrypted.set(NOTES, [changes.CHANGE_SET_MESSAGE, 1, b"secret"])
+    encrypted.world.change(stream("plain"), [changes.CHANGE_SET_MESSAGE, 1, b"in clear"])
+    encrypted.world.publish()
+    other = encrypted.master.with_name("other.key")
+    other.touch(0o600)
+    other.write_bytes(bytes(32))
+    right, encrypted.master = encrypted.master, other
+    [damage] = encrypted.export().damaged
+    assert "'notes' of tenant 'acme'" in damage and MASTER.id in damage
+    assert [row[0] for row in encrypted.rows()] == ["plain"]
+    encrypted.master = right
+    assert encrypted.export().damaged == []
+    assert [row[:4] for row in encrypted.rows()] == [
+        ("notes", 1, None, b"secret"), ("plain", 1, None, b"in clear"),
+    ]  # fmt: skip
+    encrypted.set(NOTES, [changes.CHANGE_SET_MESSAGE, 2, b"more"])
+    encrypted.world.publish()
+    encrypted.registry.shred(NOTES.tenant, 5)
+    [damage] = encrypted.export().damaged
+    assert "'notes' of tenant 'acme'" in damage and "destroyed" in damage
+    assert len(encrypted.rows()) == 2
+
+
+def test_rows_of_a_fork_and_large_values_are_decrypted_in_their_place(
+    registry: KeyRegistry,
+) -> None:
+    large = LargeValue(b"u" * 16, 12, sha256(b"large enough").digest(), crc32(b"large enough"))
+    box_of_large = cipher(registry, NOTES).encrypted(
+        [changes.CHANGE_SET_MESSAGE, 2, list(large), {"a": "b"}], 8
+    )
+    row = set_row((1, 7, 5, b"v", None), is_stream=True)
+    kept = cipher(registry, NOTES).encrypted([changes.CHANGE_SET_MESSAGE, 1, b"v"], 7)
+    rows = [
+        row._replace(value=kept[2], headers=kept[3]),
+        *rows_of_change(box_of_large, 8, 5),
+        ExportedRow("delete", 9, 1, None, 5, None, None),
+    ]
+    piece = Piece(RowOrigin(stream("fork"), 1, 1, "test"), Shape.CHANGES, rows)
+    keys = ExportKeys((), (), {"acme": registry.record("acme")})
+    with patch.object(decrypting, "_masters", lambda files, commands: MASTERS):
+        decrypter = decrypting.RowDecrypter(keys)
+    found: Any = decrypter.piece(piece, ["notes"]).rows
+    assert (found[0].value, found[0].headers) == (b"v", None)
+    assert (found[1].value, found[1].large_sha256) == (None, large.sha256.hex())
+    assert msgpack.unpackb(found[1].headers) == {"a": "b"}
+    assert found[2] == rows[2]
+    with pytest.raises(DecryptionFailedError):
+        decrypter.piece(piece)
 
 
 def test_an_import_refuses_what_is_still_encrypted(registry: KeyRegistry) -> None:
