@@ -48,6 +48,7 @@ _ADVICE: Final = {
     "newer_format": "upgrade holdfast, or name another --data",
     "already_running": "stop the other process, or name another --data",
     "tenant_in_use": "take away the tenant's permissions in NATS, then repeat the command",
+    "keys_kept": "repeat the command with --data or, with --disk local, --bucket",
     "protocol": "run the same version of holdfast on both sides: holdfast --version",
     "access_exists": "holdfast token create --help; name another --data, or none of its keys",
     "invalid_token": "holdfast token show --file FILE; create another one: holdfast token create",

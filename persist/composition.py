@@ -324,7 +324,9 @@ def compose(
         hands_over=storage.hands_over,
     )
     administrator = _administrator(
-        life, options, storage, tier, coordination, closer, open_stores, checkpointer, quotas
+        *(life, options, storage, tier, coordination, closer, open_stores, checkpointer),
+        quotas,
+        keys,
     )
     request = tier.request if tier is not None else partial(_without_bucket, server)
     tell_load = partial(_load, life, open_stores, loads)
@@ -455,9 +457,12 @@ def _administrator(
     open_stores: OpenStores,
     checkpointer: Checkpointer,
     quotas: QuotaBook,
+    keys: KeyBook,
 ) -> Administrator:
     manifests = tier.snapshotter.manifests if tier is not None else None
-    deletions = DeletionJobs(life, closer, coordination, manifests, storage.tombstones(tier))
+    deletions = DeletionJobs(
+        life, closer, coordination, manifests, storage.tombstones(tier), keys.has_keys
+    )
     erasure = ErasureJobs(
         life,
         open_stores,

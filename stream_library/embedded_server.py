@@ -12,7 +12,7 @@ answered with TakenOverError, and so is everything that comes. The simulator run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast.persist.options import Machine, ServerOptions
@@ -24,6 +24,7 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.encryption.master_keys import MasterKey
 from holdfast.shared_fs.encryption.registry import ReadsKeys
 from holdfast.stream_library.errors import StreamClosedError, TakenOverError
 from holdfast.stream_library.own_grants import OwnGrants
@@ -47,11 +48,12 @@ class EmbeddedServer:
         policy: TierPolicy | None = None,
         *,
         keys: ReadsKeys | None = None,
+        masters: Mapping[str, MasterKey] | None = None,
         machine: Machine | None = None,
         incarnation: str | None = None,
     ) -> None:
-        """`keys` tells which tenants are encrypted: without a master key, their streams are
-        refused. `machine` and `incarnation` are a simulation's own."""
+        """`keys` tells which tenants are encrypted. Without the master key that wraps their keys,
+        their streams are refused. `machine` and `incarnation` are a simulation's own."""
         machine = machine or Machine()
         subjects, network = Subjects(), MemoryNetwork(max_payload_bytes=_MAX_PAYLOAD_BYTES)
         run_in_thread: RunInThread = machine.run_in_thread or asyncio.to_thread
@@ -70,7 +72,12 @@ class EmbeddedServer:
             use.layout,
             use.disk,
             SERVER,
-            ServerOptions(subjects=subjects, tier_policy=policy or TierPolicy(), keys=keys),
+            ServerOptions(
+                subjects=subjects,
+                tier_policy=policy or TierPolicy(),
+                keys=keys,
+                master_keys=masters or {},
+            ),
             incarnation=incarnation,
             bucket=bucket,
             machine=machine,

@@ -16,6 +16,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -35,6 +36,7 @@ from holdfast.protocol.names import check_own_tenant, check_store
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 from holdfast.shared_fs.bucket.bucket_tries import Retry
+from holdfast.shared_fs.encryption.master_keys import read_master_keys
 from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
 from holdfast.stream_library.errors import (
@@ -255,6 +257,8 @@ def open_library(
     bucket: str | Bucket | None = None,
     max_unuploaded_bytes: int = MAX_UNUPLOADED_BYTES,
     cold_after_seconds: float | None = None,
+    master_key_files: Sequence[str | os.PathLike[str]] = (),
+    master_key_commands: Sequence[str] = (),
 ) -> StreamLibrary:
     """Open the streams of a tenant in `folder`, which is created if it is missing or empty.
 
@@ -264,15 +268,21 @@ def open_library(
     - `max_unuploaded_bytes`, at least 8 MiB: appends wait while the bucket lacks more than that.
     - `cold_after_seconds`: a stream that nobody has used for so long stays in the bucket alone, and
       comes back when it is next used; a day, unless told.
+    - `master_key_files` and `master_key_commands` give the master keys of encrypted tenants, as
+      servers take them (docs/encryption.md). Without the right one, the streams of such a tenant
+      are refused with KeyUnavailableError.
 
     Raises AlreadyRunningError while a cluster or another library has the folder; NewerFormatError,
-    StoreDamagedError, StorageFailedError; BucketUnfitError and BucketRefusedError for a bucket
+    StoreDamagedError, StorageFailedError; InvalidArgumentError for a master key that cannot be
+    read or that others may read; BucketUnfitError and BucketRefusedError for a bucket
     that cannot be used.
     """
     check_own_tenant(tenant)
     if max_unuploaded_bytes < _LEAST_UNUPLOADED_BYTES:
         reason = f"must be at least {_LEAST_UNUPLOADED_BYTES}"
         raise InvalidArgumentError(argument="max_unuploaded_bytes", reason=reason)
+    files = [Path(each) for each in master_key_files]
+    masters = read_master_keys(files, master_key_commands)
     policy = TierPolicy()
     if cold_after_seconds is not None:
         policy = TierPolicy(cold_after_seconds=cold_after_seconds)
@@ -280,7 +290,7 @@ def open_library(
     try:
         opened = _open_bucket(bucket) if bucket is not None else None
         room = AppendRoom(max_unuploaded_bytes if opened is not None else None)
-        runtime = Runtime(use, tenant, opened, policy)
+        runtime = Runtime(use, tenant, opened, policy, masters)
         runtime.start()
     except BaseException:
         use.end()

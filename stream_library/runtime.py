@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol.errors import HoldfastError
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.encryption.master_keys import MasterKey
 from holdfast.shared_fs.encryption.registry import keys_of
 from holdfast.stream_library.embedded_server import EmbeddedServer
 from holdfast.stream_library.errors import StreamClosedError
@@ -47,12 +48,19 @@ class Runtime:
     """The thread, the loop and the server of one library."""
 
     def __init__(
-        self, use: SoleUse, tenant: str, bucket: Bucket | None, policy: TierPolicy
+        self,
+        use: SoleUse,
+        tenant: str,
+        bucket: Bucket | None,
+        policy: TierPolicy,
+        masters: Mapping[str, MasterKey],
     ) -> None:
+        """`masters` are the master keys of encrypted tenants, by id."""
         self._use = use
         self._tenant = tenant
         self._bucket = bucket
         self._policy = policy
+        self._masters = masters
         self._thread = threading.Thread(target=self._run, name="holdfast-streams", daemon=True)
         self._started: Future[None] = Future()
         self._server: EmbeddedServer | None = None
@@ -132,7 +140,7 @@ class Runtime:
     async def _serve(self) -> None:
         keys = keys_of(self._use.layout, None)
         server = self._server = EmbeddedServer(
-            self._use, self._tenant, self._bucket, self._policy, keys=keys
+            self._use, self._tenant, self._bucket, self._policy, keys=keys, masters=self._masters
         )
         serving = asyncio.ensure_future(server.run(self._ended))
         waiting = asyncio.ensure_future(server.ready.wait())

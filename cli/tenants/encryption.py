@@ -63,15 +63,7 @@ class _Place:
         self._shared = None if data is None else shared_folder(data.resolve())
 
     def registry(self) -> KeyRegistry:
-        from holdfast.shared_fs.disk.disk import Disk
-        from holdfast.shared_fs.disk.layout import existing_layout
-        from holdfast.shared_fs.encryption.registry import keys_in_bucket, keys_in_folder
-        from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
-
-        if self._shared is not None:
-            return keys_in_folder(existing_layout(self._shared, Disk()))
-        assert self._bucket is not None
-        return keys_in_bucket(existing_bucket(self._bucket))
+        return _registry(self._shared, self._bucket)
 
     def leave(self, action: AuditAction, record: KeyRecord) -> None:
         """Tell the audit log what was done, and show what there is now."""
@@ -109,6 +101,18 @@ class _Place:
                 (each.id, each.master, _day(each.made), each is current) for each in record.keys
             ]
             print_table(("key", "master key", "made", "for new values"), cells)
+
+
+def _registry(shared: Path | None, bucket: str | None) -> KeyRegistry:
+    from holdfast.shared_fs.disk.disk import Disk
+    from holdfast.shared_fs.disk.layout import existing_layout
+    from holdfast.shared_fs.encryption.registry import keys_in_bucket, keys_in_folder
+    from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+
+    if shared is not None:
+        return keys_in_folder(existing_layout(shared, Disk()))
+    assert bucket is not None
+    return keys_in_bucket(existing_bucket(bucket))
 
 
 def _day(time_ms: int) -> str:
@@ -192,6 +196,41 @@ def rewrap(
     masters = read_master_keys(*master_keys)
     record = place.registry().rewrap(place.tenant, {**masters, new.id: new}, new)
     place.leave(AuditAction.TENANT_KEYS_REWRAPPED, record)
+
+
+class KeysOfTenant:
+    """The keys of a tenant that is destroyed."""
+
+    def __init__(self, tenant: str, data: Path | None, bucket: str | None) -> None:
+        """Raises StorageError if the registry cannot be read."""
+        self._tenant = tenant
+        self._shared = None if data is None else shared_folder(data.resolve())
+        self._bucket = bucket
+        #: Whether there are any that can be destroyed.
+        self.are_there = self._record().current is not None
+
+    def destroy(self) -> str:
+        """Destroy them, and tell what was done: `destroyed`, or `none` if there are none."""
+        if not self.are_there:
+            return "none"
+        registry = _registry(self._shared, self._bucket)
+        registry.shred(self._tenant, _now())
+        action = AuditAction.TENANT_SHREDDED
+        leave_for_audit(self._shared, self._bucket, action, tenant=self._tenant, details={"key": 0})
+        return "destroyed"
+
+    def _record(self) -> KeyRecord:
+        from holdfast.shared_fs.disk.disk import Disk
+        from holdfast.shared_fs.disk.layout import existing_layout
+        from holdfast.shared_fs.encryption.data_keys import KeyRecord
+        from holdfast.shared_fs.encryption.registry import keys_in_bucket, keys_of
+        from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
+
+        if self._shared is not None:
+            known = keys_of(existing_layout(self._shared, Disk()), None).read()
+        else:
+            known = keys_in_bucket(existing_bucket(str(self._bucket))).read()
+        return known.tenants.get(self._tenant, (0, KeyRecord(self._tenant)))[1]
 
 
 @click.command()

@@ -17,7 +17,14 @@ from holdfast.cli.owner_jobs import ConnectedOwners, connected_owners
 from holdfast.cli.render import JsonObject, print_json, print_remains
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
 from holdfast.cli.tenants.bucket import bucket
-from holdfast.cli.tenants.encryption import encrypt, keys, rewrap, rotate_key, shred
+from holdfast.cli.tenants.encryption import (
+    KeysOfTenant,
+    encrypt,
+    keys,
+    rewrap,
+    rotate_key,
+    shred,
+)
 from holdfast.cli.tenants.policy import policy
 from holdfast.cli.tenants.quotas import lift_quota, set_quota, show
 from holdfast.protocol.access.audit_event import AuditAction
@@ -41,6 +48,13 @@ class TenantInUseError(HoldfastError):
     template = "tenant {tenant!r} gets new stores again and again; {left} are there now"
 
 
+class KeysKeptError(HoldfastError):
+    """The stores of an encrypted tenant were removed, and its keys were not."""
+
+    code = "keys_kept"
+    template = "the stores of tenant {tenant!r} are removed, and its keys are not destroyed"
+
+
 @click.group()
 def tenant() -> None:
     """Limit a tenant, encrypt it, let others read it, destroy it, and see what is left of it."""
@@ -60,16 +74,17 @@ for _command in (encrypt, keys, rotate_key, rewrap, shred):
 @click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The shared file system, for the tenant's quota.",
+    help="The shared file system, for the tenant's quota and keys.",
 )
 @click.option("--bucket", metavar="URL", help="In its place, with --disk local: the bucket.")
 @client_command
 def destroy(
     settings: Settings, name: str, yes: bool, data: Path | None, bucket: str | None
 ) -> None:
-    """Remove all stores of TENANT, with their snapshots and quarantined files, and its quota.
+    """Remove all stores of TENANT, with their snapshots and quarantined files, its quota and keys.
 
-    You cannot undo this. First take away the tenant's permissions, so that nobody makes new
+    You cannot undo this. Without its keys, nobody can read copies of its encrypted values, and its
+    name cannot be used again. First take away the tenant's permissions, so that nobody makes new
     stores. `holdfast tenant remains` shows what is left and when it goes. Needs an operator's
     permissions.
     """
@@ -81,11 +96,18 @@ def destroy(
         if typed != name:
             raise click.Abort
     knows_registry = data is not None or bucket is not None
-    report = asyncio.run(_destroy(settings, name, knows_registry=knows_registry))
-    # Last: until then it keeps the tenant from making more than it may.
+    of_tenant = None
     if knows_registry:
         with needed_server_packages():
-            report["quota"] = "removed" if lift_quota(name, data, bucket) else "none"
+            of_tenant = KeysOfTenant(name, data, bucket)
+    report = asyncio.run(_destroy(settings, name, knows_registry=knows_registry))
+    is_encrypted = report.pop("encrypted")
+    # Last: until then it keeps the tenant from making more than it may.
+    if of_tenant is not None:
+        report["keys"] = of_tenant.destroy()
+        report["quota"] = "removed" if lift_quota(name, data, bucket) else "none"
+    elif is_encrypted:
+        raise KeysKeptError(tenant=name)
     if settings.json:
         print_json(report)
     else:
@@ -93,11 +115,13 @@ def destroy(
             f"tenant {name!r} is destroyed: {report['stores']:,} stores, "
             f"{report['files']:,} files, {report['snapshots']:,} snapshots"
             + (", and its quota" if report["quota"] == "removed" else "")
+            + ("; its keys were destroyed" if report["keys"] == "destroyed" else "")
         )
 
 
 async def _destroy(settings: Settings, name: str, *, knows_registry: bool) -> JsonObject:
     done: JsonObject = {"tenant": name, "stores": 0, "files": 0, "snapshots": 0, "quota": "none"}
+    done |= {"keys": "none", "encrypted": False}
     # As for JSON: one bar shows the progress, and not one spinner for each store.
     async with connected_owners(replace(settings, tenant=name, json=True)) as owners:
         info, _ = await owners.router.tenant_info(name)
@@ -126,6 +150,8 @@ async def _delete_all(owners: ConnectedOwners, stores: list[StoreId], done: Json
                 report = await owners.ask(store, "delete")
                 done["files"] += report["files"]
                 done["snapshots"] += report["snapshots"]
+                # Earlier versions do not tell.
+                done["encrypted"] |= report.get("encrypted", False)
             done["stores"] += 1
             progress((done["stores"] - before) / len(stores))
 

@@ -31,6 +31,11 @@ class KeyBook:
         """What the registry said last."""
         return self._known
 
+    def has_keys(self, tenant: str) -> bool:
+        """Tell whether a tenant is encrypted, and its keys were not destroyed."""
+        found = self._known.tenants.get(tenant)
+        return found is not None and found[1].current is not None
+
     def change(self, records: KeyRecords, open_stores: Iterable[Store]) -> None:
         """Apply what the registry says now."""
         before, self._known = self._known.tenants, records

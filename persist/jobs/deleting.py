@@ -39,13 +39,16 @@ class DeletionJobs:
         coordination: Coordination,
         manifests: Callable[[], Manifests] | None,
         tombstones: Tombstones,
+        has_keys: Callable[[str], bool],
     ) -> None:
-        """`manifests` returns those of the bucket; it is None if there is no bucket."""
+        """`manifests` returns those of the bucket; it is None if there is no bucket. `has_keys`
+        tells whether the values of a tenant are encrypted with keys that can still be destroyed."""
         self._life = life
         self._closer = closer
         self._coordination = coordination
         self._manifests = manifests
         self._tombstones = tombstones
+        self._has_keys = has_keys
 
     async def destroy(self, store: StoreId, epoch: int) -> Report:
         """Delete the store that had this epoch, unless that was done before."""
@@ -82,7 +85,8 @@ class DeletionJobs:
                 removed = await life.run_in_thread(lambda: self._remove(store, epoch))
         logger.info("store.deleted store=%s epoch=%d", store, epoch)
         await self._closer.tell_followers(store, epoch, closed.revision + 1)
-        return {"epoch": epoch, **dropped, "files": removed}
+        encrypted = self._has_keys(store.tenant)
+        return {"epoch": epoch, **dropped, "files": removed, "encrypted": encrypted}
 
     async def buried(self, store: StoreId) -> int:
         """Return the epoch of a store's tombstone; 0 without one. Raises StorageError."""

@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.protocol.errors import StoreDamagedError
 from holdfast.shared_fs.access.quotas import PREFIX as QUOTAS_PREFIX
 from holdfast.shared_fs.access.quotas import LateQuotaRegistry, registry_in_bucket
 from holdfast.shared_fs.archive.table_layout import BY_TENANT, GROUP_COLUMN
@@ -42,6 +43,8 @@ from holdfast.shared_fs.bucket_log.bucket_log import (
 from holdfast.shared_fs.disk.commit_log import LogRecord, read_log
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.encryption.registry import PREFIX as KEYS_PREFIX
+from holdfast.shared_fs.encryption.registry import LateKeyRegistry, ReadsKeys, keys_in_bucket
 from holdfast.shared_fs.erasure.packs import packs_of
 from holdfast.shared_fs.erasure.shared_objects import held_by_forks, left_elsewhere
 from holdfast.shared_fs.erasure.sought import Sought
@@ -68,11 +71,12 @@ class Place(StrEnum):
     UNSEEN = "not looked at"
     TOMBSTONES = "tombstones"
     QUOTA = "quota"
+    KEYS = "keys"
 
     @property
     def holds_values(self) -> bool:
         """True if what was written may be there; else only names are."""
-        return self not in (Place.TOMBSTONES, Place.QUOTA)
+        return self not in (Place.TOMBSTONES, Place.QUOTA, Place.KEYS)
 
 
 #: What makes the remains of a place go.
@@ -93,6 +97,7 @@ WHAT_REMOVES: Final = {
     Place.UNSEEN: "you: let the servers list it, or look yourself",
     Place.TOMBSTONES: "nothing: they keep deleted stores from coming back",
     Place.QUOTA: "holdfast tenant destroy, with --data or --bucket",
+    Place.KEYS: "holdfast tenant destroy, with --data or --bucket; or tenant shred",
 }
 
 
@@ -154,6 +159,8 @@ def remains_on_disk(
             yield Remain(Place.QUARANTINE, str(path.relative_to(layout.root)), size_bytes)
     if sought.store is None and sought.tenant in LateQuotaRegistry(layout.quotas).read().tenants:
         yield Remain(Place.QUOTA, str(layout.quotas.relative_to(layout.root)), 0)
+    where = str(layout.encryption.relative_to(layout.root))
+    yield from _keys(LateKeyRegistry(layout.encryption), where, sought)
     for life in incarnations(layout, disk):
         looked[Place.LOG] += 1
         folder_of_log = layout.log(life.server, life.incarnation)
@@ -166,6 +173,19 @@ def remains_on_disk(
             yield Remain(Place.UNREADABLE, where, contents.size_bytes)
 
 
+def _keys(registry: ReadsKeys, where: str, sought: Sought) -> Iterator[Remain]:
+    """Yield the keys of a tenant that were not destroyed."""
+    if sought.store is not None:
+        return
+    try:
+        found = registry.read().tenants.get(sought.tenant)
+    except StoreDamagedError:
+        yield Remain(Place.UNREADABLE, where, 0)
+        return
+    if found is not None and found[1].shredded is None:
+        yield Remain(Place.KEYS, f"{where.rstrip('/')}/tenants/{sought.tenant}", 0)
+
+
 def remains_in_bucket(
     bucket: Bucket, sought: Sought, looked: Looked | None = None
 ) -> Iterator[Remain]:
@@ -173,6 +193,7 @@ def remains_in_bucket(
     looked = Looked() if looked is None else looked
     if sought.store is None and sought.tenant in registry_in_bucket(bucket).read().tenants:
         yield Remain(Place.QUOTA, QUOTAS_PREFIX, 0)
+    yield from _keys(keys_in_bucket(bucket), KEYS_PREFIX, sought)
     yield from _tombstones(bucket, sought)
     manifests = open_manifests(bucket)
     held = held_by_forks(manifests, sought)

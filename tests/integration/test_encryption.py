@@ -4,6 +4,7 @@ killed, keys are rotated, missing and destroyed."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -286,3 +287,28 @@ async def test_a_master_key_that_others_may_read_is_refused(tmp_path: Path, mode
         assert error["error"] == "invalid_argument"
         assert "others may open" in error["message"]
         assert "chmod go=" in error["message"] + error["try"]
+
+
+async def test_a_destroyed_tenant_has_its_keys_destroyed_or_its_operator_is_told(
+    tmp_path: Path,
+) -> None:
+    async with encrypted_scene(tmp_path, local=False) as scene:
+        registry = keys_in_folder(scene.processes.layout)
+        async with scene.client() as client:
+            await client.stream("notes").append(SECRET)
+        kept = await scene.error("tenant", "destroy", TENANT, "--yes")
+        assert kept["error"] == "keys_kept" and "--data" in kept["try"]
+        assert registry.record(TENANT).current is not None
+        assert "keys" in await remaining(scene)
+        done = await scene.json("tenant", "destroy", TENANT, "--yes", *where(scene))
+        assert (done["stores"], done["keys"]) == (0, "destroyed")
+        assert registry.record(TENANT).shredded is not None
+        again = await scene.json("tenant", "destroy", TENANT, "--yes", *where(scene))
+        assert again["keys"] == "none"
+        assert "keys" not in await remaining(scene)
+
+
+async def remaining(scene: Scene) -> set[str]:
+    """Return the places in which something of the tenant is left."""
+    result = await asyncio.to_thread(scene.holdfast, "tenant", "remains", TENANT, *where(scene))
+    return {row["place"] for row in json.loads(result.stdout)["remains"]}

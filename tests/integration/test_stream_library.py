@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import pytest
 
@@ -529,3 +530,31 @@ def test_streams_of_an_encrypted_tenant_are_refused_and_nothing_is_written_in_cl
     with open_library(folder, tenant="other") as library:
         library.stream("events").append([b"clear"]).result()
     assert files_with(secret, folder) == []
+
+
+def test_streams_of_an_encrypted_tenant_are_read_and_written_with_the_master_key(
+    folder: Path, tmp_path: Path
+) -> None:
+    secret, key = b"8c1f73a9d04be65217f8c360", tmp_path / "master.key"
+    key.touch(0o600)
+    key.write_bytes(bytes(32))
+    bucket = (tmp_path / "bucket").as_uri()
+    with open_library(folder, bucket=bucket) as library:
+        library.stream("events").append([b"before"]).result()
+        keys_in_folder(Layout(folder)).encrypt(["default"], MasterKey(bytes(32)), 1)
+    for number in range(3):
+        command = f"cat {key}"
+        given: dict[str, Any] = (
+            {"master_key_files": [key]} if number else {"master_key_commands": [command]}
+        )
+        with open_library(folder, bucket=bucket, **given) as library:
+            library.stream("events").append([secret + b"%d" % number]).result()
+            found = values(library.stream("events"))
+            assert found == [b"before", *(secret + b"%d" % each for each in range(number + 1))]
+    assert files_with(secret, folder, tmp_path / "bucket") == []
+    key.chmod(0o644)
+    with pytest.raises(InvalidArgumentError, match="others may open"):
+        open_library(folder, bucket=bucket, master_key_files=[key])
+    # What was refused holds nothing.
+    with open_library(folder, bucket=bucket) as library, pytest.raises(KeyUnavailableError):
+        library.stream("events").append([b"x"]).result()

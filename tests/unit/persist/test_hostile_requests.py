@@ -218,7 +218,7 @@ async def test_whatever_operators_ask_of_a_server_it_answers() -> None:
     nothing = cast(Any, None)
     for job in JOBS:
         for message in mutations(job):
-            deletions = DeletionJobs(nothing, nothing, nothing, None, nothing)
+            deletions = DeletionJobs(nothing, nothing, nothing, None, nothing, bool)
             life = a_life(Layout(Path("/nowhere")))
             forks = ForkJobs(life, *[nothing] * 7)
             jobs = BucketJobs(None, forks)

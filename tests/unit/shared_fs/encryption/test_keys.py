@@ -165,6 +165,21 @@ def test_a_tenant_is_encrypted_once_and_its_key_is_rotated_and_kept(registry: Ke
     assert [each.made for each in registry.record("acme").keys] == [5, 7]
 
 
+def test_a_clock_that_goes_back_or_stands_changes_neither_keys_nor_their_order(
+    registry: KeyRegistry,
+) -> None:
+    registry.encrypt(["acme", "other"], MASTER, 9_000)
+    for now in (5, 0, 9_000):
+        registry.rotate("acme", MASTER, now)
+    assert keys_now(registry, MASTER).current_id == 4
+    assert [each.id for each in registry.record("acme").keys] == [1, 2, 3, 4]
+    registry.shred("acme", 0)
+    assert registry.record("acme").shredded == 0
+    with pytest.raises(TenantShreddedError):
+        keys_now(registry, MASTER).key(1)
+    assert "acme" in registry.read().tenants, "it stays encrypted for whoever starts now"
+
+
 def test_what_has_not_changed_is_not_read_again(registry: KeyRegistry) -> None:
     registry.encrypt(["acme", "other"], MASTER, 5)
     known = registry.read()
