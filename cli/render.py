@@ -46,6 +46,7 @@ _GAP: Final = 2
 #: NO_COLOR.
 _STATE_STYLES: Final = {
     **dict.fromkeys(("dead", "critical", "WRONG", "damaged", "gap", "failed"), "bold red"),
+    **dict.fromkeys(("broken", "differs"), "bold red"),
     **dict.fromkeys(("suspect", "warning", "draining", "slow"), "yellow"),
 }
 

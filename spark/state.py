@@ -47,7 +47,8 @@ _SPARK_TYPES: Final = (
     "tenant string, date date, store string, kind string, operation string, epoch bigint,"
     " revision bigint, seq bigint, key string, time timestamp, headers map<string,string>,"
     " value binary, run bigint, source string, subject string,"
-    " large_bytes bigint, large_sha256 string, expires timestamp"
+    " large_bytes bigint, large_sha256 string, expires timestamp,"
+    " leaf binary, chain binary, stored_headers binary, stored_value binary"
 )
 
 _LISTED_HERE: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"

@@ -19,6 +19,7 @@ from holdfast.cli.owner_jobs import (
 )
 from holdfast.cli.render import print_json, print_table, printable
 from holdfast.cli.settings import Settings, client_command
+from holdfast.cli.stores.kept_acks import ack_rows, kept_ack, print_acks, problems_of_acks
 from holdfast.cli.stores.owner_chains import ask_for_chains
 from holdfast.protocol.errors import NotFoundError
 from holdfast.protocol.names import StoreId, StoreKind
@@ -40,6 +41,18 @@ if TYPE_CHECKING:
     help="The shared file system, or the folder that `holdfast up` was given.",
 )
 @click.option("--bucket", metavar="URL", help="The bucket of the servers.")
+@click.option(
+    "--table",
+    metavar="URL",
+    help="A table of changes: check the chains of hashes in it.  [default: that of the bucket]",
+)
+@click.option(
+    "--ack",
+    "acks",
+    metavar="SEQ:CHAIN",
+    multiple=True,
+    help="An ack that you kept of the STORE, with its chain in hexadecimal; of a kv, the revision.",
+)
 @KIND_OPTION
 @click.option(
     "--owners",
@@ -56,38 +69,56 @@ def verify(
     all_tenants: bool,
     data: Path | None,
     bucket: str | None,
+    table: str | None,
+    acks: tuple[str, ...],
     kind: str | None,
     asks_owners: bool,
     master_keys: MasterKeyOptions,
 ) -> None:
-    """Verify the files, snapshots and logs of stores.
+    """Verify the files, snapshots, logs and tables of stores.
 
     The command reads every page of the file and the newest snapshot, looks for gaps in the log, and
     reads archived messages back from their table. If a store keeps a chain of hashes, it computes
-    the chain anew from each of these and compares them; with --owners also what running servers
-    have. Encrypted values are checked with a master key: each is decrypted, and compared with its
-    hash in the chain. It changes nothing and skips files in use, so you may run it while the
-    cluster runs. The exit code is 1 if anything is wrong.
+    the chain anew from each of these, and from the table of changes, and compares them; with
+    --owners also what running servers have. Encrypted values are checked with a master key: each is
+    decrypted, and compared with its hash in the chain. With --ack it tells whether anything has
+    changed since you got that ack. It changes nothing and skips files in use, so you may run it
+    while the cluster runs. The exit code is 1 if anything is wrong, or if an ack is nowhere to be
+    found.
     """
     check_choice(names, every, all_tenants)
+    kept = [kept_ack(text) for text in acks]
+    if kept and len(names) != 1:
+        raise click.UsageError("--ack is of one STORE: name it")
     if asks_owners and all_tenants:
         raise click.UsageError("--owners asks as one tenant: not with --all-tenants")
-    if data is None and bucket is None:
-        raise click.UsageError("give --data, --bucket or both")
+    if data is None and bucket is None and table is None:
+        raise click.UsageError("give --data, --bucket or --table")
     with needed_server_packages():
+        from holdfast.shared_fs.archive.chain_reading import TableChains
+        from holdfast.shared_fs.archive.table_location import TableLocation
         from holdfast.shared_fs.disk.disk import Disk
         from holdfast.shared_fs.disk.layout import existing_layout
         from holdfast.shared_fs.inspection.verification import Verifier
         from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
     layout = existing_layout(shared_folder(data.resolve()), Disk()) if data is not None else None
     opened = existing_bucket(bucket) if bucket is not None else None
-    verifier = Verifier(layout, opened, _value_check(layout, opened, master_keys))
+    verifier = Verifier(
+        layout,
+        opened,
+        TableChains(TableLocation(table)) if table is not None else None,
+        _value_check(layout, opened, master_keys),
+    )
     stores = _chosen(verifier.stores(), None if all_tenants else settings.tenant, names, kind)
+    if kept and len(stores) != 1:
+        raise click.UsageError(f"a stream and a kv are called {names[0]}: give --kind")
     verdicts = []
     with progress_bar() as progress:
         for index, store in enumerate(stores):
             progress(index / len(stores))
-            verdicts.append(verifier.verify(store))
+            verdicts.append(verifier.verify(store, kept))
+    for verdict in verdicts:
+        verdict.problems += problems_of_acks(verdict, kept)
     if asks_owners:
         asyncio.run(_ask_owners(settings, verdicts))
     rows = [verdict_row(verdict) for verdict in verdicts]
@@ -148,6 +179,10 @@ def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
         "archive": verdict.archive,
         "chain": verdict.chain,
         "values": verdict.values,
+        "table": verdict.table,
+        "table_parts": verdict.parts,
+        "unproven": verdict.unproven,
+        "acks": ack_rows(verdict),
         "archived": verdict.archived,
         "revision": verdict.revision,
         "snapshot_revision": verdict.snapshot_revision,
@@ -159,7 +194,7 @@ def verdict_row(verdict: StoreVerdict) -> dict[str, Any]:
 def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
     print_table(
         (
-            *("tenant", "kind", "name", "file", "snapshot", "log", "archive", "chain"),
+            *("tenant", "kind", "name", "file", "snapshot", "log", "archive", "chain", "table"),
             *("values", "revision", "outcome"),
         ),
         [
@@ -172,6 +207,7 @@ def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
                 row["log"],
                 row["archive"],
                 row["chain"],
+                row["table"],
                 row["values"],
                 row["revision"] or row["log_revision"] or row["snapshot_revision"] or "-",
                 "WRONG" if row["problems"] else "well",
@@ -179,13 +215,23 @@ def _print(rows: list[dict[str, Any]], problems: list[str]) -> None:
             for row in rows
         ],
         right=("revision",),
-        states=("file", "snapshot", "log", "archive", "chain", "values", "outcome"),
-        optional=("revision", "values", "chain", "archive", "log", "snapshot", "file"),
+        states=("file", "snapshot", "log", "archive", "chain", "table", "values", "outcome"),
+        optional=("revision", "values", "table", "chain", "archive", "log", "snapshot", "file"),
     )
+    print_acks([ack for row in rows for ack in row["acks"]])
     for row in rows:
+        if len(row["table_parts"]) > 1:
+            parts = ", ".join(f"{first} to {last}" for first, last in row["table_parts"])
+            what = f"{row['kind']} {row['name']}: its table has the chain of {parts}, not between"
+            click.echo(printable(what), err=True)
+        if row["unproven"]:
+            count, first = len(row["unproven"]), row["unproven"][0]
+            what = f"{row['kind']} {row['name']}: {count} rows, from {first} on, prove no value"
+            click.echo(printable(what), err=True)
         for problem in row["problems"]:
             click.echo(printable(f"{row['kind']} {row['name']}: {problem}"), err=True)
     for problem in problems:
         click.echo(printable(problem), err=True)
     wrong = sum(1 for row in rows if row["problems"])
     click.echo(f"\n{len(rows):,} stores, {wrong:,} of them wrong", err=True)
+

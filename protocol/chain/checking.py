@@ -53,7 +53,7 @@ class ChainWalk:
         self._removed = 0
         self._matched: list[int] = []
         self._differing: list[int] = []
-        self._kept = sorted({_checked(each) for each in kept}, reverse=True)
+        self._kept = sorted({checked_link(each) for each in kept}, reverse=True)
         self._trimmed: list[int] = []
         self._pass_base()
 
@@ -141,7 +141,9 @@ def check_chain(
     return walk.report()
 
 
-def _checked(kept: ChainLink | Ack) -> ChainLink:
+def checked_link(kept: ChainLink | Ack) -> ChainLink:
+    """Return what was kept as a link. Raises InvalidArgumentError unless it has a seq and a chain.
+    """
     seq, chain = kept.seq, kept.chain
     if type(seq) is not int or type(chain) is not bytes or len(chain) != SHA256_BYTES:
         raise InvalidArgumentError(argument="kept", reason=f"{kept!r:.80} has no seq or no chain")

@@ -10,9 +10,9 @@ it: only values that were kept elsewhere tell that (docs/chain.md). Only reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,7 +22,9 @@ from holdfast.protocol import changes, frames
 from holdfast.protocol.chain.checking import ChainWalk
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.errors import InvalidArgumentError, StoreDamagedError
+from holdfast.protocol.messages import Ack
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.table_chain import AckOutcome, KeptAck, TableChain
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
@@ -78,6 +80,14 @@ def read_chain(path: Path, store: StoreId, what: str) -> ChainTier | None:
         raise StoreDamagedError(store=str(store), reason=f"{what}: {error}") from error
 
 
+def tier_of_table(table: TableChain) -> ChainTier | None:
+    """Return the last part of a chain in a table; None if it has none."""
+    if not table.parts:
+        return None
+    base, links, told = table.parts[-1]
+    return ChainTier("its table", base, told, links)
+
+
 class LogPoints:
     """The chains that logs tell, after each payload that appends messages."""
 
@@ -125,11 +135,27 @@ def compare(tiers: Sequence[ChainTier], points: Sequence[ChainLink] = ()) -> lis
     problems = []
     for tier in tiers:
         problems += _alone(tier, points)
-    for one, other in pairwise(tiers):
+    for one, other in combinations(tiers, 2):
         seq = _first_difference(one, other)
         if seq is not None:
             problems.append(f"its chain: message {seq} of {one.what} is not that of {other.what}")
     return problems
+
+
+def find_acks(tier: ChainTier, kept: Iterable[ChainLink | Ack]) -> list[KeptAck]:
+    """Return what a tier tells of values that somebody kept. Raises InvalidArgumentError."""
+    walk = ChainWalk(tier.base, kept)
+    for seq, leaf in tier.leaves:
+        walk.step(seq, leaf)
+    report = walk.report()
+    found = [KeptAck(seq, AckOutcome.BEFORE) for seq in report.trimmed]
+    for seq in report.matched:
+        since = tier.base.seq + 1 if seq > tier.base.seq else None
+        found.append(KeptAck(seq, AckOutcome.MATCHED, since))
+    for seq in report.differing:
+        is_beyond = seq > tier.told.seq
+        found.append(KeptAck(seq, AckOutcome.BEYOND if is_beyond else AckOutcome.DIFFERS))
+    return sorted(found)
 
 
 def links_of(tiers: Sequence[ChainTier], points: Sequence[ChainLink]) -> list[ChainLink]:

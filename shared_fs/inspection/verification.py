@@ -4,19 +4,25 @@ For `holdfast verify`: it checks the store's file, its newest snapshot and its r
 bucket's logs, and reads back what left the file for the archive. It only reads, takes no lock but
 the one that `inspection.py` takes, and leaves a file in use alone. It reports what is wrong with
 each store. Run it in a process of its own, as the inspection.
+
+Of a store that keeps a chain of hashes, the table of changes is read too, and all tiers are
+compared with each other and with acks that somebody kept.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.chain.hashing import ChainLink
-from holdfast.protocol.errors import StorageError
+from holdfast.protocol.errors import ArchiveUnreadableError, NotFoundError, StorageError
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.chain_reading import TableChains
+from holdfast.shared_fs.archive.table_chain import KeptAck
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError, ObjectDamagedError
 from holdfast.shared_fs.bucket_log.bucket_log import list_logs, read_bucket_log, read_coverage
@@ -29,8 +35,10 @@ from holdfast.shared_fs.inspection.chain_check import (
     ChainTier,
     LogPoints,
     compare,
+    find_acks,
     links_of,
     read_chain,
+    tier_of_table,
 )
 from holdfast.shared_fs.inspection.inspection import (
     FileState,
@@ -62,6 +70,8 @@ class StoreVerdict:
     chain: str = "-"
     #: Of encrypted values, if the keys are given: `sound`, `broken` or `shredded`.
     values: str = "-"
+    #: Its rows in a table of changes, if it keeps a chain; `unchecked` if a package is missing.
+    table: str = "-"
     #: How many messages are archived.
     archived: int = 0
     revision: int | None = None
@@ -70,15 +80,30 @@ class StoreVerdict:
     problems: list[str] = field(default_factory=list)
     #: What files at rest, snapshots and logs tell of its chain, as somebody might have kept it.
     links: list[ChainLink] = field(default_factory=list)
+    #: From where to where the table has its chain without a gap.
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    #: Messages whose rows in the table do not tell how they were stored.
+    unproven: tuple[int, ...] = ()
+    #: What each tier tells of the acks that somebody kept, by its name.
+    acks: dict[str, list[KeptAck]] = field(default_factory=dict)
 
 
 class Verifier:
-    """Checks stores one by one. Either the layout or the bucket may be left out."""
+    """Checks stores one by one. Any two of the three places may be left out."""
 
     def __init__(
-        self, layout: Layout | None, bucket: Bucket | None, values: ValueCheck | None = None
+        self,
+        layout: Layout | None,
+        bucket: Bucket | None,
+        table: TableChains | None = None,
+        values: ValueCheck | None = None,
     ) -> None:
-        """With `values`, encrypted values are decrypted."""
+        """Without a `table`, that of the bucket is read, if it has one. With `values`, encrypted
+        values of files and snapshots are decrypted."""
+        self._must_have_table = table is not None
+        if table is None and bucket is not None:
+            table = TableChains(TableLocation(default_table(bucket.url)))
+        self._table = table
         self._layout = layout
         self._values = values
         self._disk = Disk()
@@ -99,11 +124,14 @@ class Verifier:
                 found.update(each.store for each in folder.stores)
         if self._manifests is not None:
             found.update(store for store, entry in self._manifests.entries() if entry.versions)
+        elif self._layout is None and self._table is not None:
+            found.update(self._table.stores())
         return sorted(found)
 
-    def verify(self, store: StoreId) -> StoreVerdict:
-        """Check one store. Raises BucketUnavailableError, StorageFailedError, UnavailableError if a
-        table cannot be reached, and ArchiveUnreadableError if a package is missing."""
+    def verify(self, store: StoreId, kept: Sequence[ChainLink] = ()) -> StoreVerdict:
+        """Check one store, and what somebody `kept` of its chain. Raises BucketUnavailableError,
+        StorageFailedError, UnavailableError if a table cannot be reached, ArchiveUnreadableError
+        if a package is missing, and NotFoundError if the given table does not exist."""
         verdict = StoreVerdict(store)
         self._tiers: list[ChainTier] = []
         entry = None
@@ -115,6 +143,10 @@ class Verifier:
             self._look_at_snapshot(newest, verdict)
         self._look_at_log(entry, verdict)
         self._compare(file, newest, verdict)
+        self._look_at_table(verdict, kept)
+        for tier in self._tiers:
+            if tier.what not in verdict.acks and kept:
+                verdict.acks[tier.what] = find_acks(tier, kept)
         if self._tiers:
             points = self._log_points().of(store)
             found = compare(self._tiers, points)
@@ -175,6 +207,32 @@ class Verifier:
             verdict.values = "shredded"
         elif found.decrypted and verdict.values != "broken":
             verdict.values = "sound"
+
+    def _look_at_table(self, verdict: StoreVerdict, kept: Sequence[ChainLink]) -> None:
+        """Read a store's rows, if it may have a chain in the table."""
+        if self._table is None or not (self._must_have_table or self._tiers):
+            return
+        try:
+            found = self._table.check(verdict.store, kept)
+        except NotFoundError:
+            if self._must_have_table:
+                raise
+            return
+        except ArchiveUnreadableError:
+            if self._must_have_table:
+                raise
+            verdict.table = "unchecked"
+            return
+        tier = tier_of_table(found)
+        if tier is None:
+            return
+        self._tiers.append(tier)
+        if kept:
+            verdict.acks[tier.what] = list(found.acks)
+        verdict.table = "broken" if found.problems else "sound"
+        verdict.problems += [f"its table: {reason}" for reason in found.problems]
+        verdict.unproven = found.unproven
+        verdict.parts = [(part.base.seq + 1, part.told.seq) for part in found.parts]
 
     def _log_points(self) -> LogPoints:
         """Read all logs, once, for what they tell of chains."""

@@ -438,6 +438,7 @@ class _Taken:
                 max(mark.time, known.time),
                 known.created,
                 config=mark.config or known.config,
+                chain=mark.chain if mark.revision >= known.revision else known.chain,
             )
         return changed
 

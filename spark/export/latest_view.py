@@ -68,7 +68,8 @@ SELECT tenant, kind, store,
     max(operation != 'set') AS removes,
     min(CASE WHEN operation = 'trim' THEN 0 ELSE seq END) AS low,
     max(seq) AS high
-FROM {{changes}} WHERE operation != 'configure' GROUP BY tenant, kind, store LIMIT {MOST_STORES + 1}
+FROM {{changes}} WHERE operation NOT IN ('configure', 'leaf', 'base')
+GROUP BY tenant, kind, store LIMIT {MOST_STORES + 1}
 """
 
 

@@ -43,8 +43,10 @@ from holdfast.shared_fs.store_file.applying import StoreMeta, pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
 from holdfast.spark.rows import image_statements as statements
+from holdfast.spark.rows.chained_rows import ChainStart, ImageChain
 from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
 from holdfast.spark.rows.rows import (
+    BASE,
     BATCH_BYTES,
     BATCH_ROWS,
     RESET,
@@ -73,6 +75,8 @@ class ImageReading:
     is_reset: bool
     #: Whether neither the table nor the changes have the configuration.
     lacks_config: bool = False
+    #: What its chain follows; None if the store keeps none.
+    chain: ChainStart | None = None
 
 
 class StoreImage:
@@ -131,6 +135,11 @@ class StoreImage:
         self._archived = ArchivedBlocks(self._connection.execute)
         if "archived" in names:
             self._archived.load()
+        self._chain: ImageChain | None = None
+        if "chain" in names:
+            self._chain = ImageChain(
+                store, self._connection.execute, has_subjects=self._has_subjects
+            )
 
     def close(self) -> None:
         if not self._is_borrowed:
@@ -145,6 +154,7 @@ class StoreImage:
         return Watermark(
             *(meta.epoch, meta.revision, meta.last_seq, meta.time, self.created, False),
             self._config_mark,
+            self._chain.value if self._chain is not None else b"",
         )
 
     @property
@@ -158,6 +168,13 @@ class StoreImage:
         is_reset = since is not None and not self._continues(since)
         if is_reset:
             after = 0
+        start = None
+        if self._chain is not None:
+            # The chain after a message depends on all before it, so one task reads all parts.
+            start = self._chain.start(None if is_reset else since)
+            if part:
+                return ImageReading(self.meta.revision, self.meta.revision, is_reset=False)
+            part, parts = 0, 1
         length = self.meta.revision - after
         is_last = part == parts - 1
         return ImageReading(
@@ -165,6 +182,7 @@ class StoreImage:
             after + length * (part + 1) // parts,
             is_reset and part == 0,
             is_last and self._lacks_config(after, 0 if since is None else since.config),
+            start,
         )
 
     def _lacks_config(self, after: int, known: int) -> bool:
@@ -177,16 +195,23 @@ class StoreImage:
     def pieces(self, reading: ImageReading, run: int, source: str) -> Iterator[Piece]:
         """Yield the changes of a reading, in the order of revisions."""
         origin = RowOrigin(self.store, self.meta.epoch, run, source)
+        found = self._pieces(origin, reading)
+        if reading.chain is not None and self._chain is not None:
+            beginning = ExportedRow(BASE, reading.after, None, None, self.meta.time, None, None)
+            found = self._chain.filled(found, reading.chain, origin, beginning)
+        try:
+            yield from found
+        except apsw.Error as error:
+            raise StoreDamagedError(store=str(self.store), reason=f"its image: {error}") from error
+
+    def _pieces(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
         if reading.is_reset:
             reset = ExportedRow(RESET, reading.after, None, None, self.meta.time, None, None)
             yield Piece(origin, Shape.CHANGES, [reset])
-        try:
-            if self.store.kind == StoreKind.STREAM:
-                yield from self._messages(origin, reading)
-            else:
-                yield from self._entries(origin, reading)
-        except apsw.Error as error:
-            raise StoreDamagedError(store=str(self.store), reason=f"its image: {error}") from error
+        if self.store.kind == StoreKind.STREAM:
+            yield from self._messages(origin, reading)
+        else:
+            yield from self._entries(origin, reading)
         if reading.lacks_config:
             config = json.loads(self._config or "{}")
             yield Piece(origin, Shape.CHANGES, [configured(config, reading.upto, self.meta.time)])
@@ -196,6 +221,10 @@ class StoreImage:
         """Return whether the image has every change since a watermark."""
         meta = self.meta
         if since.created and since.created != self.created:
+            return False
+        if since.chain and self._chain is None:
+            return False
+        if self._chain is not None and self._chain.lacks(since):
             return False
         if meta.revision < since.revision or since.revision < meta.changes_from:
             return False
@@ -350,7 +379,7 @@ class StoreImage:
     @property
     def _is_rich(self) -> bool:
         """Whether rows have all fields of an ExportedRow."""
-        return self._has_large or self._has_ttl
+        return self._has_large or self._has_ttl or self._chain is not None
 
     def _filled(self, origin: RowOrigin, rows: list[ExportedRow]) -> Iterator[Piece]:
         """Yield rows as a piece, or, with the bytes of large values, as several: so few of them are

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from holdfast.protocol import changes, frames
-from holdfast.protocol.names import StoreId
+from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.table_layout import TableLayout
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
@@ -18,9 +18,11 @@ from holdfast.shared_fs.bucket_log.log_object import (
     decode_slot,
     index_bytes,
 )
-from holdfast.spark.rows.planning import Coverage, LogWork, order_of
+from holdfast.spark.rows.chained_rows import LoggedChain, leaf_of_exported, linked
+from holdfast.spark.rows.planning import Coverage, LogRange, LogWork, order_of
 from holdfast.spark.rows.rows import (
     BATCH_ROWS,
+    SET,
     ExportedRow,
     Piece,
     RowOrigin,
@@ -84,9 +86,13 @@ class LogRows:
         ObjectDamagedError, BucketError."""
         self._rows: dict[StoreId, list[tuple[int, str, ExportedRow]]] = {}
         self._marks: dict[StoreId, Watermark] = {}
+        #: The ranges that were read of each store that keeps a chain, with their keys.
+        self._chained: dict[StoreId, list[tuple[LogRange, str]]] = {}
         self._layout = layout
         for work in works:
             self._read(bucket, work)
+        for store, ranges in self._chained.items():
+            self._fill(store, ranges)
 
     def marks(self) -> dict[StoreId, Watermark]:
         """Return how far the changes go in each store. `last_seq` is 0 if nothing was appended, and
@@ -118,8 +124,12 @@ class LogRows:
                 if record.epoch != wanted.epoch:
                     continue
                 rows = self._rows.setdefault(record.store, [])
-                for payload in record.payloads:
-                    batch = frames.decode_changes(payload)
+                batches = [frames.decode_changes(payload) for payload in record.payloads]
+                has_chain = any(batch.chain is not None for batch in batches)
+                if has_chain:
+                    self._chained.setdefault(record.store, []).append((wanted, work.key))
+                for batch in batches:
+                    first = len(rows)
                     for number, change in enumerate(batch.changes, batch.previous_revision + 1):
                         if wanted.after < number <= wanted.upto:
                             found = rows_of_change(change, number, batch.time)
@@ -127,6 +137,52 @@ class LogRows:
                             # An ephemeral store's record ends at the revision that it reserves.
                             reached = changes.end_of(number - 1, [change])
                             self._note(record.store, wanted.epoch, reached, batch.time, change)
+                    if has_chain:
+                        self._link(record.store, rows, first, batch, wanted)
+
+    def _link(
+        self,
+        store: StoreId,
+        rows: list[tuple[int, str, ExportedRow]],
+        first: int,
+        batch: frames.ChangeBatch,
+        wanted: LogRange,
+    ) -> None:
+        """Give the rows of a batch their leaves, and the last one the chain that is told."""
+        is_kv = store.kind == StoreKind.KV
+        last = None
+        for index in range(first, len(rows)):
+            epoch, key, row = rows[index]
+            if row.operation == SET:
+                leaf = leaf_of_exported(row, is_kv=is_kv)
+                rows[index] = (epoch, key, linked(row, leaf, None))
+                last = index
+        end = batch.previous_revision + len(batch.changes)
+        if batch.chain is None or end > wanted.upto:
+            return
+        if last is not None:
+            epoch, key, row = rows[last]
+            rows[last] = (epoch, key, row._replace(chain=batch.chain))
+        mark = self._marks.get(store)
+        if not wanted.lacks_chain and mark is not None and mark.revision == end:
+            self._marks[store] = mark._replace(chain=batch.chain)
+
+    def _fill(self, store: StoreId, ranges: Sequence[tuple[LogRange, str]]) -> None:
+        """Find the chain after each row. Raises ObjectDamagedError."""
+        rows = sorted(self._rows[store], key=lambda each: each[2].revision)
+        filled: list[tuple[int, str, ExportedRow]] = []
+        before: LogRange | None = None
+        chain: LoggedChain | None = None
+        at = 0
+        for wanted, key in sorted(set(ranges), key=lambda each: each[0].after):
+            if chain is None or before is None or before.upto != wanted.after:
+                chain = LoggedChain(key, wanted.chain, is_beginning=wanted.after == 0)
+            before = wanted
+            while at < len(rows) and rows[at][2].revision <= wanted.upto:
+                epoch, key, row = rows[at]
+                filled.append((epoch, key, chain.filled(row)))
+                at += 1
+        self._rows[store] = filled
 
     def _note(
         self, store: StoreId, epoch: int, revision: int, time: int, change: frames.WireChange

@@ -59,6 +59,11 @@ class LogRange(NamedTuple):
     epoch: int
     after: int
     upto: int
+    #: The chain of hashes before them, if the table knows it.
+    chain: bytes = b""
+    #: Whether the table may lack a part of the chain before them. Then the next snapshot of the
+    #: store is read from its beginning.
+    lacks_chain: bool = False
 
 
 class SnapshotWork(NamedTuple):
@@ -187,7 +192,7 @@ def _plan_store(
         if since is not None and not since.dropped:
             gathered.works.append(DropWork(store, entry.deleted, since))
         return
-    start = (0, 0) if since is None else (since.epoch, since.revision)
+    had, start = since, (0, 0) if since is None else (since.epoch, since.revision)
     if since is not None and since.dropped:
         # A new store of the same name, whose revisions continue those of the deleted one.
         covered = [one for one in covered if one.epoch > since.epoch]
@@ -199,7 +204,11 @@ def _plan_store(
         chain = _chain(covered, newest.order)
         if chain:
             gathered.stacked.add(store)
+    lacks = had is not None and not had.chain and store not in gathered.stacked
     for key, size_bytes, found in chain:
+        at_mark = since is not None and found.after == since.revision
+        known = since.chain if since is not None and at_mark else b""
+        found = found._replace(chain=known, lacks_chain=lacks)
         _, ranges = gathered.logs.setdefault(key, (size_bytes, {}))
         ranges.setdefault(store, []).append(found)
 

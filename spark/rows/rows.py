@@ -25,6 +25,7 @@ from holdfast.protocol.header_block import FIRST_BYTE, HeaderBlock
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.messages import LargeValue
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive import table_chain
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import headers_in_table, is_box
 from holdfast.shared_fs.store_file.exported_values import exported, is_marked
 from holdfast.spark.tables.table import FILE_SCHEMA
@@ -39,6 +40,10 @@ RESET: Final = "reset"
 DROP: Final = "drop"
 #: The store has this configuration, as JSON. No message and no entry is affected.
 CONFIGURE: Final = "configure"
+#: The leaf, and the chain, of a message or set whose value the table does not have.
+LEAF: Final = table_chain.LEAF
+#: Where the chain of the table begins: that after `seq`, of before which it has nothing.
+BASE: Final = table_chain.BASE
 
 #: The limits of a batch, and of a piece: rows, and bytes of values.
 BATCH_ROWS: Final = 8192
@@ -68,6 +73,12 @@ class ExportedRow(NamedTuple):
     #: In lower-case hexadecimal.
     large_sha256: str | None = None
     expires: int | None = None
+    #: Of a store that keeps a chain: that of this message or set, and the chain after it.
+    leaf: bytes | None = None
+    chain: bytes | None = None
+    #: What the leaf is made of, where the columns have another form of it.
+    stored_headers: bytes | None = None
+    stored_value: bytes | None = None
 
 
 class RowOrigin(NamedTuple):
@@ -251,9 +262,10 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
     sizes: Sequence[int | None] = ()
     digests: Sequence[str | None] = ()
     expiries: Sequence[int | None] = ()
+    chained: Sequence[Sequence[bytes | None]] = ((),) * len(table_chain.COLUMNS)
     if shape is Shape.CHANGES:
         names, revisions, seqs, keys, times, headers, values, *others = columns
-        subjects, sizes, digests, expiries = others
+        subjects, sizes, digests, expiries, *chained = others
         operations = pa.array(names, pa.string())
         seq_array, key_array = pa.array(seqs, pa.int64()), pa.array(keys, pa.string())
     else:
@@ -286,6 +298,7 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
             _seldom(sizes, count, pa.int64()),
             _seldom(digests, count, pa.string()),
             _seldom(tuple(map(_moment_us, expiries)), count, _TIME_TYPE),
+            *(_seldom(values, count, pa.binary()) for values in chained),
         ],
         schema=FILE_SCHEMA,
     )
@@ -318,7 +331,8 @@ def _exported(piece: Piece) -> Iterator[Piece]:
 def _exported_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
     if isinstance(row, ExportedRow):
         value, headers = exported(row.value, row.headers)
-        return row._replace(value=value, headers=headers)
+        stored = None if row.leaf is None or value is row.value else row.value
+        return row._replace(value=value, headers=headers, stored_value=stored)
     value, headers = exported(row[3], row[4])
     return (*row[:3], value, headers, *row[5:])
 

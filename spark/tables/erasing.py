@@ -31,12 +31,14 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.archive.table_chain import LEAF
 from holdfast.shared_fs.archive.table_files import log_is_gone
-from holdfast.shared_fs.archive.table_layout import BY_TENANT, GROUP_COLUMN
+from holdfast.shared_fs.archive.table_layout import BY_TENANT, GROUP_COLUMN, TableLayout
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.erasure.sought import Sought
 from holdfast.spark.errors import TableConflictError
 from holdfast.spark.tables.latest_table import LatestTable
+from holdfast.spark.tables.order import in_order
 from holdfast.spark.tables.table import AddedFile, ChangesTable, DeltaFile, conformed
 from holdfast.spark.tables.writing import TableWriter
 
@@ -44,6 +46,11 @@ _LOG: Final = "_delta_log"
 _VERSION: Final = re.compile(r"_delta_log/([0-9]{20})\.")
 #: The operations of rows whose `seq` is that of one message.
 _OF_ONE_MESSAGE: Final = ("set", "delete")
+#: What a row that keeps a leaf has nothing of.
+_ERASED_COLUMNS: Final = (
+    *("key", "headers", "value", "subject", "large_bytes", "large_sha256", "expires"),
+    *("stored_headers", "stored_value"),
+)
 _SOUGHT_COLUMNS: Final = ("store", "kind", "operation", "epoch", "seq", "key")
 #: Tries of the commit. Each one is lost to another commit.
 _TRIES: Final = 5
@@ -97,6 +104,11 @@ class RowFilter:
             of_one = pc.is_in(rows.column("operation"), value_set=pa.array(_OF_ONE_MESSAGE))
             mask = pc.and_(mask, pc.and_(of_one, pc.equal(rows.column("seq"), self._place)))
         return pc.fill_null(mask, False)
+
+    @property
+    def keeps_leaves(self) -> bool:
+        """Whether leaves of what is erased stay: the chain of the store goes on."""
+        return self._place is not None
 
     def of_tenant(self, rows: pa.Table | pa.RecordBatch) -> Any:
         """Return for each row whether it is of the tenant."""
@@ -216,6 +228,8 @@ def _rewritten(
     table: ChangesTable, files: list[DeltaFile], rows: RowFilter, folder: Path
 ) -> list[AddedFile]:
     """Write files again without the sought rows, and return those that have any row left."""
+    # The latest table has nothing but what exists.
+    keeps_leaves = rows.keeps_leaves and not isinstance(table, LatestTable)
     added: list[AddedFile] = []
     location, layout = table.location, table.layout
     for file in files:
@@ -224,12 +238,37 @@ def _rewritten(
         with TableWriter(location, name, layout) as writer, pq.ParquetFile(local) as opened:
             for group in range(opened.num_row_groups):
                 read = conformed(opened.read_row_group(group), layout)
-                kept = read.filter(pc.invert(rows.matches(read)))
+                kept = _without(read, rows, layout, keeps_leaves=keeps_leaves)
                 for batch in kept.to_batches():
                     if batch.num_rows:
                         writer.write_file_rows(file.known_partition, batch)
             added += writer.finish()
     return added
+
+
+def _without(
+    read: pa.Table, rows: RowFilter, layout: TableLayout, *, keeps_leaves: bool
+) -> pa.Table:
+    """Return rows without the sought ones. With `keeps_leaves`, a leaf and the chain after it stay
+    in a row that has nothing else of the message or set."""
+    sought = rows.matches(read)
+    others = read.filter(pc.invert(sought))
+    if not keeps_leaves:
+        return others
+    erased = read.filter(pc.and_(sought, pc.is_valid(read.column("leaf"))))
+    if not erased.num_rows:
+        return others
+    # Of a set, the chain knows the revision.
+    numbers = pc.coalesce(erased.column("seq"), erased.column("revision"))
+    erased = _with_column(erased, "seq", numbers)
+    erased = _with_column(erased, "operation", pa.repeat(LEAF, erased.num_rows))
+    for name in _ERASED_COLUMNS:
+        erased = _with_column(erased, name, pa.nulls(erased.num_rows, read.schema.field(name).type))
+    return in_order(pa.concat_tables([others, erased]), layout)
+
+
+def _with_column(rows: pa.Table, name: str, column: Any) -> pa.Table:
+    return rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
 
 
 def _was_interrupted(location: TableLocation) -> bool:

@@ -67,6 +67,10 @@ FILE_SCHEMA: Final = pa.schema(
         pa.field("large_bytes", pa.int64()),
         pa.field("large_sha256", pa.string()),
         pa.field("expires", pa.timestamp("us", tz="UTC")),
+        pa.field("leaf", pa.binary()),
+        pa.field("chain", pa.binary()),
+        pa.field("stored_headers", pa.binary()),
+        pa.field("stored_value", pa.binary()),
     ]
 )
 #: The columns whose least and greatest values the table knows for each file that has them: all

@@ -71,6 +71,9 @@ class Watermark(NamedTuple):
     #: The CRC-32 of the configuration that the table has, as JSON; 0 for none. OTHER_CONFIG if the
     #: table has one from the log, which does not tell how the file writes it.
     config: int = 0
+    #: The chain of hashes after the last message, or set, that the table has, if it has all of the
+    #: chain; nothing otherwise.
+    chain: bytes = b""
 
 
 Watermarks = Mapping[StoreId, Watermark]
@@ -103,7 +106,7 @@ class MarkSpill:
 
     def add(self, store: StoreId, mark: Watermark) -> None:
         """Add the watermark of a store; the last one counts. Raises OSError."""
-        row: bytes = msgpack.packb((*store, *mark))
+        row: bytes = msgpack.packb(_row_of(store, mark))
         self._waiting.setdefault(shard_of(store), []).append(row)
         self._count += 1
         if self._count >= _SPILL_ROWS:
@@ -285,8 +288,13 @@ def _unpacker() -> Any:
     return msgpack.Unpacker(max_buffer_size=_MAX_SHARD_BYTES)
 
 
+def _row_of(store: StoreId, mark: Watermark) -> tuple[Any, ...]:
+    """Most stores have no chain, and do without its place."""
+    return (*store, *(mark if mark.chain else mark[:-1]))
+
+
 def _mark_of(row: Any) -> tuple[StoreId, Watermark]:
-    return StoreId(sys.intern(row[0]), *row[1:3]), Watermark(*row[3:10])
+    return StoreId(sys.intern(row[0]), *row[1:3]), Watermark(*row[3:11])
 
 
 def _frame(marks: Watermarks) -> bytes:
@@ -295,7 +303,7 @@ def _frame(marks: Watermarks) -> bytes:
 
 def _rows(marks: Watermarks) -> Iterable[bytes]:
     packer = msgpack.Packer()
-    return (packer.pack((*store, *marks[store])) for store in sorted(marks))
+    return (packer.pack(_row_of(store, marks[store])) for store in sorted(marks))
 
 
 def _compressed(packed: bytes) -> bytes:

@@ -99,7 +99,9 @@ class BucketWorld:
         for change in changes:
             held.revision += 1
             _note(held, change)
-        payload = frames.encode_changes(held.epoch, before, self.time, list(changes))
+        payload = frames.encode_changes(
+            held.epoch, before, self.time, list(changes), held.file.chain.value
+        )
         return LogRecord(store, held.epoch, before, held.revision, [payload], [])
 
     def publish(

@@ -72,7 +72,15 @@ def test_the_log_is_preferred_where_it_goes_on_from_the_watermark() -> None:
     entry = StoreEntry((version(1, 10),))
     found = planned(entry, [coverage("a", 1, 4, 8), coverage("b", 1, 8, 12)], Watermark(1, 6))
     assert snapshots_of(found) == []
-    assert ranges_of(found) == [LogRange(1, 6, 8), LogRange(1, 8, 12)]
+    assert ranges_of(found) == [
+        LogRange(1, 6, 8, lacks_chain=True), LogRange(1, 8, 12, lacks_chain=True),
+    ]  # fmt: skip
+
+
+def test_the_chain_of_a_watermark_is_that_before_the_first_range() -> None:
+    mark = Watermark(1, 6, chain=b"c" * 32)
+    found = planned(None, [coverage("a", 1, 4, 8), coverage("b", 1, 8, 12)], mark)
+    assert ranges_of(found) == [LogRange(1, 6, 8, chain=b"c" * 32), LogRange(1, 8, 12)]
 
 
 def test_where_the_log_has_a_gap_the_snapshot_is_read_and_then_the_log() -> None:
@@ -111,7 +119,7 @@ def test_a_deleted_store_is_dropped_once() -> None:
 def test_another_store_of_a_dropped_ones_name_is_read_from_its_beginning() -> None:
     dropped = Watermark(3, 10, dropped=True)
     covered = [coverage("old", 3, 8, 11), coverage("new", 4, 10, 12)]
-    assert ranges_of(planned(None, covered, dropped)) == [LogRange(4, 10, 12)]
+    assert ranges_of(planned(None, covered, dropped)) == [LogRange(4, 10, 12, lacks_chain=True)]
     [work] = snapshots_of(planned(StoreEntry((version(4, 12),)), [], dropped))
     assert isinstance(work, SnapshotWork) and work.since is None
 
@@ -144,7 +152,8 @@ def test_many_stores_make_several_plans_and_logs_are_read_with_the_last() -> Non
     assert {work.store for each in found for work in snapshots_of(each)} == {*names[:6]}
     assert found[-1].stacked == {names[0], names[2], names[4]}
     [log] = [log for each in found for task in each.tasks for log in task.logs]
-    assert [*log.ranges.values()] == [[LogRange(1, 10, 12)]] * 4
+    whole, marked = LogRange(1, 10, 12), LogRange(1, 10, 12, lacks_chain=True)
+    assert [*log.ranges.values()] == [[whole], [whole], [whole], [marked]]
 
 
 @given(
