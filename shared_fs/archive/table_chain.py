@@ -11,8 +11,8 @@ exports and left no leaf.
 Leaves are computed anew from the columns. The columns tell headers and values as applications wrote
 them; where something else is stored, a header block or a compressed value, `stored_headers` and
 `stored_value` have that. Rows of a table that knew no leaves yet may lack it: then they are
-`unproven` if their leaf is another. Whatever is wrong is told by the number of the first message
-that is concerned: its seq, or the revision of a set of a kv.
+`unproven` if their leaf is another, and so are rows that are encrypted. Whatever is wrong is told
+by the number of the first message that is concerned: its seq, or the revision of a set of a kv.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from holdfast.protocol.compression import ENCODING_HEADER, ZSTD, decompressed
 from holdfast.protocol.errors import ValueUnreadableError
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import Ack
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER
 
 #: The columns of a table that tell of chains.
 COLUMNS: Final = ("leaf", "chain", "stored_headers", "stored_value")
@@ -52,7 +53,7 @@ class LinkRow(NamedTuple):
     number: int
     leaf: bytes | None
     chain: bytes | None
-    #: The leaf that the columns of a set give.
+    #: The leaf that the columns of a set give; None if it is encrypted.
     computed: bytes | None = None
 
 
@@ -114,7 +115,9 @@ def link_of_row(row: Mapping[str, Any], *, is_kv: bool) -> LinkRow:
     """
     operation = row["operation"]
     number = row["revision"] if is_kv and operation == SET else row.get("seq")
-    computed = leaf_of_row(row, is_kv=is_kv) if operation == SET else None
+    computed = None
+    if operation == SET and not _is_encrypted(row):
+        computed = leaf_of_row(row, is_kv=is_kv)
     return LinkRow(operation, number or 0, row.get("leaf"), row.get("chain"), computed)
 
 
@@ -130,6 +133,10 @@ def leaf_of_row(row: Mapping[str, Any], *, is_kv: bool) -> bytes:
     except (TypeError, AttributeError, struct.error):
         # Columns that must have something are null, or out of range.
         return _NO_LEAF
+
+
+def _is_encrypted(row: Mapping[str, Any]) -> bool:
+    return BOX_HEADER in dict(row.get("headers") or {})
 
 
 def _stored(row: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -230,8 +237,8 @@ class _Walk:
                 self._tell(number, "has no leaf in the table")
             return
         leaf = told[0]
-        if computed is not None and computed != leaf and sets[0].leaf is None:
-            # A row that knew no leaf, and one that tells it.
+        if sets and (computed is None or (computed != leaf and sets[0].leaf is None)):
+            # It is encrypted; or it is a row that knew no leaf, beside one that tells it.
             self._unproven.append(number)
             computed = leaf
         if self._chain is None and not self._first(number, leaf, chain):

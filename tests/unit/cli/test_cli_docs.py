@@ -67,6 +67,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.store_config import StoreConfig
 from holdfast.shared_fs.access.key_folder import PublicKeys
 from holdfast.shared_fs.access.registry import Issuer
+from holdfast.shared_fs.archive.table_chain import AckOutcome, KeptAck
 from holdfast.shared_fs.inspection.probe_verdicts import (
     Judged,
     Measured,
@@ -86,6 +87,12 @@ from tests.support import documents
 from tests.support.documents import ROOT, documented_json, fenced, read
 from tests.unit.cli.test_watching import a_cost, a_report
 
+VERDICT = StoreVerdict(
+    StoreId("acme", StoreKind.STREAM, "notes"),
+    problems=["p"],
+    parts=[(1, 2)],
+    acks={"its table": [KeptAck(1, AckOutcome.MATCHED, 1)]},
+)
 DOCUMENT = read("cli.md")
 SECTION = re.compile(r"^### `holdfast ([^`]+)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 SECTIONS = dict(SECTION.findall(DOCUMENT))
@@ -242,7 +249,7 @@ def documented(path: str) -> Any:
         ),
         (
             "verify [STORE...]",
-            {"stores": [verdict_row(StoreVerdict(STORE, problems=["p"]))], "problems": ["p"]},
+            {"stores": [verdict_row(VERDICT)], "problems": ["p"]},
         ),
         (
             "probe TARGET",

@@ -231,7 +231,7 @@ async def test_tail_says_on_a_terminal_that_it_follows(
         (["--json", "--nonsense"], "No such option", "holdfast"),
         (["stream", "get", "notes", "--json"], "Missing argument 'SEQ'", "holdfast stream get"),
         (["stream", "get", "notes", "zero", "--json"], "Invalid value", "holdfast stream get"),
-        (["verify", "--all", "--json"], "give --data, --bucket or both", "holdfast verify"),
+        (["verify", "--all", "--json"], "give --data, --bucket or --table", "holdfast verify"),
         (["--json", "stream"], "a command is missing", "holdfast stream"),
     ],
 )

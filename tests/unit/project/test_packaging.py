@@ -59,6 +59,7 @@ EXTRAS_OF_MODULE = {
     "bench/spark/spark_export.py": ["spark"],
     "cli/doctor/archive_checks.py": ["server", "archive"],
     "shared_fs/archive/archive_table.py": ["archive"],
+    "shared_fs/archive/chain_reading.py": ["archive"],
     "shared_fs/archive/table_files.py": ["archive"],
 }
 #: What an application that imports the client must not get along with it.

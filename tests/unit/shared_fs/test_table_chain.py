@@ -20,6 +20,7 @@ from holdfast.shared_fs.archive.table_chain import (
     leaf_of_row,
     link_of_row,
 )
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 VALUES = st.lists(
@@ -136,6 +137,13 @@ def test_a_row_that_is_no_message_has_no_leaf() -> None:
     block = HeaderBlock.of([("a", "b"), ("a", "c")])
     shown = {**row, "headers": {"a": "b, c"}, "stored_headers": block.block}
     assert leaf_of_row(shown, is_kv=False) == leaf_of(1, 5, b"v", block)
+
+
+def test_a_row_that_is_encrypted_proves_nothing_and_does_not_break_the_chain() -> None:
+    rows = rows_of([(b"1", {}), (b"2", {}), (b"3", {})])
+    rows[2] |= {"value": b"?", "headers": {BOX_HEADER: "AA=="}}
+    report = check_table_chain(links_of(rows), acks_of(rows))
+    assert (report.problems, report.unproven, report.is_sound) == ((), (2,), True)
 
 
 def test_rows_twice_count_once_and_differing_ones_are_told() -> None:
