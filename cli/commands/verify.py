@@ -106,8 +106,8 @@ def verify(
     verifier = Verifier(
         layout,
         opened,
-        TableChains(TableLocation(table)) if table is not None else None,
         _value_check(layout, opened, master_keys),
+        TableChains(TableLocation(table)) if table is not None else None,
     )
     stores = _chosen(verifier.stores(), None if all_tenants else settings.tenant, names, kind)
     if kept and len(stores) != 1:
@@ -135,6 +135,8 @@ def _value_check(
 ) -> ValueCheck | None:
     if master_keys == MasterKeyOptions():
         return None
+    if layout is None and bucket is None:
+        raise click.UsageError("a master key needs the data keys of --data or --bucket")
     from holdfast.shared_fs.encryption.master_keys import read_master_keys
     from holdfast.shared_fs.encryption.registry import keys_in_bucket, keys_of
     from holdfast.shared_fs.inspection.value_check import ValueCheck

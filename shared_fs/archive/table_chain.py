@@ -17,6 +17,7 @@ by the number of the first message that is concerned: its seq, or the revision o
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from holdfast.protocol.compression import ENCODING_HEADER, ZSTD, decompressed
 from holdfast.protocol.errors import ValueUnreadableError
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import Ack
-from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER, leaf_in_box
 
 #: The columns of a table that tell of chains.
 COLUMNS: Final = ("leaf", "chain", "stored_headers", "stored_value")
@@ -53,8 +54,10 @@ class LinkRow(NamedTuple):
     number: int
     leaf: bytes | None
     chain: bytes | None
-    #: The leaf that the columns of a set give; None if it is encrypted.
+    #: The leaf that the columns of a set give. That of an encrypted one is in the table as it is,
+    #: so it proves nothing of the value.
     computed: bytes | None = None
+    is_believed: bool = False
 
 
 class AckOutcome(StrEnum):
@@ -99,6 +102,8 @@ class TableChain:
     problems: tuple[str, ...]
     #: Messages whose leaf the table has, but whose columns do not tell how they were stored.
     unproven: tuple[int, ...]
+    #: How many of them are encrypted.
+    believed: int
     acks: tuple[KeptAck, ...]
 
     @property
@@ -115,10 +120,13 @@ def link_of_row(row: Mapping[str, Any], *, is_kv: bool) -> LinkRow:
     """
     operation = row["operation"]
     number = row["revision"] if is_kv and operation == SET else row.get("seq")
-    computed = None
-    if operation == SET and not _is_encrypted(row):
-        computed = leaf_of_row(row, is_kv=is_kv)
-    return LinkRow(operation, number or 0, row.get("leaf"), row.get("chain"), computed)
+    told = operation, number or 0, row.get("leaf"), row.get("chain")
+    if operation != SET:
+        return LinkRow(*told)
+    box = dict(row.get("headers") or {}).get(BOX_HEADER)
+    if box is not None:
+        return LinkRow(*told, _leaf_of_box(box), is_believed=True)
+    return LinkRow(*told, leaf_of_row(row, is_kv=is_kv))
 
 
 def leaf_of_row(row: Mapping[str, Any], *, is_kv: bool) -> bytes:
@@ -135,8 +143,12 @@ def leaf_of_row(row: Mapping[str, Any], *, is_kv: bool) -> bytes:
         return _NO_LEAF
 
 
-def _is_encrypted(row: Mapping[str, Any]) -> bool:
-    return BOX_HEADER in dict(row.get("headers") or {})
+def _leaf_of_box(box: str) -> bytes:
+    """Return the leaf that the box of an encrypted value has."""
+    try:
+        return leaf_in_box(base64.b64decode(box)) or _NO_LEAF
+    except ValueError:
+        return _NO_LEAF
 
 
 def _stored(row: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -210,6 +222,7 @@ class _Walk:
         self._at = 0
         self._problems: list[str] = []
         self._unproven: list[int] = []
+        self._believed = 0
 
     def base(self, number: int, chain: bytes | None) -> None:
         if chain is None:
@@ -237,8 +250,11 @@ class _Walk:
                 self._tell(number, "has no leaf in the table")
             return
         leaf = told[0]
-        if sets and (computed is None or (computed != leaf and sets[0].leaf is None)):
-            # It is encrypted; or it is a row that knew no leaf, beside one that tells it.
+        if sets and sets[0].is_believed:
+            self._believed += 1
+            self._unproven.append(number)
+        elif computed is not None and computed != leaf and sets[0].leaf is None:
+            # A row that knew no leaf, beside one that tells it.
             self._unproven.append(number)
             computed = leaf
         if self._chain is None and not self._first(number, leaf, chain):
@@ -254,7 +270,7 @@ class _Walk:
         self._end()
         acks = tuple(self._compared(each) for each in sorted({checked_link(each) for each in kept}))
         return TableChain(
-            tuple(self._parts), tuple(self._problems), tuple(self._unproven), acks
+            tuple(self._parts), tuple(self._problems), tuple(self._unproven), self._believed, acks
         )
 
     def _first(self, number: int, leaf: bytes, chain: bytes | None) -> bool:

@@ -70,7 +70,8 @@ class StoreVerdict:
     chain: str = "-"
     #: Of encrypted values, if the keys are given: `sound`, `broken` or `shredded`.
     values: str = "-"
-    #: Its rows in a table of changes, if it keeps a chain; `unchecked` if a package is missing.
+    #: Its rows in a table of changes, if it keeps a chain: `links` if some are encrypted;
+    #: `unchecked` if a package is missing.
     table: str = "-"
     #: How many messages are archived.
     archived: int = 0
@@ -95,8 +96,8 @@ class Verifier:
         self,
         layout: Layout | None,
         bucket: Bucket | None,
-        table: TableChains | None = None,
         values: ValueCheck | None = None,
+        table: TableChains | None = None,
     ) -> None:
         """Without a `table`, that of the bucket is read, if it has one. With `values`, encrypted
         values of files and snapshots are decrypted."""
@@ -229,7 +230,7 @@ class Verifier:
         self._tiers.append(tier)
         if kept:
             verdict.acks[tier.what] = list(found.acks)
-        verdict.table = "broken" if found.problems else "sound"
+        verdict.table = "broken" if found.problems else "links" if found.believed else "sound"
         verdict.problems += [f"its table: {reason}" for reason in found.problems]
         verdict.unproven = found.unproven
         verdict.parts = [(part.base.seq + 1, part.told.seq) for part in found.parts]

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from holdfast.protocol.chain.hashing import GENESIS, ChainLink, after, leaf_of, leaf_of_set
+from holdfast.protocol.chain.hashing import GENESIS, ChainLink, after
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.frames import unpack
 from holdfast.protocol.header_block import FIRST_BYTE, HeaderBlock
@@ -29,6 +29,8 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.store_file.chain import chain_schema as sql
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
+from holdfast.shared_fs.store_file.chain.kept_leaves import kept_leaf_of, kept_leaf_of_set
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE
 from holdfast.spark.rows.rows import (
     BASE,
     BATCH_ROWS,
@@ -200,14 +202,14 @@ def _as_rows(piece: Piece) -> Sequence[ExportedRow]:
 def leaf_of_exported(row: ExportedRow, *, is_kv: bool) -> bytes:
     """Return the leaf of a set that has not been brought into the table's form yet."""
     headers, value = row.headers, row.value
-    if type(headers) is bytes and headers[0] != FIRST_BYTE:
+    if type(headers) is bytes and headers[0] not in (FIRST_BYTE, BOX_FIRST_BYTE):
         headers = unpack(headers)
     stored: Any = value
     if row.large_sha256 is not None:
         stored = (None, row.large_bytes, bytes.fromhex(row.large_sha256))
     if is_kv:
-        return leaf_of_set(row.revision, row.time, stored, headers, row.key or "")
-    return leaf_of(row.seq or 0, row.time, stored, headers, row.subject)
+        return kept_leaf_of_set(row.revision, row.time, stored, headers, row.key or "")
+    return kept_leaf_of(row.seq or 0, row.time, stored, headers, row.subject)
 
 
 def linked(row: ExportedRow, leaf: bytes, chain: bytes | None) -> ExportedRow:

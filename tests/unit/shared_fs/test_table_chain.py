@@ -20,7 +20,11 @@ from holdfast.shared_fs.archive.table_chain import (
     leaf_of_row,
     link_of_row,
 )
-from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import (
+    BOX_HEADER,
+    Box,
+    headers_in_table,
+)
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 VALUES = st.lists(
@@ -141,9 +145,15 @@ def test_a_row_that_is_no_message_has_no_leaf() -> None:
 
 def test_a_row_that_is_encrypted_proves_nothing_and_does_not_break_the_chain() -> None:
     rows = rows_of([(b"1", {}), (b"2", {}), (b"3", {})])
-    rows[2] |= {"value": b"?", "headers": {BOX_HEADER: "AA=="}}
+    box = Box(1, bytes(16), 1, bytes(16), rows[2]["leaf"]).packed()
+    rows[2] |= {"value": b"?", "headers": headers_in_table(box)}
     report = check_table_chain(links_of(rows), acks_of(rows))
     assert (report.problems, report.unproven, report.is_sound) == ((), (2,), True)
+    assert report.believed == 1
+    for broken in ("AA==", "\0", headers_in_table(box[:-1])[BOX_HEADER]):
+        rows[2] |= {"headers": {BOX_HEADER: broken}}
+        told = check_table_chain(links_of(rows)).problems
+        assert told == ("message 2 is not what it was: its columns do not give its leaf",)
 
 
 def test_rows_twice_count_once_and_differing_ones_are_told() -> None:

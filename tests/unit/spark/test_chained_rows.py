@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from holdfast.protocol.changes import (
     CHANGE_CLEAR,
     CHANGE_DELETE_ENTRIES,
     CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
 )
 from holdfast.protocol.names import StoreId, TenantName
@@ -26,6 +28,7 @@ from holdfast.shared_fs.archive.chain_reading import TableChains
 from holdfast.shared_fs.archive.table_chain import COLUMNS, AckOutcome, TableChain
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.erasure.sought import Sought
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import Box
 from holdfast.spark.export import export as exporting
 from holdfast.spark.export.compaction import MergeJob, merge
 from holdfast.spark.export.export import ExportReport
@@ -493,3 +496,20 @@ def test_verify_refuses_acks_that_it_cannot_ask_for(world: BucketWorld) -> None:
         result = verify(world, *arguments)
         assert result.exit_code in (1, 2), arguments
         assert told in result.stderr, result.stderr
+
+
+def test_the_chain_of_encrypted_messages_is_followed_without_a_key(world: BucketWorld) -> None:
+    leaf = hashlib.sha256(b"a leaf").digest()
+    ledger(world, b"two")
+    box = Box(1, bytes(16), 7, bytes(16), leaf).packed()
+    world.change(LEDGER, [CHANGE_SET_MESSAGE, 3, b"?", box])
+    links = [link(world, LEDGER), *ledger(world, b"four")]
+    world.publish()
+    export(world)
+    report = checked(world, LEDGER, *links)
+    assert (report.problems, report.unproven, report.believed) == ((), (3,), 1)
+    result = verify(world, "ledger", "--bucket", world.url, "--json", *map(ack, links))
+    [row] = json.loads(result.stdout)["stores"]
+    assert (result.exit_code, row["table"], row["unproven"], row["problems"]) == (
+        0, "links", [3], [],
+    )  # fmt: skip
