@@ -50,6 +50,7 @@ from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.peers.store_loads import StoreLoads
+from holdfast.persist.prefetch.prefetching import PARALLEL_FETCHES, Prefetcher
 from holdfast.persist.quotas.open_room import OpenRoom
 from holdfast.persist.quotas.quota_book import QuotaBook
 from holdfast.persist.quotas.quota_keeping import QuotaKeeping
@@ -102,6 +103,7 @@ from holdfast.shared_fs.bucket_log.fences import BucketGate
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence
 from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.read_ahead.host_cache import HostCache
 
 #: How many files of any size are checked or copied at once.
 _LARGE_THREADS: Final = 2
@@ -126,6 +128,8 @@ class _Threads(NamedTuple):
     sync: RunInThread
     #: For work that may take minutes: checking or copying a file of gigabytes.
     large: RunInThread
+    #: For reads of files that are not in memory.
+    prefetch: RunInThread
     tier: TierPools
 
 
@@ -136,6 +140,7 @@ class _WritePath(NamedTuple):
     progress: LogProgress
     materialiser: Materialiser
     archive_reads: ArchiveReads
+    prefetcher: Prefetcher
     releaser: Releaser
 
 
@@ -199,7 +204,7 @@ def compose(
     resources.callback(storage.close)
 
     archive = Archive(bucket.url) if bucket is not None and bucket.url else None
-    path = _write_path(life, storage, open_stores, archive, threads, tasks)
+    path = _write_path(life, storage, open_stores, archive, machine.host_cache, threads, tasks)
     checkpointer = Checkpointer(
         life,
         storage.synced_log.log,
@@ -299,7 +304,13 @@ def compose(
     )
     leaving = Leaving(life, phase, storage, open_stores, openings, drainer, heartbeats)
     places = WaitingPlaces(
-        path.inbox, open_stores, path.archive_reads, path.progress, stored, path.releaser
+        path.inbox,
+        open_stores,
+        path.archive_reads,
+        path.prefetcher,
+        path.progress,
+        stored,
+        path.releaser,
     )
     ending = Ending(life, phase, storage, places, checkpointer, coordination)
     resting = FileRest(life, open_stores, options.max_awake_files)
@@ -366,6 +377,7 @@ def compose(
         reception,
         gatekeeper,
         path.archive_reads,
+        path.prefetcher,
         tier,
         archiver,
         quota_keeping,
@@ -415,11 +427,12 @@ def _threads(machine: Machine, resources: contextlib.ExitStack) -> _Threads:
     pools = TierPools(given)
     resources.callback(pools.stop)
     if given is not None:
-        return _Threads(given, given, given, pools)
+        return _Threads(given, given, given, given, pools)
     sync, large = SyncThread(), TierThreads("large", _LARGE_THREADS)
-    resources.callback(sync.stop)
-    resources.callback(large.stop)
-    return _Threads(asyncio.to_thread, sync, large, pools)
+    prefetch = TierThreads("prefetch", PARALLEL_FETCHES)
+    for each in (sync, large, prefetch):
+        resources.callback(each.stop)
+    return _Threads(asyncio.to_thread, sync, large, prefetch, pools)
 
 
 def _write_path(
@@ -427,6 +440,7 @@ def _write_path(
     storage: StorageMode,
     open_stores: OpenStores,
     archive: Archive | None,
+    cache: HostCache | None,
     threads: _Threads,
     tasks: SpawnedTasks,
 ) -> _WritePath:
@@ -434,17 +448,16 @@ def _write_path(
     open_stores.leases.attach(inbox)
     materialiser = Materialiser(open_stores.leases, progress, life.run_in_thread, tasks)
     archive_reads = ArchiveReads(archive, inbox, threads.tier.archive)
+    prefetcher = Prefetcher(life, cache, inbox, threads.prefetch)
     releaser = Releaser(
         life,
         OutputGate(life.gate, storage.confirm_open),
         inbox,
         progress,
-        DurableReads(
-            life.server, inbox, progress, materialiser, archive_reads, life.statistics
-        ),
+        DurableReads(life, inbox, progress, materialiser, archive_reads, prefetcher),
         materialiser,
     )
-    return _WritePath(inbox, progress, materialiser, archive_reads, releaser)
+    return _WritePath(inbox, progress, materialiser, archive_reads, prefetcher, releaser)
 
 
 def _administrator(

@@ -25,6 +25,7 @@ from holdfast.protocol.work.zones import NOWHERE
 from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.encryption.master_keys import MasterKey
 from holdfast.shared_fs.encryption.registry import ReadsKeys
+from holdfast.shared_fs.read_ahead.host_cache import HostCache, host_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +75,5 @@ class Machine:
     loop_watch: LoopWatch | None = None
     #: What the process counts, over all of its lives. None: each life by itself.
     statistics: Statistics | None = None
+    #: The memory of this host for files. None: nothing is known of it.
+    host_cache: HostCache | None = field(default_factory=host_cache)

@@ -19,6 +19,7 @@ from holdfast.persist.lifecycle.open_queue import OpenQueue
 from holdfast.persist.lifecycle.resting import FileRest
 from holdfast.persist.lifecycle.telling_totals import TotalsTelling
 from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.prefetch.prefetching import Prefetcher
 from holdfast.persist.quotas.quota_keeping import QuotaKeeping
 from holdfast.persist.reception import Reception
 from holdfast.persist.storage_mode import StorageMode
@@ -58,6 +59,7 @@ class Parts:
     reception: Reception
     gatekeeper: Gatekeeper
     archive_reads: ArchiveReads
+    prefetcher: Prefetcher
     tier: Tier | None
     archiver: Archiver | None
     quota_keeping: QuotaKeeping | None
@@ -76,6 +78,7 @@ class Parts:
         if self.tier is not None:
             yield from self.tier.work()
         yield self.archive_reads.run()
+        yield self.prefetcher.run()
         if self.archiver is not None:
             yield self.archiver.run()
         yield self.claims.run()

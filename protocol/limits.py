@@ -210,6 +210,28 @@ HURRIED_READS_PART: Final = 8
 #: A server that answered no write for this long reads in whole pages again.
 HURRY_SECONDS: Final = 0.1
 
+# Reading ahead
+#: Stores of at least this many bytes are read ahead of those who read them from the disk. A smaller
+#: one is in memory after a few reads in any case.
+PREFETCHED_STORE_BYTES: Final = 4 * MIB
+#: How far ahead of a reader at first, and at most: 32 MiB is what a reader of 100 MiB/s reads in a
+#: third of a second (S3Stream has the same bounds).
+START_WINDOW_BYTES: Final = 512 * KIB
+MAX_WINDOW_BYTES: Final = 32 * MIB
+#: A window is filled by so much at a time, so that other readers need not wait for all of it.
+PREFETCH_STEP_BYTES: Final = 4 * MIB
+#: What is fetched ahead on one server and not given back. One tenant alone gets half.
+MAX_PREFETCHED_BYTES: Final = 256 * MIB
+#: Readers of one store that are told apart, and such stores of one server.
+MAX_PREFETCH_READERS: Final = 16
+MAX_PREFETCH_STORES: Final = 1024
+#: A reader that has not gone on for this long is forgotten.
+PREFETCH_IDLE_SECONDS: Final = 30.0
+#: What was appended last, and since the store was opened, is taken to be in memory.
+RECENT_BYTES: Final = 8 * MIB
+#: A read that waits for the disk for longer is answered with `unavailable`, and clients ask again.
+PREFETCH_SECONDS: Final = 10.0
+
 # Client
 #: Frames that one client may have in flight to one server: one being synced, one being applied, and
 #: two on the way. More would only move the queue from the client to the server.
@@ -504,6 +526,9 @@ assert LOOP_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert HEARTBEAT_SECONDS * 4 < SYNC_STALL_SECONDS
 assert SYNC_STALL_SECONDS + SILENCE_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert ARCHIVE_READ_SECONDS < OPERATION_TIMEOUT_SECONDS
+assert PREFETCH_SECONDS < OPERATION_TIMEOUT_SECONDS
+assert PAGE_BYTES <= START_WINDOW_BYTES <= PREFETCH_STEP_BYTES <= MAX_WINDOW_BYTES
+assert 4 * MAX_WINDOW_BYTES <= MAX_PREFETCHED_BYTES
 assert SYNC_STALL_SECONDS < PUT_STALL_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES
 assert MAX_EPHEMERAL_STORE_BYTES * 4 <= MAX_EPHEMERAL_BYTES

@@ -51,7 +51,7 @@ def append_alone(
     again, whose memory is seldom in a processor's cache. So this does all of it at once: with 512
     streams to a frame, building a tick takes a third less.
     """
-    _, _, writer_id, _, group, _, _ = arrival
+    _, _, writer_id, _, group, _, _, _ = arrival
     _, _, counter, first_unacked, durability, operations = group
     operation = operations[0]
     writers = store.writers

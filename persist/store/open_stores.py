@@ -43,6 +43,8 @@ class Arrival(NamedTuple):
     size_bytes: int = 0
     #: For a read that waited for the archive: the bodies it lacked.
     archived: Bodies | None = None
+    #: How often a read has waited for its part of a file to be in memory.
+    waits: int = 0
 
     @property
     def writes(self) -> bool:

@@ -1,8 +1,8 @@
 """Reads of durable state. They run after the sync that they depend on, in the loop, group by group.
 
-A read whose store is leased, or that needs archived values, goes back to where it waits, and
-runs again later. A store can be read even while its disk takes no writes: acknowledged
-changes are in memory.
+A read whose store is leased, that needs archived values, or that would wait for the disk, goes
+back to where it waits, and runs again later. A store can be read even while its disk takes no
+writes: acknowledged changes are in memory.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.operations import reads
 from holdfast.persist.operations.read_rows import ROW_BYTES, ArchiveNeededError, ReadBounds
+from holdfast.persist.prefetch.prefetching import Prefetcher
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
@@ -32,7 +34,6 @@ from holdfast.protocol.errors import (
     internal_error,
 )
 from holdfast.protocol.monitoring import metrics
-from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
 
@@ -44,19 +45,20 @@ class DurableReads:
 
     def __init__(
         self,
-        server: str,
+        life: Incarnation,
         inbox: Inbox,
         progress: LogProgress,
         materialiser: Materialiser,
         archive_reads: ArchiveReads,
-        statistics: Statistics,
+        prefetcher: Prefetcher,
     ) -> None:
-        self._server = server
+        self._server = life.server
         self._inbox = inbox
         self._progress = progress
         self._materialiser = materialiser
         self._archive_reads = archive_reads
-        self._tail_reads = statistics.counter(metrics.TAIL_READS)
+        self._prefetcher = prefetcher
+        self._tail_reads = life.statistics.counter(metrics.TAIL_READS)
         self._mishaps = Mishaps(logger)
         self._read_failing = Trouble(logger, "store.read_failed")
         self._apply_failing = Trouble(logger, "store.apply_failed")
@@ -72,8 +74,16 @@ class DurableReads:
             self._materialiser.apply_much(store)
             self._inbox.submit_again([arrival])
             return 0
+        is_large = self._prefetcher.concerns(store)
+        disk_reads = 0
         try:
+            if is_large:
+                if not self._prefetcher.is_ready(store, arrival, bounds):
+                    return 0
+                disk_reads = self._prefetcher.disk_reads()
             results = self._read_synced(store, arrival, bounds)
+            if is_large:
+                self._prefetcher.has_read(store, arrival.group.operations, results, disk_reads)
             outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
         except FencedError:
             raise

@@ -83,7 +83,7 @@ def take_apart(
         if wrong is not None:
             incoming.refusals.append((index, wrong))
             continue
-        fields = (reply, index, writer, store, group, size_bytes, None)
+        fields = (reply, index, writer, store, group, size_bytes, None, 0)
         arrivals.append(tuple.__new__(Arrival, fields))
     return incoming
 

@@ -173,7 +173,7 @@ class Tick:
 
     def write(self, store: Store, arrival: Arrival) -> None:
         """Execute a group of writes now. Its answer waits."""
-        reply, position, writer_id, _, group, _, _ = arrival
+        reply, position, writer_id, _, group, _, _, _ = arrival
         _, _, counter, first_unacked, durability, group_operations = group
         if store.anchor is not None:
             if durability not in (0, _MEMORY) and any(map(_sets, group_operations)):

@@ -3,6 +3,7 @@
     for its turn        inbox         arrived, and in no tick
     for its store       open stores   the coordinator is asked for it, or its file is being opened
     for the archive     archive reads
+    for the disk        prefetcher    a read whose part of a file is not in memory
     for a sync          pipeline      the tick is written, and not durable
     for the bucket      stored writer a write of level `stored`
     for the gate        releaser      durable, and about to leave; a read waits for its slice
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 
 from holdfast.persist.bucket_log.stored_writer import StoredWriter
+from holdfast.persist.prefetch.prefetching import Prefetcher
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.inbox import Inbox
@@ -33,6 +35,7 @@ class WaitingPlaces:
         inbox: Inbox,
         open_stores: OpenStores,
         archive_reads: ArchiveReads,
+        prefetcher: Prefetcher,
         progress: LogProgress,
         stored: StoredWriter | None,
         releaser: Releaser,
@@ -40,6 +43,7 @@ class WaitingPlaces:
         self._inbox = inbox
         self._open_stores = open_stores
         self._archive_reads = archive_reads
+        self._prefetcher = prefetcher
         self._progress = progress
         self._stored = stored
         self._releaser = releaser
@@ -51,6 +55,7 @@ class WaitingPlaces:
             "a turn": not self._inbox.is_answered,
             "a store": self._open_stores.waiting_count > 0,
             "the archive": self._archive_reads.waiting_count > 0,
+            "the disk": self._prefetcher.waiting_count > 0,
             "a sync": not self._progress.is_synced,
             "the bucket": self._stored is not None and not self._stored.idle,
             "the gate": not self._releaser.idle,

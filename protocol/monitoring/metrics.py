@@ -101,6 +101,36 @@ TAIL_READS = _counter(
     _PERSIST, "persist_tail_reads_total",
     "Groups of reads answered from messages that wait in memory for their file.",
 )
+PREFETCH_HITS = _counter(
+    _PERSIST, "persist_prefetch_hits_total",
+    "Groups of reads of large streams that found their part of the file in memory, while that had "
+    "to be found out.",
+)
+PREFETCH_MISSES = _counter(
+    _PERSIST, "persist_prefetch_misses_total",
+    "The same that waited until a thread had read it from the disk.",
+)
+PREFETCHED = _counter(
+    _PERSIST, "persist_prefetched_bytes_total", "Bytes that these threads read from the disk."
+)
+PREFETCH_GIVEN_BACK = _counter(
+    _PERSIST, "persist_prefetch_given_back_bytes_total",
+    "Bytes of those that left memory again once their readers had passed.",
+)
+PREFETCH_LOST = _counter(
+    _PERSIST, "persist_prefetch_lost_total",
+    "Reads whose part of the file was prefetched and had left memory before; windows shrink.",
+)
+PREFETCH_HELD = _gauge(
+    _PERSIST, "persist_prefetch_held_bytes", "What is prefetched, or being so, and not given back."
+)
+PREFETCH_WINDOWS = _gauge(
+    _PERSIST, "persist_prefetch_window_bytes", "How far it reads ahead of all its readers."
+)
+READ_DISK_WAITS = _counter(
+    _PERSIST, "persist_read_disk_waits_total",
+    "Groups of reads of large stores for which the event loop read from the disk.",
+)
 SYNCS = _histogram(_PERSIST, "persist_sync_duration_seconds", "Time of each sync of the log.",
                    SECONDS)
 TICK_GROUPS = _histogram(_PERSIST, "persist_tick_groups", "Answered groups of each release.",

@@ -210,6 +210,7 @@ INSERT_LARGE_MESSAGE: Final = (
     "INSERT INTO messages(seq, revision, time, value, headers, expires, body_bytes)"
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+SELECT_MESSAGES_ROOT: Final = "SELECT rootpage FROM sqlite_schema WHERE name = 'messages'"
 SELECT_MESSAGE: Final = f"SELECT {ROW} FROM messages WHERE seq = ?"
 SELECT_MESSAGE_BYTES: Final = f"SELECT {MESSAGE_BYTES} FROM messages WHERE seq = ?"
 SELECT_MESSAGES: Final = (

@@ -179,7 +179,12 @@ class Cluster:
 
     def machine(self) -> Machine:
         """Return what a server takes from its machine."""
-        return Machine(clock_ms=self.now_ms, run_in_thread=self.run_in_thread, watch=no_watch)
+        return Machine(
+            clock_ms=self.now_ms,
+            run_in_thread=self.run_in_thread,
+            watch=no_watch,
+            host_cache=None,
+        )
 
     def start(self, *names: str) -> None:
         """Start what is not running; without names, everything."""

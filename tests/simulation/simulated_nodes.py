@@ -268,6 +268,7 @@ class ServerNode(Node):
                 clock_ms=SteadyClock(lambda: self.now_ms() / 1000, simulation.loop.time),
                 run_in_thread=self.run_in_thread,
                 watch=no_watch,
+                host_cache=None,
             ),
         )
         await self.server.run()

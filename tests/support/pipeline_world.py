@@ -19,6 +19,7 @@ from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import create_fence
 from holdfast.shared_fs.disk.layout import Layout, open_layout
+from holdfast.shared_fs.read_ahead.host_cache import HostCache
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import abandon, ephemeral_store
 from tests.support.write_path_parts import WritePath, a_life, at_once
@@ -27,7 +28,13 @@ from tests.support.write_path_parts import WritePath, a_life, at_once
 class World(WritePath):
     """A pipeline on real files, two streams, and what is answered."""
 
-    def __init__(self, layout: Layout, sync: RunInThread = at_once) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        sync: RunInThread = at_once,
+        host_cache: HostCache | None = None,
+        prefetch: RunInThread = at_once,
+    ) -> None:
         disk = Disk()
         network = MemoryNetwork()
         disk.make_directory(layout.incarnation("a", "1"))
@@ -36,7 +43,8 @@ class World(WritePath):
         #: What its clock says.
         self.time = 1000
         life = a_life(layout, bus=network.connect("server"), clock_ms=lambda: self.time)
-        super().__init__(life, CommitLog(disk, layout.log("a", "1")), sync=sync)
+        log = CommitLog(disk, layout.log("a", "1"))
+        super().__init__(life, log, sync=sync, host_cache=host_cache, prefetch=prefetch)
         self.stores = [self.open(name) for name in ("a", "b")]
         self.answers: dict[str, list[Any]] = {}
         self._arrived = asyncio.Event()
@@ -90,18 +98,26 @@ class World(WritePath):
 
 
 @asynccontextmanager
-async def running(root: Path, sync: RunInThread = at_once) -> AsyncIterator[World]:
-    """A world whose pipeline runs, and whose log is synced by `sync`."""
-    world = World(open_layout(root, Disk()), sync)
+async def running(
+    root: Path,
+    sync: RunInThread = at_once,
+    host_cache: HostCache | None = None,
+    prefetch: RunInThread = at_once,
+) -> AsyncIterator[World]:
+    """A world whose pipeline runs, whose log is synced by `sync`, and whose host has this memory
+    for files."""
+    world = World(open_layout(root, Disk()), sync, host_cache, prefetch)
     await world.peer.subscribe("reply.>", world._on_reply)
     pipeline = asyncio.create_task(world.pipeline.run())
+    prefetching = asyncio.create_task(world.prefetcher.run())
     try:
         async with asyncio.timeout(20):
             yield world
-        assert not pipeline.done()
+        assert not pipeline.done() and not prefetching.done()
     finally:
         pipeline.cancel()
-        await asyncio.wait([pipeline])
+        prefetching.cancel()
+        await asyncio.wait([pipeline, prefetching])
         for store in world.open_stores.stores():
             abandon(store)
         world.log.close()

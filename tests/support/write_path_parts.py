@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from holdfast.persist.incarnation import Incarnation
+from holdfast.persist.prefetch.prefetching import Prefetcher
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
@@ -27,6 +28,7 @@ from holdfast.shared_fs.disk.commit_log import Log
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate
 from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.read_ahead.host_cache import HostCache
 
 
 async def at_once(function: Callable[[], Any], /) -> Any:
@@ -77,6 +79,8 @@ class WritePath:
         open_stores: OpenStores | None = None,
         *,
         sync: RunInThread = at_once,
+        host_cache: HostCache | None = None,
+        prefetch: RunInThread = at_once,
     ) -> None:
         self.life, self.log = life, log
         self.open_stores = open_stores or OpenStores()
@@ -88,13 +92,14 @@ class WritePath:
             self.open_stores.leases, self.progress, life.run_in_thread, self.tasks
         )
         self.archive_reads = ArchiveReads(None, self.inbox, at_once)
+        self.prefetcher = Prefetcher(life, host_cache, self.inbox, prefetch)
         durable_reads = DurableReads(
-            life.server,
+            life,
             self.inbox,
             self.progress,
             self.materialiser,
             self.archive_reads,
-            life.statistics,
+            self.prefetcher,
         )
         self.releaser = Releaser(
             life, OutputGate(life.gate), self.inbox, self.progress, durable_reads, self.materialiser
@@ -111,7 +116,13 @@ class WritePath:
         )
 
         self.places = WaitingPlaces(
-            self.inbox, self.open_stores, self.archive_reads, self.progress, None, self.releaser
+            self.inbox,
+            self.open_stores,
+            self.archive_reads,
+            self.prefetcher,
+            self.progress,
+            None,
+            self.releaser,
         )
 
     def new_files(self, confirm: Any) -> DurableFiles:

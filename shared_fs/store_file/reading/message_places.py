@@ -23,6 +23,11 @@ class MessagePlaces(MessageRows):
         return (self.meta.last_seq + 1, 0) if found is None else found
 
     @raises_ours
+    def messages_root(self) -> int:
+        """Return the number of the first page of the messages' table."""
+        return int(self._execute(schema.SELECT_MESSAGES_ROOT).get)
+
+    @raises_ours
     def time_of(self, seq: int) -> int | None:
         """Return the time of a message; None if it does not exist."""
         found: int | None = self._execute(schema.SELECT_TIME, (seq,)).get

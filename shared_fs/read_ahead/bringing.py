@@ -1,0 +1,73 @@
+"""Gets the next messages of a stream from the disk into this host's memory. For threads.
+
+It reads the tree of the messages' table (`tree_places.py`) and then what that tells of, in pieces
+of about a MiB, until there is as much as was wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from holdfast.protocol.limits import KIB, MIB
+from holdfast.shared_fs.read_ahead.host_cache import CachedFile
+from holdfast.shared_fs.read_ahead.tree_places import FileSpan, spans
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
+
+#: Spans that follow each other become one piece up to this size.
+_PIECE_BYTES: Final = MIB
+#: Less than this is looked for leaf by leaf, so that not much more is read.
+_EXACT_BYTES: Final = 256 * KIB
+#: What lies between two such spans is taken to be theirs: pages that continue long values.
+_NEAR_BYTES: Final = MIB
+
+
+class CachedPiece(NamedTuple):
+    """A run of bytes of a file that is in memory, and what it is good for."""
+
+    first_seq: int
+    last_seq: int
+    offset: int
+    size_bytes: int
+    #: How much of it was not in memory before.
+    disk_bytes: int = 0
+
+
+def bring(file: CachedFile, root: int, start_seq: int, size_bytes: int) -> list[CachedPiece]:
+    """Get messages from `start_seq` on into memory, about as many as have `size_bytes`. `root` is
+    the number of the first page of their table.
+
+    Raises NotATreeError, OSError.
+    """
+
+    def read_page(number: int) -> bytes:
+        return file.read((number - 1) * PAGE_BYTES, PAGE_BYTES)
+
+    brought: list[CachedPiece] = []
+    parts = spans(read_page, root, start_seq, leaf_by_leaf=size_bytes < _EXACT_BYTES)
+    for span in _joined(parts, min(size_bytes, _PIECE_BYTES)):
+        disk_bytes = file.bring(span.offset, span.size_bytes)
+        brought.append(CachedPiece(*span, min(disk_bytes, span.size_bytes)))
+        size_bytes -= span.size_bytes
+        if size_bytes <= 0:
+            break
+    return brought
+
+
+def _joined(parts: Iterator[FileSpan], piece_bytes: int) -> Iterator[FileSpan]:
+    """Yield spans with what lies between them, each up to about the size of a piece."""
+    held: FileSpan | None = None
+    for span in parts:
+        if held is None:
+            held = span
+            continue
+        gap = span.offset - held.offset - held.size_bytes
+        is_near = 0 <= gap <= _NEAR_BYTES
+        through = gap + held.size_bytes if is_near else held.size_bytes
+        if is_near and held.size_bytes < piece_bytes and through + span.size_bytes <= _PIECE_BYTES:
+            held = FileSpan(held.first_seq, span.last_seq, held.offset, through + span.size_bytes)
+            continue
+        yield held._replace(size_bytes=through)
+        held = span
+    if held is not None:
+        yield held

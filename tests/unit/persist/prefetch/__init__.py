@@ -1,0 +1,1 @@
+"""Reads that would wait for the disk, and reading ahead."""
