@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from holdfast.persist.prefetch.readers import Fetch, StoreReaders
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
-from holdfast.protocol.limits import KIB, START_WINDOW_BYTES
+from holdfast.protocol.limits import KIB, MAX_PREFETCH_READERS, START_WINDOW_BYTES
 from holdfast.protocol.serving.fair_queue import FairQueue
 from holdfast.shared_fs.read_ahead.bringing import CachedPiece, bring
 from holdfast.shared_fs.read_ahead.host_cache import CachedFile, HostCache
@@ -28,6 +28,8 @@ class FetchResult(NamedTuple):
 
     file: CachedFile | None
     pieces: Sequence[CachedPiece]
+    #: What the system has read from the disk beyond them.
+    surplus_bytes: int
     #: How many have failed, one after the other.
     failures: int
 
@@ -45,6 +47,8 @@ class PrefetchedStore:
     #: None until it is found among the files of this process.
     file: CachedFile | None = None
     failures: int = 0
+    #: By the seq after a fetch, what the system has read from the disk beyond it.
+    surplus_bytes: dict[int, int] = field(default_factory=dict)
     #: What it counts in the room of all.
     held_bytes: int = 0
     fetches: dict[Fetch, RunningFetch] = field(default_factory=dict)
@@ -53,6 +57,15 @@ class PrefetchedStore:
     def is_given_up(self) -> bool:
         return self.failures >= _MAX_FAILURES
 
+    def ended(self, fetch: Fetch, result: FetchResult) -> None:
+        """Note the result of a fetch."""
+        self.file, self.failures = result.file, result.failures
+        self.surplus_bytes.pop(fetch.start_seq, None)
+        if result.surplus_bytes:
+            self.surplus_bytes[result.pieces[-1].last_seq + 1] = result.surplus_bytes
+            if len(self.surplus_bytes) > MAX_PREFETCH_READERS:
+                del self.surplus_bytes[next(iter(self.surplus_bytes))]
+
     def brings(self, cache: HostCache, fetch: Fetch) -> FetchResult:
         """Make a fetch. For a thread: changes nothing here."""
         file, store_file = self.file, self.store.contents.file
@@ -60,13 +73,14 @@ class PrefetchedStore:
             if file is None and store_file is not None:
                 file = cache.find(store_file.path)
             if file is None:
-                return FetchResult(None, (), failures=_MAX_FAILURES)
-            brought = bring(file, self.root, fetch.start_seq, fetch.size_bytes)
+                return FetchResult(None, (), 0, _MAX_FAILURES)
+            surplus_bytes = self.surplus_bytes.get(fetch.start_seq, 0)
+            brought = bring(file, self.root, fetch.start_seq, fetch.size_bytes, surplus_bytes)
         except (NotATreeError, OSError):
             # Most likely its descriptor is another one now. What is wrong with the disk is found by
             # the read itself.
-            return FetchResult(None, (), failures=self.failures + 1)
-        return FetchResult(file, brought, failures=0)
+            return FetchResult(None, (), 0, self.failures + 1)
+        return FetchResult(file, *brought, failures=0)
 
 
 @dataclass(slots=True, eq=False)

@@ -258,7 +258,7 @@ class Prefetcher:
                 brought: FetchResult = await self._run_in_thread(lambda: of.brings(cache, fetch))
         except TimeoutError:
             self._failing.note("store=%s reason=%s", store, "the disk is slow", of=store)
-            brought = FetchResult(of.file, (), of.failures + 1)
+            brought = FetchResult(of.file, (), 0, of.failures + 1)
             refused = [read for read in running.waiting if read.left > 0]
             self.waiting_count -= len(refused)
             error = UnavailableError(reason=f"the disk does not answer reads of {store}")
@@ -267,7 +267,7 @@ class Prefetcher:
                 read.left = 0
         else:
             self._failing.over(store)
-        of.file, of.failures = brought.file, brought.failures
+        of.ended(fetch, brought)
         self._end(running, brought.pieces)
 
     def _end(self, running: RunningFetch, brought: Sequence[CachedPiece]) -> None:

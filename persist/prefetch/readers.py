@@ -13,8 +13,8 @@ and several who read the same share what is there. Invariants:
 - A piece that came from the disk for a reader with a window is given back once no reader is at it
   or comes to it within the largest window. What was in memory already, or was fetched for a single
   read, is left to the system, which knows what else uses it.
-- A file that is in memory costs nothing: after `_TRUSTED_FETCHES` fetches that found all there, the
-  store is trusted, until a read has waited for the disk.
+- A file that is in memory costs nothing: once `_TRUSTED_FETCHES` fetches for single reads, or all
+  of the largest window, were found there, the store is trusted, until a read needs the disk.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class StoreReaders:
         #: In order of seqs; they do not overlap.
         self.pieces: list[CachedPiece] = []
         self.fetching: list[Fetch] = []
-        #: How many fetches found all there, one after the other.
-        self._found_all_there = 0
+        #: What has been found in memory since something was not.
+        self._found_bytes = 0
 
     @property
     def is_trusted(self) -> bool:
         """All of the file seems to be in memory."""
-        return self._found_all_there >= _TRUSTED_FETCHES
+        return self._found_bytes >= MAX_WINDOW_BYTES
 
     @property
     def held_bytes(self) -> int:
@@ -119,13 +119,15 @@ class StoreReaders:
     def fetched(self, fetch: Fetch, brought: Sequence[CachedPiece]) -> list[CachedPiece]:
         """Note the result of a fetch, nothing if it failed. Return what to give back."""
         self.fetching.remove(fetch)
-        if any(piece.disk_bytes for piece in brought):
-            self._found_all_there = 0
-        elif brought:
-            self._found_all_there += 1
         is_ours = fetch.is_ahead or any(
             reader.window_bytes and reader.next_seq == fetch.start_seq for reader in self.readers
         )
+        if any(piece.disk_bytes for piece in brought):
+            self._found_bytes = 0
+        elif is_ours:
+            self._found_bytes += sum(piece.size_bytes for piece in brought)
+        elif brought:
+            self._found_bytes += MAX_WINDOW_BYTES // _TRUSTED_FETCHES
         gone = []
         for piece in brought:
             gone += self._add(piece if is_ours else piece._replace(disk_bytes=0))
@@ -161,7 +163,7 @@ class StoreReaders:
 
     def waited_for_disk(self) -> None:
         """Note that a read that was believed to be in memory was not."""
-        self._found_all_there = 0
+        self._found_bytes = 0
 
     def pass_on(self, now: float) -> list[CachedPiece]:
         """Forget readers that have left. Return the pieces to give back: nobody needs them."""

@@ -1,7 +1,9 @@
 """Gets the next messages of a stream from the disk into this host's memory. For threads.
 
 It reads the tree of the messages' table (`tree_places.py`) and then what that tells of, in pieces
-of about a MiB, until there is as much as was wanted.
+of about a MiB, until there is as much as was wanted. Linux reads ahead by itself as well, on some
+disks many MiB, so what one read got from the disk may be what the next ones find in memory. Such a
+surplus is credited to the pieces that follow.
 """
 
 from __future__ import annotations
@@ -33,9 +35,19 @@ class CachedPiece(NamedTuple):
     disk_bytes: int = 0
 
 
-def bring(file: CachedFile, root: int, start_seq: int, size_bytes: int) -> list[CachedPiece]:
+class Bringing(NamedTuple):
+    """What was brought, in order, and what was read from the disk beyond it."""
+
+    pieces: list[CachedPiece]
+    surplus_bytes: int
+
+
+def bring(
+    file: CachedFile, root: int, start_seq: int, size_bytes: int, surplus_bytes: int = 0
+) -> Bringing:
     """Get messages from `start_seq` on into memory, about as many as have `size_bytes`. `root` is
-    the number of the first page of their table.
+    the number of the first page of their table, `surplus_bytes` that of the bringing that ended
+    before `start_seq`.
 
     Raises NotATreeError, OSError.
     """
@@ -46,12 +58,14 @@ def bring(file: CachedFile, root: int, start_seq: int, size_bytes: int) -> list[
     brought: list[CachedPiece] = []
     parts = spans(read_page, root, start_seq, leaf_by_leaf=size_bytes < _EXACT_BYTES)
     for span in _joined(parts, min(size_bytes, _PIECE_BYTES)):
-        disk_bytes = file.bring(span.offset, span.size_bytes)
-        brought.append(CachedPiece(*span, min(disk_bytes, span.size_bytes)))
+        surplus_bytes += file.bring(span.offset, span.size_bytes)
+        disk_bytes = min(surplus_bytes, span.size_bytes)
+        surplus_bytes -= disk_bytes
+        brought.append(CachedPiece(*span, disk_bytes))
         size_bytes -= span.size_bytes
         if size_bytes <= 0:
             break
-    return brought
+    return Bringing(brought, surplus_bytes)
 
 
 def _joined(parts: Iterator[FileSpan], piece_bytes: int) -> Iterator[FileSpan]:

@@ -38,8 +38,8 @@ class CachedFile(Protocol):
         """Return a piece of it. Raises OSError."""
 
     def bring(self, offset: int, size_bytes: int) -> int:
-        """Get a piece into memory. Return how many bytes of it came from the disk. Raises
-        OSError."""
+        """Get a piece into memory. Return how many bytes came from the disk meanwhile, with what
+        the system has read beyond it. Raises OSError."""
 
     def give_back(self, offset: int, size_bytes: int) -> None:
         """Let a piece go, if it is as on the disk."""

@@ -86,7 +86,7 @@ def test_each_message_lies_where_the_tree_says(tmp_path: Path, count: int, large
     root, content = file.messages_root(), file.path.read_bytes()
     file.abandon()
     for start_seq in {1, 2, count // 3 or 1, count - 1 or 1, count}:
-        pieces = bring(pages_of(content), root, start_seq, 1 << 40)
+        pieces = bring(pages_of(content), root, start_seq, 1 << 40).pieces
         assert pieces[0].first_seq == start_seq
         assert pieces[-1].last_seq == END
         for before, after in pairwise(pieces):
@@ -108,7 +108,7 @@ def test_a_file_out_of_order_is_told_page_by_page(tmp_path: Path) -> None:
     file.checkpoint()
     root, content = file.messages_root(), file.path.read_bytes()
     file.abandon()
-    pieces = bring(pages_of(content), root, 1, 1 << 40)
+    pieces = bring(pages_of(content), root, 1, 1 << 40).pieces
     for seq in range(1, 6001, 41):
         if seq not in gone:
             assert holds(pieces, content, b"<begin %08d>" % seq, seq)
@@ -122,10 +122,31 @@ def test_about_as_much_is_brought_as_was_wanted(tmp_path: Path) -> None:
     file.abandon()
     for wanted in (1, 100 * KIB, 512 * KIB, 2 * MIB):
         source = BytesFile(content)
-        pieces = bring(source, root, 5000, wanted)
+        pieces = bring(source, root, 5000, wanted).pieces
         brought = sum(size_bytes for _, size_bytes in source.brought)
         assert brought == sum(piece.disk_bytes for piece in pieces)
         assert wanted <= brought <= wanted + MIB
+
+
+def test_what_the_system_has_read_ahead_is_credited_to_what_follows(tmp_path: Path) -> None:
+    file = stream_of(tmp_path / "a.db", [250] * 40_000)
+    root, content = file.messages_root(), file.path.read_bytes()
+    file.abandon()
+
+    class EagerFile(BytesFile):
+        def bring(self, offset: int, size_bytes: int) -> int:
+            is_first = not self.brought
+            return super().bring(offset, size_bytes) and (4 * MIB if is_first else 0)
+
+    source = EagerFile(content)
+    pieces, surplus_bytes = bring(source, root, 1, 2 * MIB)
+    brought_bytes = sum(piece.size_bytes for piece in pieces)
+    assert [piece.disk_bytes for piece in pieces] == [piece.size_bytes for piece in pieces]
+    assert surplus_bytes == 4 * MIB - brought_bytes
+    more, left_bytes = bring(source, root, pieces[-1].last_seq + 1, 4 * MIB, surplus_bytes)
+    assert left_bytes == 0
+    assert sum(piece.disk_bytes for piece in more) == surplus_bytes
+    assert more[0].disk_bytes == more[0].size_bytes and more[-1].disk_bytes == 0
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -170,7 +191,7 @@ def test_what_was_let_go_is_brought_from_the_disk_and_then_held(tmp_path: Path) 
     if found.holds([size_bytes // 2]):
         file.abandon()
         pytest.skip("this file system keeps all in memory")
-    pieces = bring(found, file.messages_root(), 1, MIB)
+    pieces = bring(found, file.messages_root(), 1, MIB).pieces
     assert cache.disk_reads() > before
     assert sum(piece.disk_bytes for piece in pieces) > MIB // 2
     assert all(found.holds([piece.offset, piece.offset + piece.size_bytes - 1]) for piece in pieces)
