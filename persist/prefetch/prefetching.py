@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.operations.read_rows import ReadBounds
@@ -38,8 +38,7 @@ from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.run_in_thread import RunInThread
-from holdfast.persist.write_path.inbox import Inbox
-from holdfast.protocol.errors import StorageError, UnavailableError
+from holdfast.protocol.errors import HoldfastError, StorageError, UnavailableError
 from holdfast.protocol.limits import (
     MAX_PREFETCH_STORES,
     MAX_PREFETCHED_BYTES,
@@ -63,11 +62,22 @@ _SWEEP_SECONDS: Final = 1.0
 _ROW_BYTES: Final = 16
 
 
+class ReadsInbox(Protocol):
+    """Where reads go back to."""
+
+    def submit_again(self, arrivals: list[Arrival]) -> None: ...
+    def refuse_waiting(self, arrivals: Iterable[Arrival], error: HoldfastError) -> None: ...
+
+
 class Prefetcher:
     """Reading ahead for the readers of one incarnation."""
 
     def __init__(
-        self, life: Incarnation, cache: HostCache | None, inbox: Inbox, run_in_thread: RunInThread
+        self,
+        life: Incarnation,
+        cache: HostCache | None,
+        inbox: ReadsInbox,
+        run_in_thread: RunInThread,
     ) -> None:
         """`cache` is None where nothing is known of the host's memory: then this does nothing."""
         disk = life.disk
@@ -222,7 +232,9 @@ class Prefetcher:
 
     # Fetches
     async def run(self) -> None:
-        """Make fetches until cancelled."""
+        """Make fetches until cancelled, if there may be any."""
+        if self._cache is None:
+            return
         async with asyncio.TaskGroup() as tasks:
             for _ in range(PARALLEL_FETCHES):
                 tasks.create_task(self._work())

@@ -113,7 +113,8 @@ async def running(
     try:
         async with asyncio.timeout(20):
             yield world
-        assert not pipeline.done() and not prefetching.done()
+        assert not pipeline.done()
+        assert host_cache is None or not prefetching.done()
     finally:
         pipeline.cancel()
         prefetching.cancel()
