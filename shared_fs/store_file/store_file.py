@@ -220,11 +220,19 @@ class StoreFile(StoreChanges):
             connection.deserialize("main", image)
         except apsw.Error as error:
             raise our_error(error, store) from error
+        file = cls.of_connection(connection, path, store)
+        if not writable:
+            connection.pragma("query_only", 1)
+        return file
+
+    @classmethod
+    def of_connection(cls, connection: apsw.Connection, path: Path, store: StoreId) -> StoreFile:
+        """Take a connection to the image of a store that nobody else has; `path` is its name in
+        messages. Raises StoreDamagedError, NewerFormatError."""
         file = cls(connection, path, store)
         file.in_memory = True
         try:
             file._load()
-            connection.pragma("query_only", int(not writable))
         except BaseException:
             file.abandon()
             raise

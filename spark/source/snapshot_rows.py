@@ -2,25 +2,31 @@
 
 It costs the cluster nothing, but does not see what was written since the last snapshots. Each task
 fetches the snapshots that it reads. A large one goes to a file in the temporary folder, and only
-one batch of its rows is in memory.
+one batch of its rows is in memory. Of one in frames a task that reads a small part of a stream
+fetches the pages of that part.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import apsw
+
+from holdfast.protocol.errors import StorageError
 from holdfast.protocol.header_block import headers_from_wire
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.framed_images.image_pages import open_pages
+from holdfast.shared_fs.framed_images.image_vfs import open_paged
 from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
-from holdfast.shared_fs.snapshots.snapshot import fetch
+from holdfast.shared_fs.snapshots.snapshot import fetch, framed_place
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import pack_headers, unpack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
@@ -31,8 +37,10 @@ from holdfast.spark.columns import BATCH_BYTES, BATCH_ROWS, ColumnRows
 from holdfast.spark.options import NamePattern
 from holdfast.spark.source.ranges import SeqRange, StoreExtent, limited, tasks
 
-#: Each task that reads a part of a snapshot fetches all of it, so only large ones are cut.
+#: Each task that reads a part of a snapshot may fetch all of it, so only large ones are cut.
 _TASKS_ROWS: Final = 16
+#: A snapshot in frames is read by pages if at most this share of its messages is wanted.
+_PAGED_SHARE: Final = 0.25
 _LAST_SEQ: Final = (1 << 63) - 1
 
 Part = tuple[SeqRange, SnapshotVersion]
@@ -107,11 +115,14 @@ def read(
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         for one, version in parts:
             store = StoreId(tenant, one.kind, one.name)
-            file = _opened(bucket, store, version, Path(folder) / "image")
-            try:
+            with ExitStack() as stack:
+                file = None
+                if _wants_little(one, version, start_time):
+                    file = _paged(bucket, store, version, stack)
+                if file is None:
+                    file = _opened(bucket, store, version, Path(folder) / "image")
+                stack.callback(file.abandon)
                 yield from _rows(file, one, start_time, archive)
-            finally:
-                file.abandon()
 
 
 def _extent(kind: StoreKind, name: str, version: SnapshotVersion) -> StoreExtent:
@@ -119,6 +130,29 @@ def _extent(kind: StoreKind, name: str, version: SnapshotVersion) -> StoreExtent
     never too low."""
     first_seq = max(1, version.last_seq - version.count + 1)
     return StoreExtent(kind, name, first_seq, version.last_seq, version.count, version.bytes)
+
+
+def _wants_little(one: SeqRange, version: SnapshotVersion, start_time: int | None) -> bool:
+    """Return whether a task probably reads a small part of a snapshot."""
+    if one.kind is StoreKind.KV:
+        return False
+    wanted = min(one.end_seq, version.last_seq) - one.start_seq + 1
+    return start_time is not None or wanted <= _PAGED_SHARE * version.count
+
+
+def _paged(
+    bucket: Bucket, store: StoreId, version: SnapshotVersion, stack: ExitStack
+) -> StoreFile | None:
+    """Open a snapshot by pages. None if that is not possible: whoever reads it as a whole then
+    finds out why."""
+    place = framed_place(version)
+    if place is None or version.origin is not None:
+        return None
+    try:
+        pages = stack.enter_context(open_pages(bucket, place))
+        return StoreFile.of_connection(open_paged(pages), Path("image"), store)
+    except (StorageError, apsw.Error):
+        return None
 
 
 def _opened(bucket: Bucket, store: StoreId, version: SnapshotVersion, path: Path) -> StoreFile:

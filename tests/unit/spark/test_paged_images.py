@@ -26,6 +26,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.table_layout import BY_TENANT
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.framed_images.image_pages import open_pages
@@ -37,6 +38,8 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.planning import SnapshotWork, Task
+from holdfast.spark.source import snapshot_rows
+from holdfast.spark.source.ranges import SeqRange
 from holdfast.spark.tables.watermarks import Watermark
 from tests.support.bucket_world import BucketWorld, entry, kv, message, stream
 from tests.support.moto_server import running_moto
@@ -287,3 +290,55 @@ def test_a_snapshot_without_frames_or_with_later_ones_is_read_as_a_whole(large: 
     later = replace(version, frames=version.frames._replace(format=2))
     outcome = large.export(later, mark)
     assert (outcome.row_count, outcome.image_bytes) == (50, version.image_bytes)
+
+
+# The source
+def _rows_of(
+    large: Exported, version: SnapshotVersion, wanted: tuple[int, int], start_time: int | None
+) -> tuple[list[tuple[Any, ...]], int]:
+    """Return what a task of the source reads of a range of seqs, and how many bytes it takes."""
+    bucket = large.world.bucket
+    before = bucket.usage.total()
+    one = SeqRange(StoreKind.STREAM, large.store.name, *wanted, 1)
+    found = list(snapshot_rows.read(bucket, large.store.tenant, [(one, version)], start_time))
+    rows = [
+        row
+        for columns in found
+        for row in zip(columns.ids, columns.times, columns.values, columns.headers, strict=True)
+    ]
+    return rows, (bucket.usage.total() - before).received_bytes
+
+
+def test_the_source_reads_a_part_of_a_large_snapshot_by_pages(large: Exported) -> None:
+    large.write(6_000)
+    large.world.change(STREAM, message(70, b"set again", {"user": "ada"}))
+    version = large.publish()
+    whole = replace(version, frames=None, length=version.data_bytes)
+    everything, whole_bytes = _rows_of(large, version, (1, 6_000), None)
+    assert len(everything) == 6_000 and whole_bytes >= version.length * 0.99
+    for wanted in ((1, 100), (3_000, 3_050), (5_990, 6_000), (5_990, 9_000), (6_001, 7_000)):
+        rows, read_bytes = _rows_of(large, version, wanted, None)
+        assert rows == everything[wanted[0] - 1 : wanted[1]]
+        assert read_bytes < whole_bytes / 5
+    start_time = everything[-50][1]
+    rows, read_bytes = _rows_of(large, version, (1, 6_000), start_time)
+    assert rows == _rows_of(large, whole, (1, 6_000), start_time)[0]
+    assert rows[-50:] == everything[-50:]
+    assert read_bytes < 1.5 * whole_bytes
+
+
+def test_what_the_source_cannot_read_by_pages_it_reads_as_a_whole(large: Exported) -> None:
+    large.write(6_000)
+    version = large.publish()
+    bucket = large.world.bucket
+    body = bucket.get(version.key).body
+    wrong = bytearray(body)
+    wrong[-1] ^= 1
+    bucket.replace(version.key, bytes(wrong), bucket.head(version.key).version)
+    rows, _ = _rows_of(large, version, (10, 12), None)
+    assert [row[0] for row in rows] == [10, 11, 12]
+    # A damaged page is no reason to show anything of it.
+    wrong[100] ^= 1
+    bucket.replace(version.key, bytes(wrong), bucket.head(version.key).version)
+    with pytest.raises(ObjectDamagedError):
+        _rows_of(large, version, (10, 12), None)
