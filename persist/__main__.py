@@ -96,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=roles_text(ALL_ROLES),
         metavar="ROLES",
         help="persist: it may own stores; tier: it claims cold work, such as garbage collection; "
-        "cache: it keeps blocks of snapshots for others; default: %(default)s",
+        "archive: it reads archived messages for others; cache: it keeps blocks of snapshots for "
+        "others; default: %(default)s",
     )
     add_zone(parser, "new stores of clients that are there too come here")
     parser.add_argument(

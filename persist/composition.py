@@ -14,6 +14,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from holdfast.persist.access.gatekeeper import Gatekeeper
+from holdfast.persist.archive_reading.archive_access import ArchiveAccess
+from holdfast.persist.archive_reading.archive_server import ArchiveServer
 from holdfast.persist.block_cache.near_reads import NearReads
 from holdfast.persist.block_cache.serving_blocks import BlockServer
 from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
@@ -50,6 +52,7 @@ from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.peers.store_loads import StoreLoads
+from holdfast.persist.peers.zone_helpers import ZoneHelpers
 from holdfast.persist.prefetch.prefetching import PARALLEL_FETCHES, Prefetcher
 from holdfast.persist.quotas.open_room import OpenRoom
 from holdfast.persist.quotas.quota_book import QuotaBook
@@ -194,7 +197,8 @@ def compose(
     blocks = None
     if bucket is not None and Role.CACHE in options.roles:
         blocks = BlockServer(bucket, life, threads.tier.blocks, options.cache_bytes)
-    near = NearReads(life, coordination, blocks)
+    helpers = ZoneHelpers(coordination)
+    near = NearReads(life, helpers, blocks)
     if bucket is not None and isinstance(gate, BucketGate):
         storage = BucketMode(life, bucket, gate, open_stores, coordination, owners, near)
     else:
@@ -203,7 +207,7 @@ def compose(
         )
     resources.callback(storage.close)
 
-    archive = Archive(bucket.url) if bucket is not None and bucket.url else None
+    archive, archive_server = _archive(life, bucket, helpers, threads)
     path = _write_path(life, storage, open_stores, archive, machine.host_cache, threads, tasks)
     checkpointer = Checkpointer(
         life,
@@ -379,6 +383,7 @@ def compose(
         path.archive_reads,
         path.prefetcher,
         tier,
+        archive_server,
         archiver,
         quota_keeping,
         TotalsTelling(open_stores, coordination),
@@ -435,11 +440,24 @@ def _threads(machine: Machine, resources: contextlib.ExitStack) -> _Threads:
     return _Threads(asyncio.to_thread, sync, large, prefetch, pools)
 
 
+def _archive(
+    life: Incarnation, bucket: Bucket | None, helpers: ZoneHelpers, threads: _Threads
+) -> tuple[ArchiveAccess | None, ArchiveServer | None]:
+    """Return what reads the archive for this server's stores, and for other servers."""
+    if bucket is None or not bucket.url:
+        return None, None
+    access = ArchiveAccess(Archive(bucket.url), life, helpers, threads.tier.archive)
+    if Role.ARCHIVE not in life.roles:
+        return access, None
+    make = partial(Archive, bucket.url)
+    return access, ArchiveServer(make, life, threads.tier.asked_archive)
+
+
 def _write_path(
     life: Incarnation,
     storage: StorageMode,
     open_stores: OpenStores,
-    archive: Archive | None,
+    archive: ArchiveAccess | None,
     cache: HostCache | None,
     threads: _Threads,
     tasks: SpawnedTasks,
@@ -447,7 +465,7 @@ def _write_path(
     inbox, progress = Inbox(life.server), LogProgress()
     open_stores.leases.attach(inbox)
     materialiser = Materialiser(open_stores.leases, progress, life.run_in_thread, tasks)
-    archive_reads = ArchiveReads(archive, inbox, threads.tier.archive)
+    archive_reads = ArchiveReads(archive, inbox)
     prefetcher = Prefetcher(life, cache, inbox, threads.prefetch)
     releaser = Releaser(
         life,

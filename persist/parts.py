@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.persist.access.gatekeeper import Gatekeeper
+from holdfast.persist.archive_reading.archive_server import ArchiveServer
 from holdfast.persist.bucket_log.budget_keeping import BudgetKeeping
 from holdfast.persist.encryption.key_keeping import KeyKeeping
 from holdfast.persist.incarnation import Incarnation
@@ -61,6 +62,8 @@ class Parts:
     archive_reads: ArchiveReads
     prefetcher: Prefetcher
     tier: Tier | None
+    #: None: it reads the archive for no other server.
+    archive_server: ArchiveServer | None
     archiver: Archiver | None
     quota_keeping: QuotaKeeping | None
     totals_telling: TotalsTelling
@@ -79,6 +82,8 @@ class Parts:
             yield from self.tier.work()
         yield self.archive_reads.run()
         yield self.prefetcher.run()
+        if self.archive_server is not None:
+            yield self.archive_server.run()
         if self.archiver is not None:
             yield self.archiver.run()
         yield self.claims.run()

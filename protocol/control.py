@@ -81,8 +81,9 @@ Persist servers to the coordinator, on `hf._.coord.<verb>`:
               which of these stores the server owns; and which of the others it may work on, since
               they have no owner, and it has the claim `work` in this epoch. For the former
               `work` may be nil. A store keeps its epoch, until it has another owner
-    caches    {zone} -> {term, caches: [server, ...]}
-              the live servers of that zone, or without one, that keep blocks of snapshots
+    caches    {zone} -> {term, caches: [server, ...], archives: [server, ...]}
+              the live servers of that zone, or without one, that keep blocks of snapshots, and
+              those that read the archive for others
     created   {server, incarnation, stores: [[tenant, kind, name, revision, bytes], ...]} -> {term}
               their files are durable at that revision. From now on a missing file is damage, and
               a store that went cold at a lower revision is hot. `bytes` is the size of the content,
@@ -140,6 +141,14 @@ Servers to a server with the role `cache`, on `hf._.blk.<server>`:
               a part of one block of a snapshot or pack, shorter at the object's end. `ahead` is how
               much the asker wants from `start` on
     {drop: key}    what it told of this object was wrong
+
+Owners to a server with the role `archive`, on `hf._.arc.<server>`:
+
+    {table, tenant, name, messages, age_ms} -> {bodies: [[value, headers], ...]}
+              values and headers of archived messages of one stream, as a read of the archive finds
+              them, in the order of the request: as many as fit, at least one. `messages` has for
+              each seq, revision, time, size and checksum, 8 bytes little-endian each. `age_ms`: the
+              version of the table that is read must have been looked up no longer ago
 
 The coordinator to a server, on `hf._.ctl.<server>`. A command with a lower `term` than the highest
 that the server has heard is refused with DeposedError:

@@ -205,6 +205,10 @@ class Subjects:
         """The subject of other servers' requests to a cache of blocks."""
         return f"{self.prefix}._.blk.{server}"
 
+    def archive(self, server: str) -> str:
+        """The subject of owners' requests to a server that reads the archive for them."""
+        return f"{self.prefix}._.arc.{server}"
+
     def operator(self, server: str) -> str:
         """The subject of operators' requests to one server."""
         return f"{self.prefix}._.ops.{server}"

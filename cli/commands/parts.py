@@ -176,7 +176,8 @@ def coordinator(
     show_default=True,
     metavar="ROLES",
     help="persist: it may own stores; tier: it claims cold work, such as garbage collection; "
-    "cache: it keeps blocks of snapshots for others.",
+    "archive: it reads archived messages for others; cache: it keeps blocks of snapshots for "
+    "others.",
 )
 @click.option(
     "--zone",

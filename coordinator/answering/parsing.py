@@ -24,7 +24,7 @@ from holdfast.coordinator.answering.requests import (
     Forget,
     HeldClaim,
     Identify,
-    ListCaches,
+    ListHelpers,
     ListServers,
     ListStatistics,
     ListStores,
@@ -358,8 +358,8 @@ def _identify(tenant: str, fields: Mapping[str, Any]) -> Request:
     return Identify()
 
 
-def _caches(tenant: str, fields: Mapping[str, Any]) -> Request:
-    return ListCaches(zone_of_wire(fields))
+def _helpers(tenant: str, fields: Mapping[str, Any]) -> Request:
+    return ListHelpers(zone_of_wire(fields))
 
 
 def _peer(fields: Mapping[str, Any]) -> tuple[str, str]:
@@ -485,7 +485,7 @@ _CLUSTER_VERBS: Final[dict[str, _Parser]] = {
     "release": _release,
     "vacate": _vacate,
     "usage": _usage,
-    "caches": _caches,
+    "caches": _helpers,
     "cluster": _identify,
     REPORT_VERB: _report_of_cluster,
 }

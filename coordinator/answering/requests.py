@@ -313,8 +313,8 @@ class UsageRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ListCaches:
-    """A server asks who keeps blocks of snapshots in its zone."""
+class ListHelpers:
+    """A server asks who keeps blocks of snapshots, and who reads the archive, in its zone."""
 
     zone: str
 
@@ -393,7 +393,7 @@ Request = (
     | ReleaseAll
     | Vacate
     | UsageRequest
-    | ListCaches
+    | ListHelpers
     | Identify
 )
 

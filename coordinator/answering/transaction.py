@@ -19,7 +19,7 @@ from holdfast.coordinator.answering.requests import (
     DeletedRequest,
     Drain,
     Forget,
-    ListCaches,
+    ListHelpers,
     ListServers,
     ListStores,
     ListTenants,
@@ -100,9 +100,12 @@ class Transaction:
                     "owners": [self._assigner.owner(s, zone) for s in stores],
                     "encodings": ENCODINGS,
                 }
-            case ListCaches(zone):
-                caches = [each.server for each in self._members if each.caches_for(zone)]
-                return {"term": self._state.term, "caches": caches}
+            case ListHelpers(zone):
+                caches, archives = (
+                    [each.server for each in self._members if each.helps(role, zone)]
+                    for role in (Role.CACHE, Role.ARCHIVE)
+                )
+                return {"term": self._state.term, "caches": caches, "archives": archives}
             case (
                 Open(server, incarnation)
                 | Adopt(server, incarnation)

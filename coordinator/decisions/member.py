@@ -44,11 +44,9 @@ class MemberView(NamedTuple):
     #: As its last heartbeat told: see `Heartbeat`.
     given_up: int | None = None
 
-    def caches_for(self, zone: str) -> bool:
-        """Tell whether it keeps blocks of snapshots for the servers of a zone."""
-        return (
-            self.state is ServerState.LIVE and Role.CACHE in self.roles and self.zone == zone
-        )
+    def helps(self, role: Role, zone: str) -> bool:
+        """Tell whether it has a role for the servers of a zone."""
+        return self.state is ServerState.LIVE and role in self.roles and self.zone == zone
 
 
 class Doubt(StrEnum):

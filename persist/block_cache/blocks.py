@@ -1,17 +1,15 @@
 """Blocks of objects, and which server of a zone has which of them in its memory. Pure.
 
 An object is divided into blocks, which are what is kept, and into pieces of several blocks, which
-are what servers are chosen for, so that one request to the bucket can bring neighbouring blocks.
-Every server computes the same choice from the same list of servers (rendezvous hashing: a server
-that comes or goes changes the choice for its own share alone). With different lists two servers
-keep the same blocks for a while, which costs memory and is never wrong: the content of these
-objects never changes, and whoever reads a block checks what it is made of.
+are what servers are chosen for (`zone_helpers.ranked`), so that one request to the bucket can bring
+neighbouring blocks. With different lists two servers keep the same blocks for a while, which costs
+memory and is never wrong: the content of these objects never changes, and whoever reads a block
+checks what it is made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from hashlib import blake2b
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from holdfast.protocol.errors import MalformedFrameError
@@ -83,13 +81,3 @@ def asks_of(key: str, start: int, length: int) -> Iterator[list[Ask]]:
             asks.append(Ask(key, start, block_end - start, piece_end - start))
             start = block_end
         yield asks
-
-
-def server_of(key: str, piece: int, servers: Collection[str]) -> str:
-    """Return which of these servers has a piece of an object. There must be one at least."""
-
-    def score(server: str) -> tuple[bytes, str]:
-        text = f"{piece}\n{server}\n{key}".encode(errors="surrogatepass")
-        return blake2b(text, digest_size=8).digest(), server
-
-    return max(servers, key=score)

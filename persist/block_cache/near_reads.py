@@ -19,22 +19,20 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from holdfast.persist.block_cache.blocks import Ask, asks_of, server_of
+from holdfast.persist.block_cache.blocks import Ask, asks_of
 from holdfast.persist.block_cache.serving_blocks import BlockServer
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.peers.coordination import Coordination
+from holdfast.persist.peers.zone_helpers import ZoneHelpers, ranked
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError, MalformedFrameError, UnavailableError
 from holdfast.protocol.limits import MAX_NEAR_SNAPSHOT_BYTES
 from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.work.roles import Role
 from holdfast.shared_fs.snapshots.snapshot import Near
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 
 logger = logging.getLogger("holdfast.persist")
 
-#: How long the list of caches counts, and how long an empty one.
-_LIST_SECONDS: Final = 5.0
-_EMPTY_LIST_SECONDS: Final = 1.0
 #: How long a cache has for an answer. The bucket needs a tenth of it.
 _ASK_SECONDS: Final = 1.0
 _AWAY_SECONDS: Final = 10.0
@@ -44,19 +42,14 @@ class NearReads:
     """What one incarnation reads from the caches of its zone."""
 
     def __init__(
-        self, life: Incarnation, coordination: Coordination, own: BlockServer | None
+        self, life: Incarnation, helpers: ZoneHelpers, own: BlockServer | None
     ) -> None:
         """`own` are the blocks of this server, if it is a cache itself."""
         self._server = life.server
         self._bus = life.bus
         self._subjects = life.subjects
-        self._coordination = coordination
+        self._helpers = helpers
         self._own = own
-        self._caches: tuple[str, ...] = ()
-        self._listed_at = float("-inf")
-        #: Reads at the same time ask once, and all wait for the answer.
-        self._listing = asyncio.Lock()
-        self._away_until: dict[str, float] = {}
         self._sources = life.statistics.counters(metrics.COLD_READS)
 
     async def read(self, version: SnapshotVersion) -> Near | None:
@@ -75,8 +68,7 @@ class NearReads:
                 parts += await asyncio.gather(*(self._ask(server, ask) for ask in asks))
             except HoldfastError as error:
                 if isinstance(error, UnavailableError):
-                    now = asyncio.get_running_loop().time()
-                    self._away_until[server] = now + _AWAY_SECONDS
+                    self._helpers.leave_alone(Role.CACHE, server, _AWAY_SECONDS)
                 logger.debug("cache.refused cache=%s reason=%s", server, error)
                 self._sources.add("bucket")
                 return None
@@ -98,24 +90,8 @@ class NearReads:
                 await self._bus.publish(self._subjects.blocks(server), payload)
 
     async def _cache_of(self, ask: Ask) -> str | None:
-        async with self._listing:
-            await self._list()
-        now = asyncio.get_running_loop().time()
-        servers = [each for each in self._caches if self._away_until.get(each, now) <= now]
-        return server_of(ask.key, ask.piece, servers) if servers else None
-
-    async def _list(self) -> None:
-        """Ask for the list of caches, if it is old."""
-        now = asyncio.get_running_loop().time()
-        valid_seconds = _LIST_SECONDS if self._caches else _EMPTY_LIST_SECONDS
-        if now - self._listed_at <= valid_seconds:
-            return
-        # Also if that fails: the next read must not wait for it again.
-        self._listed_at = now
-        try:
-            self._caches = await self._coordination.caches()
-        except HoldfastError as error:
-            logger.debug("cache.not_listed reason=%s", error)
+        servers = ranked(ask.key, ask.piece, await self._helpers.named(Role.CACHE))
+        return servers[0] if servers else None
 
     async def _ask(self, server: str, ask: Ask) -> bytes:
         """Return a part of a block from a cache. Raises HoldfastError."""

@@ -37,7 +37,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
-from holdfast.protocol.work.roles import ALL_ROLES, roles_text
+from holdfast.protocol.work.roles import ALL_ROLES, Role, roles_text
 from holdfast.shared_fs.disk.proof import NO_NUMBER, ProofNumber
 
 logger = logging.getLogger("holdfast.persist")
@@ -287,17 +287,19 @@ class Coordination:
         found: list[list[Any] | None] = answer["stores"]
         return found
 
-    async def caches(self) -> tuple[str, ...]:
-        """Return the servers of this server's zone that keep blocks of snapshots; none with an
-        older coordinator.
+    async def helpers(self) -> dict[Role, tuple[str, ...]]:
+        """Return the servers of this server's zone that keep blocks of snapshots, and those that
+        read the archive for others; none with an older coordinator.
 
         Raises NoCoordinatorError, FencedError.
         """
         try:
             answer = await self._ask("caches", zone=self._zone)
         except UnknownOperationError:
-            return ()
-        return tuple(str(each) for each in answer["caches"])
+            return {}
+        # A coordinator from before the role `archive` names none.
+        named = {Role.CACHE: answer["caches"], Role.ARCHIVE: answer.get("archives") or ()}
+        return {role: tuple(str(each) for each in servers) for role, servers in named.items()}
 
     async def created(self, stores: Sequence[tuple[StoreId, int, StoreTotals | None]]) -> None:
         """Report that the files of these stores are durable: `(store, revision, totals)`, None for

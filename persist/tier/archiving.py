@@ -11,6 +11,8 @@ store goes cold as a whole and needs no archiving. Invariants:
 - It leaves by a change in the log, in the store's order, and only appended messages ever leave. A
   message that was set again or deleted while its block was read back is not part of the block when
   the change is applied.
+- Reading back may be the work of a server with the role `archive` (`persist/archive_reading/`), and
+  changes nothing. Only the owner, who has the digest, decides and changes.
 - If the table lacks something or differs, archiving of that store stops and logs an error.
 """
 
@@ -21,6 +23,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.persist.archive_reading.archive_access import ArchiveAccess
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
@@ -30,7 +33,6 @@ from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
-from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.store_entry import ArchiveMark
 from holdfast.shared_fs.store_file.applying import pack_headers
@@ -50,7 +52,7 @@ class Archiver:
 
     def __init__(
         self,
-        archive: Archive,
+        archive: ArchiveAccess,
         *,
         manifests: Callable[[], Manifests],
         open_stores: OpenStores,
@@ -157,8 +159,9 @@ class Archiver:
         return count
 
     async def _is_archived(self, draft: ArchiveDraft) -> bool:
+        bodies = await self._archive.bodies(draft.messages)
+
         def work() -> bool:
-            bodies = self._archive.bodies(draft.messages)
             rows = (
                 (one.seq, one.revision, one.time, value, pack_headers(headers))
                 for one in draft.messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.persist.archive_reading.archive_server import PARALLEL_ASKS
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.cold_stores import PARALLEL_FETCHES
@@ -29,6 +30,7 @@ class TierPools:
         self.cold_stores = run_in_thread or self._pool("cold", PARALLEL_FETCHES)
         self.blocks = run_in_thread or self._pool("blocks", _BLOCK_THREADS)
         self.archive = run_in_thread or self._pool("archive", PARALLEL_READS)
+        self.asked_archive = run_in_thread or self._pool("asked", PARALLEL_ASKS)
 
     def stop(self) -> None:
         """End the threads once they have run what they were given."""

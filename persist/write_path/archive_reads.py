@@ -1,9 +1,9 @@
 """Reads that need the archive. They wait for it beside the write path, and then run again.
 
-A read that meets archived messages is put aside, with a list of the values it lacks. A thread
-fetches those, and the read goes through the pipeline once more with them. So it answers from the
-store as it is then, and the archive never answers for messages that were deleted or set
-meanwhile. Invariants:
+A read that meets archived messages is put aside, with a list of the values it lacks. Those are
+fetched (`persist/archive_reading/`), and the read goes through the pipeline once more with them. So
+it answers from the store as it is then, and neither the archive nor a server that reads it ever
+answers for messages that were deleted or set meanwhile. Invariants:
 
 - Waiting reads count as part of the pipeline's inbox, which bounds them. `PARALLEL_READS` of them
   are served at once.
@@ -16,13 +16,12 @@ import asyncio
 import logging
 from typing import Final
 
+from holdfast.persist.archive_reading.archive_access import ArchiveAccess
 from holdfast.persist.store.open_stores import Arrival
-from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.protocol.errors import ArchiveUnreadableError, HoldfastError, UnavailableError
 from holdfast.protocol.limits import ARCHIVE_READ_SECONDS
 from holdfast.protocol.serving.trouble import Trouble
-from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage
 
 logger = logging.getLogger("holdfast.persist")
@@ -34,11 +33,10 @@ PARALLEL_READS: Final = 4
 class ArchiveReads:
     """The archive as the pipeline of one incarnation sees it."""
 
-    def __init__(self, archive: Archive | None, inbox: Inbox, run_in_thread: RunInThread) -> None:
+    def __init__(self, archive: ArchiveAccess | None, inbox: Inbox) -> None:
         """`archive` is None if the server has no bucket."""
         self._archive = archive
         self._inbox = inbox
-        self._run_in_thread = run_in_thread
         self._queue: asyncio.Queue[tuple[Arrival, list[ArchivedMessage]]] = asyncio.Queue()
         #: How many reads are put aside.
         self.waiting_count = 0
@@ -60,6 +58,8 @@ class ArchiveReads:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(PARALLEL_READS):
                 tasks.create_task(self._work())
+            if self._archive is not None:
+                tasks.create_task(self._archive.kept_rows.run())
 
     async def _work(self) -> None:
         while True:
@@ -74,7 +74,7 @@ class ArchiveReads:
         assert archive is not None
         try:
             async with asyncio.timeout(ARCHIVE_READ_SECONDS):
-                bodies = await self._run_in_thread(lambda: archive.bodies(messages))
+                bodies = await archive.bodies(messages)
         except TimeoutError:
             reason = f"the archive of {arrival.store} did not answer"
             self._inbox.refuse_waiting([arrival], UnavailableError(reason=reason))

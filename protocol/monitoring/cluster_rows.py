@@ -125,6 +125,8 @@ class ClusterTotals:
     snapshots_per_second: float | None
     #: Messages moved to the archive since the parts started; None if no server has one.
     archived_messages: float | None
+    #: Archived messages that are read back a second: `own`, `server` or `fallback`.
+    archive_reads_by_source: Mapping[str, float]
     #: Since the parts started.
     takeovers: float | None
     takeover_pause: Latency | None

@@ -72,6 +72,16 @@ def _missing_roles(found: Overview) -> Iterator[tuple[str, str]]:
         yield "cluster", f"no live server has the role {role}: nobody does its work"
 
 
+def _archive_fallbacks(found: Overview) -> Iterator[tuple[str, str]]:
+    rate = found.totals.archive_reads_by_source.get("fallback", 0.0)
+    if rate:
+        text = (
+            f"owners without the role archive read {rate:,.1f} archived messages a second "
+            "themselves: no server with that role in their zone helps them"
+        )
+        yield "cluster", text
+
+
 def _in_state(state: ServerState, text: str) -> Callable[[Overview], Iterator[tuple[str, str]]]:
     def find(found: Overview) -> Iterator[tuple[str, str]]:
         for row in found.servers:
@@ -209,6 +219,11 @@ CHECKS: Final = (
         "HF-113", Gravity.CRITICAL, "each role has a live server",
         "start a server with that role: holdfast persist --roles",
         _missing_roles,
+    ),
+    _Check(
+        "HF-114", Gravity.NOTE, "servers with the role archive read archived messages",
+        "start one in that zone, holdfast persist --roles archive, or give the owners the role",
+        _archive_fallbacks,
     ),
 )
 

@@ -194,6 +194,24 @@ COOLED = _counter(_PERSIST, "persist_cooled_stores_total", "Stores whose files l
 ARCHIVED = _counter(
     _PERSIST, "persist_archived_messages_total", "Messages moved from store files to the archive."
 )
+ARCHIVE_READS = _counter(
+    _PERSIST, "persist_archive_reads_total",
+    "Archived messages read back for its stores: `own`, by itself, as it has the role `archive`; "
+    "`server`, by a server with that role; `fallback`, by itself, as no such server helped.",
+    "source",
+)
+ARCHIVE_WRONG = _counter(
+    _PERSIST, "persist_archive_wrong_answers_total",
+    "Answers of servers with the role `archive` that had something else than what was archived.",
+)
+ARCHIVE_SERVED = _counter(
+    _PERSIST, "persist_archive_served_messages_total",
+    "Archived messages that it read for other servers.",
+)
+ARCHIVE_ASKED = _counter(
+    _PERSIST, "persist_archive_requests_total",
+    "What other servers asked it to read of the archive: `answered`, `refused`.", "outcome",
+)
 CLAIMS = _gauge(_PERSIST, "persist_claims", "Pieces of cold work that this server has claimed.")
 COLLECTED = _counter(
     _PERSIST, "persist_collected_objects_total", "Objects that its collector removed."

@@ -142,6 +142,7 @@ def _totals(now: ClusterSnapshot, pairs: SnapshotPair) -> ClusterTotals:
         consumers_lag_max=highest(metrics.CONSUMERS_LAG_MAX, metrics.SERVED_CONSUMERS_LAG_MAX),
         snapshot_lag_seconds=highest(metrics.SNAPSHOT_LAG),
         archived_messages=summed(metrics.ARCHIVED),
+        archive_reads_by_source=pairs.sum_of_rates_by_label(metrics.ARCHIVE_READS),
         snapshots_per_second=pairs.sum_of_rates(metrics.SNAPSHOTS),
         takeovers=summed(metrics.TAKEOVERS),
         takeover_pause=Latency.of(

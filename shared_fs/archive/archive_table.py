@@ -103,6 +103,13 @@ class Archive:
         """
         self._table(table).look_again()
 
+    def forget(self) -> None:
+        """Drop all rows that are in memory, and close all files."""
+        with self._lock:
+            tables = list(self._tables.values())
+        for table in tables:
+            table.forget()
+
     def _table(self, url: str) -> _Table:
         with self._lock:
             table = self._tables.get(url)
@@ -140,7 +147,7 @@ class _Table:
         except _Gone as error:
             if fresh:
                 raise self._missing(place, wanted, error) from error
-        self._forget()
+        self.forget()
         try:
             return self._tried(place, wanted)
         except _Gone as error:
@@ -246,7 +253,7 @@ class _Table:
         self._layout = layout
         return files
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         with self._lock:
             self._files = None
             self._rows.clear()

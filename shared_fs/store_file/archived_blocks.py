@@ -387,6 +387,8 @@ class ArchivedBlocks:
 
 def checksum_of(value: bytes, headers: bytes | None) -> int:
     """Return the CRC-32 of a message's value and its packed headers, as they are exported."""
+    if not headers:
+        return zlib.crc32(value)
     value, headers = exported(value, headers)
     return zlib.crc32(headers or b"", zlib.crc32(value))
 

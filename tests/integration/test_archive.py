@@ -50,11 +50,11 @@ class World:
         self.folder = folder
         self._monkeypatch = monkeypatch
 
-    def start(self, name: str, kill_at: int = 0) -> Process:
+    def start(self, name: str, kill_at: int = 0, *more: str) -> Process:
         self._monkeypatch.setenv("KILL_AT", str(kill_at))
         options = ["--snapshot-seconds", "0.1", "--idle-close-seconds", "3600"]
         return self.processes.start_persist(
-            name, "--bucket", self.url, *options, module="tests.support.eager_server"
+            name, "--bucket", self.url, *options, *more, module="tests.support.eager_server"
         )
 
     def archived_count(self) -> int:

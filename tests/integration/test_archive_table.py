@@ -113,6 +113,8 @@ def test_what_was_archived_is_read_back_whole_or_its_loss_is_told(bucket_url: st
     with pytest.raises(ArchiveMissingError, match="seq 5"):
         archive.bodies([replace(wanted[0], checksum=wanted[0].checksum ^ 1)])
 
+    archive.forget()
+    assert archive.bodies(wanted) == {(seq, seq): content(seq) for seq in range(5, 15)}
     remove_files(location)
     write(location, range(1, 21), mode="overwrite")
     assert archive.bodies(wanted) == {(seq, seq): content(seq) for seq in range(5, 15)}

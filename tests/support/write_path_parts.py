@@ -91,7 +91,7 @@ class WritePath:
         self.materialiser = Materialiser(
             self.open_stores.leases, self.progress, life.run_in_thread, self.tasks
         )
-        self.archive_reads = ArchiveReads(None, self.inbox, at_once)
+        self.archive_reads = ArchiveReads(None, self.inbox)
         self.prefetcher = Prefetcher(life, host_cache, self.inbox, prefetch)
         durable_reads = DurableReads(
             life,

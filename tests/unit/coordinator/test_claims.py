@@ -241,11 +241,12 @@ def test_the_roles_of_a_server_are_known_from_its_first_moment() -> None:
 
 
 def test_roles_are_read_and_an_unknown_one_is_refused_with_those_that_are_known() -> None:
-    assert parse_roles("cache,tier, persist") == ALL_ROLES
+    assert parse_roles("archive,cache,tier, persist") == ALL_ROLES
     assert parse_roles("tier, persist") == EARLIER_ROLES
     assert parse_roles("tier") == TIER_ONLY
-    for text in ("", "caches", "persist,archive"):
-        with pytest.raises(InvalidArgumentError, match="the roles are: persist, tier, cache"):
+    for text in ("", "caches", "persist,archives"):
+        known = "the roles are: persist, tier, archive, cache"
+        with pytest.raises(InvalidArgumentError, match=known):
             parse_roles(text)
     assert roles_of_wire(["tier", "later"]) == TIER_ONLY
     for value in ("tier", [1], ["x"] * 65):

@@ -106,7 +106,7 @@ def test_who_registers_is_answered_once_recorded_and_the_next_life_once_this_one
     waiting.settle(membership, {A1})
     assert answering.answers() == {}, "it is not recorded yet"
     waiting.settle(membership, set())
-    roles = ["persist", "tier", "cache"]
+    roles = ["persist", "tier", "archive", "cache"]
     accepted = {"cluster": "c1", "term": 7, "time": 1000, "roles": roles}
     assert answering.answers() == {"first": accepted}
     waiting.register(*A2, "second")

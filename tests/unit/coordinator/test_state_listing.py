@@ -48,7 +48,7 @@ from tests.support.coordinator_batches import (
 def test_servers_are_listed_with_what_is_assigned_to_them(state: StateFile) -> None:
     own(state, ONE)
     numbers = (0.1, 1, 3, 5.0, 4, 0, 0)
-    roles = ["persist", "tier", "cache"]
+    roles = ["persist", "tier", "archive", "cache"]
     check(state, (ListServers(), [["a", "a1", "live", *numbers, False, roles, 0, ""]]))
 
 

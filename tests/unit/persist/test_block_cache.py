@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.persist.block_cache import block_memory, near_reads
 from holdfast.persist.block_cache.block_memory import BlockMemory
-from holdfast.persist.block_cache.blocks import Ask, asks_of, server_of
+from holdfast.persist.block_cache.blocks import Ask, asks_of
 from holdfast.persist.block_cache.serving_blocks import BlockServer
+from holdfast.persist.peers.zone_helpers import ranked
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.errors import MalformedFrameError
 from holdfast.protocol.limits import (
@@ -61,11 +62,11 @@ def test_a_part_of_an_object_is_asked_for_once_and_block_by_block(start: int, le
 
 def test_a_server_that_ends_changes_the_choice_for_its_own_pieces_alone() -> None:
     servers = [f"s{number}" for number in range(5)]
-    before = {piece: server_of(KEY, piece, servers) for piece in range(500)}
+    before = {piece: ranked(KEY, piece, servers)[0] for piece in range(500)}
     assert all(60 < sum(each == server for each in before.values()) < 140 for server in servers)
-    after = {piece: server_of(KEY, piece, servers[1:]) for piece in range(500)}
+    after = {piece: ranked(KEY, piece, servers[1:])[0] for piece in range(500)}
     assert all(after[piece] == server for piece, server in before.items() if server != "s0")
-    assert server_of(KEY, 7, reversed(servers)) == before[7]
+    assert ranked(KEY, 7, reversed(servers))[0] == before[7]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.persist.archive_reading.archive_access import ArchiveAccess
 from holdfast.persist.operations import reads
 from holdfast.persist.operations.read_rows import ArchiveNeededError
 from holdfast.persist.store.open_stores import Arrival
@@ -32,10 +33,13 @@ from holdfast.protocol.limits import (
 )
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.archive_table import Archive
+from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.near import helpers_of
 from tests.support.stores import store_of
+from tests.support.write_path_parts import a_life, at_once
 
 LIMIT = MIN_PAYLOAD_BYTES - FRAME_RESERVE_BYTES
 
@@ -318,7 +322,7 @@ def test_an_answer_with_archived_messages_is_the_one_from_before_they_were(
 
 
 async def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(
-    stream: Bench,
+    stream: Bench, tmp_path: Path
 ) -> None:
     values = {seq: b"%d" % seq for seq in range(1, 21)}
     stream.apply(*[[CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()])
@@ -327,9 +331,6 @@ async def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(
     operation = [frames.GET_MESSAGES, 1, None, None, 4]
     answers: list[Any] = []
     done = asyncio.Event()
-
-    async def here(function: Callable[[], Any]) -> Any:
-        return function()
 
     def read(arrivals: list[Arrival]) -> None:
         [arrival] = arrivals
@@ -343,7 +344,9 @@ async def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(
             archived_reads.want(arrival, needed.messages)
 
     inbox: Any = SimpleNamespace(submit_again=read, refuse_waiting=pytest.fail)
-    archived_reads = ArchiveReads(archive, inbox, here)
+    life = a_life(Layout(tmp_path))
+    access = ArchiveAccess(archive, life, helpers_of({}), at_once)
+    archived_reads = ArchiveReads(access, inbox)
     async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
         work = tasks.create_task(archived_reads.run())
         group = frames.Group(StoreKind.STREAM, "a", 0, 0, 0, [operation])

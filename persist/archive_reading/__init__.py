@@ -1,0 +1,1 @@
+"""Reads of archived messages: by servers with the role `archive`, for the owners of their zone."""
