@@ -104,6 +104,18 @@ def test_slow_syncs_late_snapshots_and_refusals_are_found() -> None:
     assert [code for code, _ in found].count("HF-107") == 1
 
 
+def test_owners_that_must_read_the_archive_themselves_are_found() -> None:
+    persist = counting()
+    reads = persist.counters(metrics.ARCHIVE_READS)
+    reads.add("fallback", 7)
+    before = snapshot(100, [server()], [told(persist)])
+    reads.add("own", 100)
+    reads.add("server", 100)
+    assert "HF-114" not in dict(codes(snapshot(104, [server()], [told(persist)]), before))
+    reads.add("fallback", 100)
+    assert ("HF-114", "cluster") in codes(snapshot(104, [server()], [told(persist)]), before)
+
+
 def test_every_check_is_in_the_document() -> None:
     listed = {row[0]: (row[1], row[2]) for row in table(read("console.md"), "Code")}
     expected = {check.code: (check.severity.value, check.about) for check in CHECKS}
