@@ -278,6 +278,36 @@ def fairness(
 
 
 @bench.command()
+@_bench_options("rounds", "only", *_COMMON)
+@click.option("--gib", type=click.FloatRange(0.001), help="Size of the stream.  [default: 10]")
+@click.option(
+    "--read-mib",
+    type=click.FloatRange(0),
+    help="What the reader takes a second, at most.  [default: all it can]",
+)
+@click.option("--seconds", type=click.FloatRange(0.1), help="Length of a round.  [default: 10]")
+def backfill(
+    options: BenchOptions,
+    json_file: Path | None,
+    gib: float | None,
+    read_mib: float | None,
+    seconds: float | None,
+) -> None:
+    """Measure how a reader of an old, large stream slows down its tail, here and on JetStream."""
+    with _needed_packages():
+        from holdfast.bench.backfill import backfill as old_stream
+    _check_only(options, old_stream.WORK_NAMES)
+    asked: dict[str, Any] = {"gib": gib, "read_mib": read_mib, "seconds": seconds}
+    settings = dataclasses.replace(
+        old_stream.QUICK if options.quick else old_stream.BackfillSettings(),
+        **{name: value for name, value in asked.items() if value is not None},
+    )
+    _finish(
+        [_run(lambda: old_stream.run(options, settings), old_stream.table, options)], json_file
+    )
+
+
+@bench.command()
 @_bench_options("rounds", *_COMMON)
 def floor(options: BenchOptions, json_file: Path | None) -> None:
     """Compare one write after the other with the fastest possible."""

@@ -135,3 +135,21 @@ def children(pid: int) -> list[int]:
     """The processes that a process has started and that still run."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for one in threads for child in (one / "children").read_text().split()]
+
+
+def test_a_backfill_is_measured_at_the_tail_of_both_sides(tmp_path: Path) -> None:
+    data, json_file = tmp_path / "data", tmp_path / "report.json"
+    data.mkdir()
+    done = holdfast("bench", "backfill", "--quick", "--data", str(data), "--json", str(json_file))
+    assert done.returncode == 0, done.stderr
+    assert list(data.iterdir()) == []
+    [report] = json.loads(json_file.read_text())["reports"]
+    assert [work["name"] for work in report["works"]] == ["holdfast", "jetstream"]
+    for work in report["works"]:
+        assert set(work["sides"]) == {"alone", "beside a backfill"}
+        for side in work["sides"].values():
+            for latency in ("ack", "delivery", "get"):
+                figures = side["figures"]
+                median = figures[f"{latency}_p50_ms"]["median"]
+                assert 0 < median <= figures[f"{latency}_p99_ms"]["median"]
+        assert len(work["targets"]) == 3

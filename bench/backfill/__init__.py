@@ -1,0 +1,1 @@
+"""How a reader of an old, large stream affects those at its tail, here and on JetStream."""
