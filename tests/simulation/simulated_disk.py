@@ -83,6 +83,11 @@ class HostDisk(Disk):
         """Take the VFS out of SQLite's list. Connections that are open keep it alive."""
         self._vfs.unregister()
 
+    def file_at(self, path: Path) -> Inode | None:
+        """Return what all see of a file."""
+        found = self._files.find(path)
+        return found if isinstance(found, Inode) else None
+
     def while_alive(self) -> AbstractContextManager[None]:
         """Swallow the error of a process that is dead."""
         return self._while_alive

@@ -29,6 +29,7 @@ from holdfast.protocol.subjects import Inboxes, Subjects
 from holdfast.shared_fs.access.token_source import RegisteredTokens
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.layout import open_layout
+from holdfast.shared_fs.read_ahead.host_cache import HostCache
 from tests.simulation.simulated_disk import HostDisk
 from tests.simulation.simulated_threads import Outcome, SimulatedThread
 from tests.simulation.virtual_loop import Process
@@ -236,6 +237,11 @@ class Node(ABC):
             self.start_later(self.simulation.weather.sync_seconds + 0.2)
 
 
+def memory_of(disk: HostDisk) -> HostCache | None:
+    """Return the memory of a host for files, if anything is known of it."""
+    return None
+
+
 class ServerNode(Node):
     """A persist server and its supervisor."""
 
@@ -268,7 +274,7 @@ class ServerNode(Node):
                 clock_ms=SteadyClock(lambda: self.now_ms() / 1000, simulation.loop.time),
                 run_in_thread=self.run_in_thread,
                 watch=no_watch,
-                host_cache=None,
+                host_cache=memory_of(self.disk),
             ),
         )
         await self.server.run()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.forgetful_memory import forgetful_hosts
 from tests.simulation.planted import PLANTED
 from tests.simulation.results import Result
 from tests.simulation.run import RUN_SECONDS, run_seed
@@ -223,6 +224,12 @@ def test_stores_that_an_operator_moves_lose_and_double_nothing() -> None:
     result = run_seed(4, "move_stores", seconds=4.0)
     _assert_well(result)
     assert any("server.moved" in line for line in result.trace)
+
+
+def test_reads_that_wait_for_the_disk_beside_the_loop_keep_every_promise() -> None:
+    with forgetful_hosts(5) as memory:
+        _assert_well(run_seed(5, seconds=8.0))
+    assert memory.fetch_count > 10
 
 
 @pytest.mark.parametrize("seed", _LIMITED_SEEDS)
