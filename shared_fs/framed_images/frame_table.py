@@ -20,7 +20,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple, Self
 
 from holdfast.protocol.limits import KIB, MIB
@@ -164,3 +164,20 @@ class FrameTable:
         if count != -(-image_bytes // frame_bytes) or starts[-1] != data_bytes:
             raise ValueError("its table of frames is that of another image")
         return cls(image_bytes, frame_bytes, starts, [digest for _, digest in frames])
+
+
+def runs_of(numbers: Sequence[int], most: int, longest: int) -> list[tuple[int, int]]:
+    """Return runs of frames `(first, end)` that have all of these, which ascend: at most about
+    `most`, so that the frames between near ones are read too, each of at most `longest` frames."""
+    gaps = [later - number - 1 for number, later in pairwise(numbers)]
+    # Reading a frame costs less than a request.
+    cuts = [index for index, gap in enumerate(gaps) if gap > 1]
+    if len(cuts) >= most:
+        cuts = sorted(sorted(cuts, key=gaps.__getitem__)[len(cuts) - most + 1 :])
+    runs = []
+    first = 0
+    for last in [*cuts, len(numbers) - 1]:
+        start, end = numbers[first], numbers[last] + 1
+        runs += [(at, min(at + longest, end)) for at in range(start, end, longest)]
+        first = last + 1
+    return runs

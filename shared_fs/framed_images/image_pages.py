@@ -4,7 +4,8 @@ What was fetched stays in a file without a name, which is as long as the image a
 nothing was read yet. Invariants:
 
 - A byte is returned only from a frame whose checksum is that of the table.
-- Whoever reads on and on gets larger and larger requests, of up to AHEAD_FRAMES.
+- Whoever reads on and on gets larger and larger requests, of up to AHEAD_FRAMES. Who knows what it
+  will read says so (`bring`), and gets it with few requests, several at once.
 - No more than half of the snapshot is fetched in small requests, and no more than MAX_REQUESTS of
   them are made: then what is missing is fetched in large ones. So whatever is read of an image
   costs at most one and a half times its snapshot.
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -30,6 +32,7 @@ from holdfast.shared_fs.framed_images.frame_table import (
     FrameTable,
     TableMark,
     checksum,
+    runs_of,
 )
 
 #: The most frames in a request for some page, and how much of the image they have.
@@ -37,6 +40,9 @@ AHEAD_FRAMES: Final = 16
 _AHEAD_BYTES: Final = MIB
 #: 64 requests to S3 take some two seconds, one after the other.
 MAX_REQUESTS: Final = 64
+#: The same of a request that is made beside others, and how many there are at a time.
+_AHEAD_IMAGE_BYTES: Final = 4 * MIB
+_PARALLEL: Final = 8
 #: The largest request for the rest, and how much of the image it may have: it is in memory.
 _REST_BYTES: Final = 4 * MIB
 _REST_IMAGE_BYTES: Final = 16 * MIB
@@ -68,6 +74,7 @@ class ImagePages:
         self._runs: dict[int, int] = {}
         self._request_count = 0
         self._stored_bytes = 0
+        self._most_bytes = table.starts[-1] // 2
         self._unpacker = zstandard.ZstdDecompressor()
         #: How much of the image was unpacked.
         self.unpacked_bytes = 0
@@ -107,23 +114,53 @@ class ImagePages:
         with _local():
             return os.pread(self._file.fileno(), length, offset)
 
+    def bring(self, places: Iterable[tuple[int, int]]) -> None:
+        """Fetch parts of the image `(offset, length)` that are about to be read, with several
+        requests at once. What is too much for that is fetched as `read` would at last. Raises as
+        `read`."""
+        wanted = {
+            number
+            for offset, length in places
+            if 0 <= offset < self.size_bytes and length > 0
+            for number in self._table.numbers(offset, min(length, self.size_bytes - offset))
+            if not self._present[number]
+        }
+        if not wanted:
+            return
+        most = MAX_REQUESTS - self._request_count
+        longest = max(1, _AHEAD_IMAGE_BYTES // self._table.frame_bytes)
+        runs = runs_of(sorted(wanted), most, longest) if most > 0 else []
+        stored_bytes = sum(self._table.stored_bytes(*run) for run in runs)
+        if not runs or self._stored_bytes + stored_bytes > self._most_bytes:
+            runs = list(self._rest())
+
+        def body(run: tuple[int, int]) -> bytes:
+            start, length = self._table.starts[run[0]], self._table.stored_bytes(*run)
+            return self._bucket.get_range(self._key, start, length).body
+
+        with ThreadPoolExecutor(_PARALLEL, "holdfast.pages") as threads:
+            for at in range(0, len(runs), _PARALLEL):
+                group = runs[at : at + _PARALLEL]
+                for run, found in zip(group, threads.map(body, group), strict=True):
+                    self._take(*run, found)
+
     def _fetch_at(self, number: int) -> None:
         size = min(2 * self._runs.pop(number, 0) or 1, self._ahead)
         end = number + 1
         while end < min(number + size, self._table.count) and not self._present[end]:
             end += 1
         wanted_bytes = self._table.stored_bytes(number, end)
-        most_bytes = self._table.starts[-1] // 2
-        if self._request_count < MAX_REQUESTS and self._stored_bytes + wanted_bytes <= most_bytes:
-            self._fetch(number, end)
+        is_cheap = self._stored_bytes + wanted_bytes <= self._most_bytes
+        if self._request_count < MAX_REQUESTS and is_cheap:
+            self._take(number, end)
             self._runs[end] = end - number
             return
         for first, last in self._rest():
-            self._fetch(first, last)
+            self._take(first, last)
 
     def _rest(self) -> Iterator[tuple[int, int]]:
-        """Yield frames, in requests of a good size, until none is missing. Some are here already:
-        leaving them out would make more requests."""
+        """Yield the runs of frames that have all that are missing now, in requests of a good size.
+        Some are here already: leaving them out would make more requests."""
         most_frames = max(1, _REST_IMAGE_BYTES // self._table.frame_bytes)
         first = self._present.find(0)
         while first >= 0:
@@ -138,19 +175,22 @@ class ImagePages:
             yield first, last
             first = self._present.find(0, last)
 
-    def _fetch(self, first: int, end: int) -> None:
+    def _take(self, first: int, end: int, body: bytes | None = None) -> None:
+        """Take a run of frames; `body` is what was just read of it."""
         starts = self._table.starts
         wanted_bytes = self._table.stored_bytes(first, end)
         self._request_count += 1
         self._stored_bytes += wanted_bytes
         for attempt in range(1, _READS + 1):
-            body = self._bucket.get_range(self._key, starts[first], wanted_bytes).body
+            if body is None:
+                body = self._bucket.get_range(self._key, starts[first], wanted_bytes).body
             try:
                 content = b"".join(self._unpacked(body, first, end))
                 break
             except (ValueError, zstandard.ZstdError) as error:
                 if attempt == _READS:
                     raise ObjectDamagedError(key=self._key, reason=str(error)) from error
+                body = None
         with _local():
             self._file.seek(first * self._table.frame_bytes)
             self._file.write(content)

@@ -45,6 +45,7 @@ from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
 from holdfast.spark.rows import image_statements as statements
 from holdfast.spark.rows.chained_rows import ChainStart, ImageChain
 from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
+from holdfast.spark.rows.page_hints import SELECT_ROOT, bring_rows
 from holdfast.spark.rows.rows import (
     BASE,
     BATCH_BYTES,
@@ -63,6 +64,7 @@ from holdfast.spark.tables.watermarks import Watermark
 _CACHE_KIB: Final = 8192
 #: Where the header of an image has it.
 _USER_VERSION: Final = slice(60, 64)
+_LARGEST_SEQ: Final = (1 << 63) - 1
 _revision: Final = attrgetter("revision")
 
 
@@ -96,6 +98,7 @@ class StoreImage:
         StoreDamagedError, NewerFormatError."""
         self.store = store
         self._archive = archive
+        self._pages = content if isinstance(content, ImagePages) else None
         self._is_borrowed = slot is not None and isinstance(content, bytes)
         try:
             self._connection, names = _opened(content, slot)
@@ -200,6 +203,8 @@ class StoreImage:
             beginning = ExportedRow(BASE, reading.after, None, None, self.meta.time, None, None)
             found = self._chain.filled(found, reading.chain, origin, beginning)
         try:
+            if self._pages is not None:
+                self._bring(self._pages, reading)
             yield from found
         except apsw.Error as error:
             raise StoreDamagedError(store=str(self.store), reason=f"its image: {error}") from error
@@ -260,6 +265,17 @@ class StoreImage:
         found = self._connection.execute(statements.SELECT_CHANGES, (reading.after, reading.upto))
         for revision, time, change in found:
             yield from rows_of_change(frames.unpack(change), revision, time)
+
+    def _bring(self, pages: ImagePages, reading: ImageReading) -> None:
+        """Fetch the pages that are about to be read."""
+        table, first, last = "entries", reading.after + 1, reading.upto
+        if self.store.kind == StoreKind.STREAM:
+            table, first, last = "messages", self._first_seq_after(reading.after), _LARGEST_SEQ
+            if reading.upto < self.meta.revision:
+                # Where this part of the messages ends is not known.
+                return
+        root: Any = self._connection.execute(SELECT_ROOT, (table,)).get
+        bring_rows(pages, root, first, last)
 
     # Streams
     def _messages(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:

@@ -17,6 +17,7 @@ from holdfast.shared_fs.framed_images.frame_table import (
     checksum,
     frame_bytes_of,
     mark_of,
+    runs_of,
 )
 
 _FRAMES = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=20)
@@ -82,6 +83,22 @@ def test_a_table_of_another_image_is_refused() -> None:
         wrong = encoded(frames, frame_bytes)
         with pytest.raises(ValueError, match="its frames have"):
             FrameTable.decode(wrong, mark_of(wrong), 6, 8192)
+
+
+@given(st.sets(st.integers(0, 300), min_size=1), st.integers(1, 70), st.integers(1, 50))
+def test_runs_have_every_frame_once_and_are_as_few_as_may_be(
+    numbers: set[int], most: int, longest: int
+) -> None:
+    runs = runs_of(sorted(numbers), most, longest)
+    read = [number for first, end in runs for number in range(first, end)]
+    assert numbers <= set(read) and read == sorted(set(read))
+    assert all(0 < end - first <= longest for first, end in runs)
+    whole = runs_of(sorted(numbers), most, 1000)
+    assert len(whole) <= most
+    assert all(first in numbers and end - 1 in numbers for first, end in whole)
+    if len(whole) < most:
+        # No frames between far ones are read without need.
+        assert all({number, number + 1} & numbers for number in read[:-1])
 
 
 @given(st.integers(1, 1 << 42))

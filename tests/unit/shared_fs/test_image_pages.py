@@ -140,6 +140,54 @@ def test_the_rest_is_fetched_in_pieces_that_fit_into_memory(
         assert pages.read(0, 100 * FRAME) == one.image
 
 
+@settings(max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(-9000, 500_000), st.integers(-5, 30_000)), max_size=60),
+    st.integers(0, 70),
+)
+def test_what_is_brought_is_there_and_costs_no_more_than_reading_it(
+    places: list[tuple[int, int]], before: int
+) -> None:
+    one = world(100)
+    with one.open() as pages:
+        for number in range(before):
+            pages.read(number * FRAME, 1)
+        pages.bring(places)
+        requests = pages.request_count
+        for offset, length in places:
+            if offset >= 0:
+                assert pages.read(offset, length) == one.image[offset : offset + max(0, length)]
+        assert pages.request_count == requests
+        assert pages.read(0, 100 * FRAME) == one.image
+        assert pages.request_count <= MAX_REQUESTS + 3
+        assert one.read_bytes <= 1.5 * one.data_bytes + FRAME
+
+
+def test_what_lies_close_together_is_brought_with_one_request() -> None:
+    one = world(400)
+    with one.open() as pages:
+        # Each second frame, and one far away.
+        pages.bring([(number * FRAME, 1) for number in (*range(10, 30, 2), 300)])
+        assert pages.request_count == 2
+        assert pages.unpacked_bytes == 20 * FRAME
+        pages.bring([(12 * FRAME, 5 * FRAME)])
+        assert pages.request_count == 2
+
+
+def test_wrong_bytes_are_brought_again_and_damage_is_told() -> None:
+    one = world(30)
+    with one.open() as pages:
+        one.backend.script(Fault.WRONG_BYTES)
+        pages.bring([(0, 5 * FRAME)])
+        assert pages.read(0, 5 * FRAME) == one.image[: 5 * FRAME]
+        one.damage(10 * one.data_bytes // 30 + 100)
+        with pytest.raises(ObjectDamagedError, match="another checksum"):
+            pages.bring([(8 * FRAME, 4 * FRAME)])
+        one.backend.down = True
+        with pytest.raises(BucketUnavailableError):
+            pages.bring([(20 * FRAME, FRAME)])
+
+
 def test_a_frame_with_another_checksum_is_never_shown() -> None:
     one = world(10)
     one.damage(5 * one.data_bytes // 10)
