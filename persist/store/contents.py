@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from holdfast.persist.history.pending_versions import PendingVersions
@@ -41,6 +43,7 @@ class Contents:
     new store reaches the disk."""
 
     __slots__ = (
+        "__weakref__",
         "_create_file",
         "_is_exact",
         "_prepare_file",
@@ -57,8 +60,10 @@ class Contents:
         prepare_file: PrepareFile | None,
     ) -> None:
         self.file = file
-        self.memtable = Memtable(self._subject_in_file, self._versions_in_file)
-        self.subjects = MessageSubjects(self.memtable, lambda: self.file)
+        # Weak, so that a closed store goes at once: see `protocol/serving/garbage.py`.
+        mine = weakref.proxy(self)
+        self.memtable = Memtable(partial(_subject_in_file, mine), partial(_versions_in_file, mine))
+        self.subjects = MessageSubjects(self.memtable, partial(_file_of, mine))
         #: Decrypts values and headers. None: there is nothing to decrypt.
         self.cipher: StoreCipher | None = None
         self._create_file = create_file
@@ -116,9 +121,7 @@ class Contents:
             found = None if row is None else row[3]
         return found
 
-    def headers_of(
-        self, seqs: Iterable[int], unwritten: Iterable[AppliedBatch]
-    ) -> dict[int, Any]:
+    def headers_of(self, seqs: Iterable[int], unwritten: Iterable[AppliedBatch]) -> dict[int, Any]:
         """Return the headers of messages that exist, as changes have them."""
         wanted = set(seqs)
         if not wanted:
@@ -235,14 +238,6 @@ class Contents:
                 size_bytes += new
         return count, size_bytes
 
-    def _versions_in_file(self, is_needed: bool) -> PendingVersions | None:
-        if not is_needed and (self.file is None or not self.file.history.exists):
-            return None
-        return PendingVersions(self.file, self.entry_state)
-
-    def _subject_in_file(self, seq: int) -> str | None:
-        return None if self.file is None else self.file.subjects.subject_of(seq)
-
     @property
     def bytes_in_file(self) -> int:
         """The bytes that the file counts."""
@@ -295,6 +290,20 @@ class Contents:
             self.file = self._create_file()
         with self.file.preview([batch for batch in batches if batch.changes]):
             yield
+
+
+def _file_of(contents: Contents) -> StoreFile | None:
+    return contents.file
+
+
+def _subject_in_file(contents: Contents, seq: int) -> str | None:
+    return None if contents.file is None else contents.file.subjects.subject_of(seq)
+
+
+def _versions_in_file(contents: Contents, is_needed: bool) -> PendingVersions | None:
+    if not is_needed and (contents.file is None or not contents.file.history.exists):
+        return None
+    return PendingVersions(contents.file, lambda key: contents.entry_state(key))
 
 
 def _sum_in_file(file: StoreFile, start_seq: int, end_seq: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from holdfast.protocol.bus.login import LOGIN_OPTIONS, NatsLogin, variable
 from holdfast.protocol.bus.nats_url import url_of_arguments
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import check_store
+from holdfast.protocol.serving.garbage import GarbageCollection
 from holdfast.protocol.serving.log_format import LogFormat, formatter
 from holdfast.protocol.serving.monitor import Monitor, MonitorAddress
 from holdfast.protocol.serving.supervision import Supervision
@@ -219,13 +219,11 @@ def run_process(
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(formatter(LogFormat(options.log_format)))
     logging.basicConfig(level=options.log_level.upper(), handlers=[to_stderr])
-    # Objects loaded by now live for ever, and a server's many small objects are freed by reference
-    # counting: full passes of the collector over all of them would only be pauses.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    garbage = GarbageCollection()
+    garbage.begin()
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            runner.run(_run(options, work))
+            runner.run(_run(options, work, garbage))
     except InvalidArgumentError as error:
         # A combination of options that the parser cannot check.
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -236,10 +234,12 @@ def run_process(
     except (asyncio.CancelledError, KeyboardInterrupt):
         # A signal that came before there was anything to finish.
         return 0
+    finally:
+        garbage.end()
     return 0
 
 
-async def _run(options: argparse.Namespace, work: Work) -> None:
+async def _run(options: argparse.Namespace, work: Work, garbage: GarbageCollection) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -259,6 +259,7 @@ async def _run(options: argparse.Namespace, work: Work) -> None:
     telling = [
         asyncio.create_task(supervision.keep_telling()),
         asyncio.create_task(supervision.tell_when(ready)),
+        asyncio.create_task(garbage.keep_collecting()),
     ]
     monitor = Monitor(options.monitor)
     try:

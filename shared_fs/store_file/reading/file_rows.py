@@ -6,6 +6,7 @@ in their wire form, and encrypted values decrypted.
 from __future__ import annotations
 
 import json
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from heapq import merge
@@ -46,16 +47,25 @@ class FileRows(ABC):
     def __init__(self, store: StoreId) -> None:
         self.store = store
         self.meta = StoreMeta(0, "", "", 0, 0, 0, 0, 0, 0)
-        self.subjects = StoredSubjects(lambda *statement: self._execute(*statement), store)
-        self._archived = ArchivedBlocks(self._execute_variant)
+        # Weak, so that a file that nobody has goes at once (`protocol/serving/garbage.py`).
+        weak = weakref.proxy(self)
+
+        def execute(*statement: Any) -> apsw.Cursor:
+            found: apsw.Cursor = weak._execute(*statement)
+            return found
+
+        def execute_variant(*statement: Any) -> apsw.Cursor:
+            found: apsw.Cursor = weak._execute_variant(*statement)
+            return found
+
+        self.subjects = StoredSubjects(execute, store)
+        self._archived = ArchivedBlocks(execute_variant)
         #: The history of a kv.
-        self.history = StoredHistory(lambda *statement: self._execute(*statement))
+        self.history = StoredHistory(execute)
         #: Encrypted values, and what decrypts them.
-        self.encryption = StoredEncryption(lambda *statement: self._execute(*statement))
+        self.encryption = StoredEncryption(execute)
         #: The chain of the store.
-        self.chain = StoredChain(
-            lambda *statement: self._execute(*statement), is_kv=store.kind == StoreKind.KV
-        )
+        self.chain = StoredChain(execute, is_kv=store.kind == StoreKind.KV)
         #: What there was before a preview.
         self._made = (False, (False, False), NO_HISTORY, NO_CHAIN, NO_ENCRYPTION)
         #: The msg_id of the message with a seq: None if its headers may have one, or empty.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.applying import WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.collection import without_collection
 from tests.support.effort import examples
-from tests.support.stores import abandon, file_of
+from tests.support.stores import abandon, file_of, kv_id, store_of, stream_id
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a")
 
@@ -170,3 +172,19 @@ def test_sizes_count_values_headers_and_keys() -> None:
     assert message_bytes_of([1, 1, b"abc", headers, "id"]) == 3 + packed
     assert message_bytes_of([1, 1, b"abc", None, "id"]) == 3
     assert entry_bytes_of([5, "é", b"abc", headers]) == 2 + 3 + packed
+
+
+@pytest.mark.parametrize("store_id", [stream_id(), kv_id()], ids=["stream", "kv"])
+def test_a_closed_store_is_gone_without_the_collector(store_id: StoreId, tmp_path: Path) -> None:
+    file = StoreFile.create(tmp_path / "store.db", store_id, time=1)
+    store = store_of(store_id, file=file)
+    # A kv that keeps former values asks its contents for the present ones.
+    store.contents.memtable.keep_versions(2)
+    assert store.contents.subjects.exists is False
+    file.close()
+    parts = (store.contents, store.contents.memtable.versions, store.contents.subjects, file)
+    kept = [weakref.ref(part) for part in parts if hasattr(type(part), "__weakref__")]
+    assert len(kept) >= 2
+    with without_collection():
+        del store, file, parts
+        assert [part() for part in kept] == [None] * len(kept)
