@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import json
 import sys
 import time
@@ -48,6 +47,7 @@ from holdfast.bench.users.plan import (
 from holdfast.client import Client, connect
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import Change, ChangeKind
+from holdfast.protocol.serving.garbage import GarbageCollection
 
 TENANT: Final = "users"
 #: How many operations of one process may be unanswered. With more, the rate is not kept.
@@ -62,7 +62,6 @@ _POLL_SECONDS: Final = 0.02
 _PHASE_SECONDS: Final = 600.0
 _FOLLOW_SECONDS: Final = 60.0
 _MAX_PROBLEMS: Final = 20
-_GC_THRESHOLDS: Final = (50_000, 20, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +159,6 @@ class _UsersClient:
             tasks = await self._join(followers, stack)
             result.join_seconds = time.monotonic() - began_at
             await self._meet("joined")
-            gc.collect()
-            gc.freeze()
             begin_at = float(await self._await_phase("begin"))
             result.offered = await self._act(begin_at)
             await self._meet("sent")
@@ -343,7 +340,7 @@ async def _each(
 def main(arguments: Sequence[str]) -> int:
     fields: dict[str, Any] = json.loads(arguments[0])
     # The same as in a server: the records of a million operations are not garbage.
-    gc.set_threshold(*_GC_THRESHOLDS)
+    GarbageCollection().begin()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_client(ClientTask(**fields)))
     return 0
