@@ -3,6 +3,7 @@ hold."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 
 from holdfast.persist.store.states import OpenState
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.giving_way import WRITE_TURNS
 from holdfast.persist.write_path.checkpointing import OpenLimits
 from holdfast.protocol.errors import StorageFailedError, StoreDamagedError
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence
@@ -201,3 +204,40 @@ async def test_nothing_is_accepted_when_somebody_else_has_written_the_file(world
         world.append()
     assert world.store.mark is None
     assert world.store.revision == 1
+
+
+async def test_writes_have_their_turn_between_two_new_files(world: World) -> None:
+    prepared_in, turn = list[int](), 0
+    stores = []
+    for number in range(3):
+        path, name = world.path.with_name(f"{number}.db"), stream_id(f"chat{number}")
+
+        def prepare(
+            batches: Sequence[AppliedBatch],
+            outcomes: Sequence[WriterOutcome],
+            path: Path = path,
+            name: StoreId = name,
+        ) -> Callable[[], StoreFile] | None:
+            prepared_in.append(turn)
+            new = new_store_image(
+                name, time=1, owner=(1, "s1", "i1"), batches=batches, outcomes=outcomes
+            )
+            return None if new is None else lambda: StoreFile.new(path, new)
+
+        store = Store(name, 1, None, world.create, prepare_file=prepare)
+        world.open_stores.opened(store)
+        world.tick += 1
+        store.begin()
+        store.append_message(b"v")
+        store.finish_tick(world.tick, world.log.append(world.tick, [record_of(store)]))
+        stores.append(store)
+    world.sync()
+    checkpoint = asyncio.create_task(world.files.checkpoint(stores))
+    while not checkpoint.done():
+        await asyncio.sleep(0)
+        turn += 1
+    await checkpoint
+    first, second, third = prepared_in
+    assert second - first >= WRITE_TURNS
+    assert third - second >= WRITE_TURNS
+    assert all(file_of(store).is_sealed for store in stores)
