@@ -47,7 +47,7 @@ from holdfast.bench.users.plan import (
 from holdfast.client import Client, connect
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.messages import Change, ChangeKind
-from holdfast.protocol.serving.garbage import GarbageCollection
+from holdfast.protocol.serving.garbage import CircleCollector
 
 TENANT: Final = "users"
 #: How many operations of one process may be unanswered. With more, the rate is not kept.
@@ -340,7 +340,7 @@ async def _each(
 def main(arguments: Sequence[str]) -> int:
     fields: dict[str, Any] = json.loads(arguments[0])
     # The same as in a server: the records of a million operations are not garbage.
-    GarbageCollection().begin()
+    CircleCollector().begin()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run_client(ClientTask(**fields)))
     return 0

@@ -37,7 +37,7 @@ _LOOK_SECONDS: Final = 10.0
 _DEFAULT: Final = gc.get_threshold()
 
 
-class GarbageCollection:
+class CircleCollector:
     """The collector of this process. `begin` it once all that lives for ever is loaded."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -21,7 +21,7 @@ from holdfast.protocol.bus.login import LOGIN_OPTIONS, NatsLogin, variable
 from holdfast.protocol.bus.nats_url import url_of_arguments
 from holdfast.protocol.errors import HoldfastError, InvalidArgumentError
 from holdfast.protocol.names import check_store
-from holdfast.protocol.serving.garbage import GarbageCollection
+from holdfast.protocol.serving.garbage import CircleCollector
 from holdfast.protocol.serving.log_format import LogFormat, formatter
 from holdfast.protocol.serving.monitor import Monitor, MonitorAddress
 from holdfast.protocol.serving.supervision import Supervision
@@ -219,7 +219,7 @@ def run_process(
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(formatter(LogFormat(options.log_format)))
     logging.basicConfig(level=options.log_level.upper(), handlers=[to_stderr])
-    garbage = GarbageCollection()
+    garbage = CircleCollector()
     garbage.begin()
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
@@ -239,7 +239,7 @@ def run_process(
     return 0
 
 
-async def _run(options: argparse.Namespace, work: Work, garbage: GarbageCollection) -> None:
+async def _run(options: argparse.Namespace, work: Work, garbage: CircleCollector) -> None:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None

@@ -12,7 +12,7 @@ from holdfast.protocol.serving import garbage
 from holdfast.protocol.serving.garbage import (
     MAX_PAUSE_SECONDS,
     YOUNG_OBJECTS,
-    GarbageCollection,
+    CircleCollector,
 )
 
 
@@ -37,9 +37,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def collection(clock: Clock) -> Iterator[GarbageCollection]:
+def collection(clock: Clock) -> Iterator[CircleCollector]:
     was_enabled, before = gc.isenabled(), gc.get_threshold()
-    found = GarbageCollection(clock)
+    found = CircleCollector(clock)
     found.begin()
     gc.enable()
     yield found
@@ -63,14 +63,14 @@ def pause(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_new_circles_are_freed_while_the_process_works(collection: GarbageCollection) -> None:
+def test_new_circles_are_freed_while_the_process_works(collection: CircleCollector) -> None:
     node = weakref.ref(Node())
     kept = [[number] for number in range(2 * YOUNG_OBJECTS)]
     assert node() is None
     assert len(kept) == 2 * YOUNG_OBJECTS
 
 
-def test_what_survives_a_pass_is_not_looked_at_again(collection: GarbageCollection) -> None:
+def test_what_survives_a_pass_is_not_looked_at_again(collection: CircleCollector) -> None:
     kept = [[number] for number in range(50 * YOUNG_OBJECTS)]
     looked_at = [len(gc.get_objects(generation)) for generation in range(3)]
     assert sum(looked_at) < 3 * YOUNG_OBJECTS
@@ -78,7 +78,7 @@ def test_what_survives_a_pass_is_not_looked_at_again(collection: GarbageCollecti
 
 
 def test_an_old_circle_is_found_by_a_pass_over_everything(
-    collection: GarbageCollection, clock: Clock
+    collection: CircleCollector, clock: Clock
 ) -> None:
     old = Node()
     node = weakref.ref(old)
@@ -93,7 +93,7 @@ def test_an_old_circle_is_found_by_a_pass_over_everything(
 
 
 def test_passes_over_everything_take_a_ten_thousandth_of_the_time(
-    collection: GarbageCollection, clock: Clock, pause: list[float]
+    collection: CircleCollector, clock: Clock, pause: list[float]
 ) -> None:
     pause.append(0.5)
     clock.now += 24 * 3600
@@ -113,7 +113,7 @@ def test_passes_over_everything_take_a_ten_thousandth_of_the_time(
 
 
 def test_a_pass_for_which_a_server_would_count_as_dead_is_left_out(
-    collection: GarbageCollection, clock: Clock, pause: list[float]
+    collection: CircleCollector, clock: Clock, pause: list[float]
 ) -> None:
     pause.append(MAX_PAUSE_SECONDS + 0.1)
     clock.now += 24 * 3600
@@ -125,7 +125,7 @@ def test_a_pass_for_which_a_server_would_count_as_dead_is_left_out(
 
 def test_the_collector_is_what_it_was_in_the_end() -> None:
     callbacks, before = list(gc.callbacks), gc.get_threshold()
-    collection = GarbageCollection()
+    collection = CircleCollector()
     collection.begin()
     assert gc.callbacks != callbacks
     collection.end()
