@@ -224,7 +224,7 @@ async def _purge(
             done = await _voided(owners, name, kind, place, epoch)
             if with_forks:
                 await _purge_forks(owners, done, place, wait_seconds)
-        await _swept(owners, done, wait_seconds, settings.timeout)
+        await sweep_until_gone(owners, done, wait_seconds, settings.timeout)
         if not name:
             counts = {"stores": done.stores, **done.removed, "left": len(done.remains)}
             action = AuditAction.TENANT_PURGED
@@ -266,7 +266,7 @@ async def _purge_forks(
             report = await owners.ask(fork, "purge", **place)
             of_fork = Erasure(owners.tenant, fork, report["epoch"], 1)
             of_fork.add(report)
-            await _swept(owners, of_fork, wait_seconds, wait_seconds)
+            await sweep_until_gone(owners, of_fork, wait_seconds, wait_seconds)
             for count, number in of_fork.removed.items():
                 done.removed[count] += number
             done.stores += 1
@@ -318,7 +318,7 @@ async def _void_all(owners: ConnectedOwners, done: Erasure) -> None:
             tasks.create_task(work())
 
 
-async def _swept(
+async def sweep_until_gone(
     owners: ConnectedOwners, done: Erasure, wait_seconds: float, patience_seconds: float
 ) -> None:
     """Have every server sweep, until nothing is left that goes by itself or the time is up."""

@@ -27,6 +27,7 @@ from holdfast.cli.tenants.encryption import (
 )
 from holdfast.cli.tenants.policy import policy
 from holdfast.cli.tenants.quotas import lift_quota, set_quota, show
+from holdfast.cli.tenants.reencrypting import reencrypt
 from holdfast.protocol.access.audit_event import AuditAction
 from holdfast.protocol.access.quota import NO_QUOTA
 from holdfast.protocol.errors import HoldfastError, NotFoundError
@@ -64,7 +65,7 @@ tenant.add_command(set_quota)
 tenant.add_command(show)
 tenant.add_command(policy)
 tenant.add_command(bucket)
-for _command in (encrypt, keys, rotate_key, rewrap, shred):
+for _command in (encrypt, keys, rotate_key, reencrypt, rewrap, shred):
     tenant.add_command(_command)
 
 

@@ -59,6 +59,7 @@ _ACTIONS: Final = {
     "restore": AuditAction.STORE_RESTORED,
     "delete": AuditAction.STORE_DELETED,
     "purge": AuditAction.STORE_PURGED,
+    "reencrypt": AuditAction.STORE_REENCRYPTED,
     "fork": AuditAction.STORE_FORKED,
 }
 #: Of a request to fork: it is kept in the manifest.
@@ -250,6 +251,8 @@ class Administrator:
                 if place is None:
                     return partial(self._purges.store, store)
                 return partial(self._purges.value, store, place)
+            case "reencrypt":
+                return partial(self._purges.reencrypt, store)
             case unknown:
                 raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is unknown")
 

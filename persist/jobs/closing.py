@@ -22,11 +22,13 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.checkpointing import Checkpointer
 from holdfast.persist.write_path.pipeline import Pipeline
 from holdfast.protocol import frames
+from holdfast.protocol.bus.bus import BusTimeoutError
 from holdfast.protocol.control import Grant, StoreState
 from holdfast.protocol.errors import (
     BusyError,
     NotFoundError,
     NotOwnerError,
+    UnavailableError,
     error_from_wire,
 )
 from holdfast.protocol.names import StoreId, StoreKind
@@ -70,8 +72,13 @@ class StoreCloser:
         self._at_work: set[StoreId] = set()
 
     async def opened(self, store: StoreId) -> Store:
-        """Open a store as a client would. Raises NotFoundError if it does not exist."""
-        await self._owners.take_over([store])
+        """Open a store as a client would. Raises NotFoundError if it does not exist, and
+        UnavailableError if that takes long: then ask again."""
+        try:
+            await self._owners.take_over([store])
+        except BusTimeoutError as error:
+            # Whoever waits for the job would not know that one by its code.
+            raise UnavailableError(reason=f"{store} is not open yet") from error
         opened = self._open_stores.find(store)
         if opened is None:
             raise NotOwnerError(server=self._life.server)

@@ -2,8 +2,9 @@
 
     store      delete it (`deleting.py`)
     value      copy the file ──▶ scrub the copy ──▶ place it, under a new epoch ──▶ drop snapshots
+    clear      the same, with a copy whose values are encrypted with the current key
 
-Both end with an epoch. Whatever owners of that epoch or earlier ones wrote of the store is void,
+All end with an epoch. Whatever owners of that epoch or earlier ones wrote of the store is void,
 and may be removed wherever it is: `erasure.py` does that, on every server. So an erasure has no
 state of its own. One that was interrupted, at any step, is continued by asking again.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.closing import RetiredStore, StoreCloser
@@ -25,8 +27,11 @@ from holdfast.persist.jobs.job_table import Report
 from holdfast.persist.jobs.placing import Continuation, DraftPlacing
 from holdfast.persist.jobs.removal import remove_files
 from holdfast.persist.peers.coordination import Coordination
-from holdfast.protocol.errors import BusyError, NotFoundError
+from holdfast.protocol.errors import BusyError, InvalidArgumentError, NotFoundError
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.encryption.rewriting import Rewritten, ValueRewriting
+from holdfast.shared_fs.encryption.sessions import CipherSessions
+from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.erasure.packs import drop_versions
 from holdfast.shared_fs.generations.generations import current_generation
 from holdfast.shared_fs.snapshots.manifest import Manifests
@@ -36,6 +41,8 @@ from holdfast.shared_fs.store_file.applying import StoreMeta
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
+
+_Done = TypeVar("_Done")
 
 
 class PurgeJobs:
@@ -74,6 +81,45 @@ class PurgeJobs:
         """Purge the message of a seq, or the entry of a key, and what deletes have left in the
         file. Raises NotFoundError without the store; a value that is gone is purged all the same,
         because earlier states have it."""
+        was_there, report = await self._replaced(store, lambda file: file.scrub(place))
+        logger.info("store.purged store=%s epoch=%d", store, report["epoch"])
+        return {**report, "found": int(was_there)}
+
+    async def reencrypt(self, store: StoreId) -> Report:
+        """Encrypt the values of a store that are in clear, or under a former key, with the current
+        one. What has them as they were is void. Raises NotFoundError without the store,
+        InvalidArgumentError if its tenant is not encrypted, KeyUnavailableError,
+        TenantShreddedError, DecryptionFailedError."""
+        opened = await self._closer.opened(store)
+        if opened.anchor is not None:
+            # What an ephemeral store holds reaches no disk.
+            return {"epoch": 0, "values": 0, "chunks": 0, "archived": 0, "table": ""}
+        cipher = opened.cipher
+        if cipher is None:
+            reason = f"the values of tenant {store.tenant!r} are not encrypted"
+            raise InvalidArgumentError(argument="tenant", reason=reason)
+        if cipher.problem is not None:
+            raise cipher.problem.with_traceback(None)
+        keys = cipher.sessions.keys
+
+        def rewrite(file: StoreFile) -> tuple[Rewritten, int]:
+            # A session of its own: this is another thread.
+            names = file.encryption.state.former_names
+            cipher = StoreCipher(CipherSessions(keys), store, names)
+            found = file.rewrite(lambda parts: ValueRewriting(parts).run(cipher))
+            return found, file.archived_count()
+
+        (found, archived), report = await self._replaced(store, rewrite)
+        logger.info(
+            "store.reencrypted store=%s epoch=%d values=%d", store, report["epoch"], found.values
+        )
+        return {**report, **found._asdict(), "archived": archived}
+
+    async def _replaced(
+        self, store: StoreId, work: Callable[[StoreFile], _Done]
+    ) -> tuple[_Done, Report]:
+        """Replace the file of a store by a copy on which `work` was done, under a new epoch, and
+        drop its earlier snapshots. Return what `work` returned, and what was removed."""
         life = self._life
         opened = await self._closer.opened(store)
         path = life.layout.store(store)
@@ -81,8 +127,8 @@ class PurgeJobs:
         with self._closer.alone(store):
             async with self._closer.closed(store) as closed:
                 try:
-                    was_there, meta = await life.run_in_thread(
-                        lambda: self._draft(store, place, closed, draft)
+                    done, meta = await life.run_in_thread(
+                        lambda: self._draft(store, work, closed, draft)
                     )
                     entry = await life.run_in_thread(lambda: self._entry(store))
                     epoch = await self._coordination.raise_epoch(store, closed.epoch)
@@ -97,19 +143,21 @@ class PurgeJobs:
         assert opened.epoch < epoch
         await self._closer.tell_followers(store, epoch, revision)
         dropped = await life.run_in_thread(lambda: self._drop(store, epoch - 1))
-        logger.info("store.purged store=%s epoch=%d revision=%d", store, epoch, revision)
-        return {
+        return done, {
             "epoch": epoch - 1,
-            "found": int(was_there),
             "snapshots": dropped,
             "files": files,
             "table": entry.archive.table if entry.archive is not None else "",
         }
 
     def _draft(
-        self, store: StoreId, place: int | str, closed: RetiredStore, draft: Path
-    ) -> tuple[bool, StoreMeta]:
-        """Write a scrubbed copy of a closed store; return whether it had the value. Blocking."""
+        self,
+        store: StoreId,
+        work: Callable[[StoreFile], _Done],
+        closed: RetiredStore,
+        draft: Path,
+    ) -> tuple[_Done, StoreMeta]:
+        """Write a copy of a closed store, and do `work` on it. Blocking."""
         life = self._life
         life.disk.make_directory(draft.parent)
         life.disk.remove(draft)
@@ -131,7 +179,7 @@ class PurgeJobs:
         try:
             if not closed.revision or file.meta.revision < closed.revision:
                 raise BusyError(what=f"the file of {store}")
-            return file.scrub(place), file.meta
+            return work(file), file.meta
         finally:
             file.close()
 

@@ -40,6 +40,7 @@ class AuditAction(StrEnum):
     STORE_DELETED = "store.deleted"
     STORE_FORKED = "store.forked"
     STORE_PURGED = "store.purged"
+    STORE_REENCRYPTED = "store.reencrypted"
     STORE_RESTORED = "store.restored"
     STORE_BACKED_UP = "store.backed_up"
     STORE_MOVED = "store.moved"

@@ -40,6 +40,11 @@ class StoreCipher:
         self._places = [_place_of(store, name) for name in (store.name, *former_names)]
 
     @property
+    def current_id(self) -> int:
+        """The number of the data key of new values."""
+        return self.sessions.keys.current_id
+
+    @property
     def problem(self) -> HoldfastError | None:
         """Why nothing of the store can be read or written now; None if it can."""
         return self.sessions.keys.problem
@@ -95,6 +100,14 @@ class StoreCipher:
             shown = [*value[:_SHA256_AT], shown, *value[_SHA256_AT + 1 :]]
         return shown, clear[length:] or None
 
+    def kept_row(
+        self, place: Any, revision: int, value: Any, packed: bytes | None, leaf: bytes | None
+    ) -> tuple[Any, bytes]:
+        """Return value and packed headers of a row as they are kept: the inverse of `row`."""
+        kind = changes.CHANGE_SET_MESSAGE if type(place) is int else changes.CHANGE_SET_ENTRY
+        _, _, kept, box = self.encrypted([kind, place, value, packed], revision, leaf)
+        return kept, box
+
     # Outcomes of writers
     def encrypted_outcome(self, writer: bytes, counter: int, outcome: bytes) -> bytes:
         """Return the answer to a writer's group as it is kept."""
@@ -113,13 +126,17 @@ class StoreCipher:
     def _encrypted_chunk(self, change: WireChange) -> WireChange:
         upload_id, offset, data, crc32, *_ = changes.chunk(change)
         assert data is not None
-        box, hidden = self.sessions.encrypt(data, self._places[0] + _chunk_spot(upload_id, offset))
-        return [*change[:3], box.packed() + hidden, crc32, len(data)]
+        return [*change[:3], self.kept_chunk(upload_id, offset, data), crc32, len(data)]
 
     def chunk(self, upload_id: bytes, offset: int, data: bytes) -> bytes:
         """Return the clear bytes of an encrypted chunk. Raises KeyUnavailableError,
         TenantShreddedError, DecryptionFailedError."""
         return self._behind_box(data, offset, _chunk_spot(upload_id, offset))
+
+    def kept_chunk(self, upload_id: bytes, offset: int, data: bytes) -> bytes:
+        """Return a chunk as it is kept: the inverse of `chunk`."""
+        box, hidden = self.sessions.encrypt(data, self._places[0] + _chunk_spot(upload_id, offset))
+        return box.packed() + hidden
 
     def _behind_box(self, kept: bytes, place: object, spot: bytes) -> bytes:
         box, hidden = read_box(str(self.store), place, kept)

@@ -30,9 +30,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import apsw
 
@@ -49,6 +50,9 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, StoreMeta
+from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
+from holdfast.shared_fs.store_file.encrypted.encrypted_rows import StoredEncryption
+from holdfast.shared_fs.store_file.reading.file_rows import LARGEST_SEQ
 from holdfast.shared_fs.store_file.sqlite_connection import (
     connect,
     our_error,
@@ -57,6 +61,7 @@ from holdfast.shared_fs.store_file.sqlite_connection import (
 )
 from holdfast.shared_fs.store_file.store_changes import StoreChanges
 from holdfast.shared_fs.store_file.store_image import NewStore, empty_store_image
+from holdfast.shared_fs.store_file.subject_rows import StoredSubjects
 
 #: Fewer free pages than this are kept for the next messages.
 _MIN_FREE_PAGES: Final = 256
@@ -77,6 +82,21 @@ class _Resting:
 
     wal_bytes: int
     lock: LockFile | None = None
+
+
+_Done = TypeVar("_Done")
+
+
+class FileParts(NamedTuple):
+    """What a rewriting of values uses of an open file."""
+
+    #: Returns a cursor of the file.
+    execute: Callable[..., apsw.Cursor]
+    transaction: Callable[[], AbstractContextManager[Any]]
+    subjects: StoredSubjects
+    chain: StoredChain
+    encryption: StoredEncryption
+    is_stream: bool
 
 
 class StoreFile(StoreChanges):
@@ -495,15 +515,58 @@ class StoreFile(StoreChanges):
                 gone = [place] if found is not None else []
                 change = [CHANGE_DELETE_ENTRIES, gone, None, int(Removal.EXPIRED), former]
             self.apply([AppliedBatch(meta.revision, meta.time, [change])])
-        while self._bodies.has_gone:
-            with self._transaction():
-                self._bodies.sweep(MAX_SWEPT_CHUNKS)
         with self._transaction():
             if isinstance(place, int):
                 self._execute(schema.DELETE_MSG_ID_OF, (place,))
             if self._execute(schema.SELECT_HAS_SPENT_UPLOADS).get:
                 for each in (place, *former):
                     self._execute(schema.DELETE_SPENT_UPLOADS_AT, (each,))
+        self._leave_nothing_deleted()
+        return found is not None or bool(former)
+
+    @raises_ours
+    def rewrite(self, work: Callable[[FileParts], _Done]) -> _Done:
+        """Let `work` change values and headers of rows in place, count their bytes anew, and leave
+        no byte of what was there. Return what it returns. Followers of earlier states must begin
+        anew.
+
+        This writes the whole file, and makes it durable. Raises StorageError, and what `work`
+        raises.
+        """
+        self._connection.pragma("secure_delete", "on")
+        is_stream = self.store.kind == StoreKind.STREAM
+        done = work(
+            FileParts(
+                self._execute,
+                self._transaction,
+                self.subjects,
+                self.chain,
+                self.encryption,
+                is_stream,
+            )
+        )
+        size_bytes: Any
+        with self._transaction():
+            if is_stream:
+                sums = self.subjects.variant(schema.SUM_MESSAGES)
+                [(_, size_bytes)] = self._execute(sums, (1, LARGEST_SEQ)).fetchall()
+                if self._archived.exists:
+                    size_bytes += self._archived.sum(1, LARGEST_SEQ)[1]
+            else:
+                [(_, size_bytes)] = self._execute(schema.SUM_ENTRIES).fetchall()
+                size_bytes += self.history.count_anew()
+            meta = replace(self.meta, bytes=size_bytes)
+            self._write_meta(meta)
+        self.meta = meta
+        self._leave_nothing_deleted()
+        return done
+
+    def _leave_nothing_deleted(self) -> None:
+        """Leave no byte of what was deleted: dropped chunks, the log of changes, unused pages."""
+        while self._bodies.has_gone:
+            with self._transaction():
+                self._bodies.sweep(MAX_SWEPT_CHUNKS)
+        with self._transaction():
             self._execute(schema.DELETE_CHANGES_UP_TO, (self.meta.revision,))
             meta = replace(self.meta, changes_from=self.meta.revision)
             self._write_meta(meta)
@@ -513,7 +576,6 @@ class StoreFile(StoreChanges):
             self._connection.pragma("temp_store", "memory")
         self._execute("VACUUM")
         self.checkpoint()
-        return found is not None or bool(former)
 
     @raises_ours
     def quick_check(self) -> None:

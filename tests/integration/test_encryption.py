@@ -308,6 +308,71 @@ async def test_a_destroyed_tenant_has_its_keys_destroyed_or_its_operator_is_told
         assert "keys" not in await remaining(scene)
 
 
+@BOTH
+async def test_what_was_written_in_clear_is_encrypted_and_gone_also_if_its_owner_is_killed(
+    tmp_path: Path, local: bool
+) -> None:
+    given = master(master_key(tmp_path))
+    async with running_scene(tmp_path, local=local, options=given) as scene:
+        async with scene.client() as client:
+            notes, ledger = client.stream("notes"), client.stream("ledger")
+            rates = client.kv("rates")
+            await notes.append_many([SECRET + b"%d" % number for number in range(9)])
+            await notes.append(SECRET, headers={"by": HEADER}, subject="of.a.subject")
+            await rates.configure(history=3)
+            for number in range(4):
+                await rates.set("eur", SECRET + b"%d" % number)
+            await ledger.configure(chain=True)
+            kept = [await ledger.append(SECRET + b"%d" % number) for number in range(3)]
+            await scene.json("backup", "notes", "rates", "ledger")
+            await notes.fork("trial", seq=2)
+            assert present(await client.stream("trial").get(1)).value == SECRET + b"0"
+            before = [message async for message in notes.get_all()]
+            assert files_with(SECRET, tmp_path)
+            await scene.json("tenant", "encrypt", TENANT, *where(scene), *given)
+            await seen(scene, "s1", 1)
+            command = asyncio.create_task(reencrypted(scene))
+            await until(lambda: scene.servers["s1"].log.count("store.reencrypted") >= 2)
+            scene.servers["s1"].kill()
+            scene.start("s2", *given)
+            assert len(await command) == 4
+            nothing_in_clear(tmp_path / "data" if not local else tmp_path / "disk-s2")
+            nothing_in_clear(tmp_path / "bucket")
+            assert [message async for message in notes.get_all()] == before
+            past = [change.entry.value for change in await rates.history("eur") if change.entry]
+            assert past == [SECRET + b"1", SECRET + b"2", SECRET + b"3"]
+            assert (await ledger.verify_chain(kept)).is_sound
+            trial = [message.value async for message in client.stream("trial").get_all()]
+            assert trial == [SECRET + b"0", SECRET + b"1"]
+        scene.servers["s2"].stop()
+        options = (*where(scene), *given)
+        rows = (await scene.json("verify", "--all", *options))["stores"]
+        assert not any(row["problems"] for row in rows)
+        assert {row["values"] for row in rows} == {"sound"}
+
+
+async def reencrypted(scene: Scene, *names: str) -> list[dict[str, Any]]:
+    """Have stores of the tenant rewritten, and return what is said of each. Nothing is left but on
+    the disk of a server that was killed, for which nobody answers."""
+    asked = ("tenant", "reencrypt", TENANT, *names, "--yes")
+    result = await asyncio.to_thread(scene.holdfast, *asked)
+    assert result.stdout, result.stderr.decode() + scene.logs()
+    report = json.loads(result.stdout)
+    left = [row for row in report["remains"] if row["example"].find("server s1") < 0]
+    assert left == [] and result.returncode == (0 if report["complete"] else 1)
+    assert report["complete"] or scene.local
+    rows: list[dict[str, Any]] = report["stores"]
+    return rows
+
+
+async def test_a_tenant_that_is_not_encrypted_is_not_reencrypted(tmp_path: Path) -> None:
+    async with running_scene(tmp_path) as scene, scene.client() as client:
+        ack = await client.stream("notes").append(SECRET)
+        error = await scene.error("tenant", "reencrypt", TENANT, "--yes")
+        assert error["error"] == "invalid_argument"
+        assert present(await client.stream("notes").get(ack.seq)).value == SECRET
+
+
 async def remaining(scene: Scene) -> set[str]:
     """Return the places in which something of the tenant is left."""
     result = await asyncio.to_thread(scene.holdfast, "tenant", "remains", TENANT, *where(scene))

@@ -62,6 +62,15 @@ class StoredHistory:
         """The kv keeps a history."""
         return self.state.kept > 0
 
+    def count_anew(self) -> int:
+        """Note how many bytes all former values have, and return it."""
+        if not self.exists:
+            return 0
+        size_bytes: int = self._execute(sql.SUM_HISTORY).get
+        self.state = self.state._replace(bytes=size_bytes)
+        self._execute(sql.UPSERT_STATE, self.state)
+        return size_bytes
+
     def load(self) -> None:
         """Read the state from a file of HISTORY_FORMAT."""
         self.state = NO_HISTORY

@@ -172,6 +172,11 @@ class MessageRows(FileRows):
         ).get
         return None if found is None else int(found[2])
 
+    @raises_ours
+    def archived_count(self) -> int:
+        """Return how many messages are archived."""
+        return self._archived.sum(1, LARGEST_SEQ)[0] if self._archived.exists else 0
+
     @property
     def _last_archivable(self) -> int:
         """The last seq that may be archived. `last_msg_id` may need the headers of the last

@@ -42,6 +42,7 @@ from holdfast.cli.settings import CLIENT_OPTIONS, NATS_OPTIONS
 from holdfast.cli.stores.configuring import config_json
 from holdfast.cli.stores.details import StoreDetails, to_json
 from holdfast.cli.tenants.bucket import places_report
+from holdfast.cli.tenants.reencrypting import rewriting_report
 from holdfast.cli.tenants.use import tenant_row
 from holdfast.cli.watching.servers import part_row
 from holdfast.client.wire.router import AskedOfServer, LoadOfServer, Rebalance
@@ -189,6 +190,22 @@ def test_the_defaults_of_the_document_are_those_of_the_commands() -> None:
 shape = partial(documents.shape, leave_out=("headers", "skipped"))
 
 
+REWRITTEN: Any = (
+    Erasure(
+        "acme",
+        STORE,
+        looked_at={"store files": 9, "logs": 2},
+        remains=[
+            {
+                "place": "tables", "count": 1, "bytes": 0, "holds_values": True,
+                "example": "t: notes", "removed_by": "you",
+            }
+        ],
+    ),
+    {"values": 1, "chunks": 0, "archived": 0},
+)
+
+
 def documented(path: str) -> Any:
     return shape(documented_json(SECTIONS[path]))
 
@@ -224,6 +241,7 @@ def documented(path: str) -> Any:
             "tenant bucket TENANT",
             places_report("acme", [TenantPlace("acme", 1, "s3://acme-data/holdfast")]),
         ),
+        ("tenant reencrypt TENANT [STORE...]", rewriting_report("acme", [REWRITTEN])),
         ("tenant show TENANT", {**tenant_row(TENANT), "servers": [ASKED._asdict()]}),
         ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
         ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),
