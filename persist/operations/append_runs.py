@@ -29,7 +29,8 @@ _TEXT: Final = {str}
 _INTEGER: Final = {int}
 _APPENDS: Final = {frames.APPEND}
 #: A number, value, headers, three things that a run lacks, a subject and a serving epoch.
-_OF_GATEWAY: Final = {8}
+_GATEWAY_ELEMENTS: Final = 8
+_OF_GATEWAY: Final = {_GATEWAY_ELEMENTS}
 # As globals: see `IDLE` in `client/wire/schedule.py`.
 _SERVING: Final = OpenState.SERVING
 _UNWRITTEN: Final = Standing.UNWRITTEN
@@ -104,6 +105,8 @@ def run_within_limits(
     are other operations."""
     if not store.is_stream:
         return None
+    if len(operations) == 1 and len(operations[0]) == _GATEWAY_ELEMENTS:
+        return _one_with_subject(store, retention, operations[0])
     values = plain_values(operations)
     if values is None:
         if set(map(len, operations)) != _OF_GATEWAY:
@@ -127,6 +130,43 @@ def plain_values(operations: list[list[Any]]) -> list[bytes] | None:
     return values if max(map(len, values)) <= MAX_VALUE_BYTES else None
 
 
+def _one_with_subject(
+    store: Store, retention: Retention, operation: list[Any]
+) -> frames.Run | None:
+    """Do what `_run_with_subjects` does, for one append. To make columns of it first takes as long
+    as all the rest."""
+    number, value, headers, msg_id, expected_last_seq, ttl_seconds, subject, epoch = operation
+    config = store.config
+    if (
+        number != frames.APPEND
+        or msg_id is not None
+        or expected_last_seq is not None
+        or ttl_seconds is not None
+        or type(epoch) is not int
+        or epoch != config.serving_epoch
+        or type(value) is not bytes
+        or type(subject) is not str
+        or (headers is not None and type(headers) is not bytes)
+        or len(value) > MAX_VALUE_BYTES
+        or config.discard_new_per_subject
+    ):
+        return None
+    try:
+        if subject not in store.contents.subjects.with_first:
+            check_subject_of_message(subject, literal_wildcards=True)
+        if headers is not None:
+            check_headers(headers)
+    except (InvalidArgumentError, TooLargeError):
+        return None
+    size_bytes = len(value) + len(headers or b"") + subject_bytes(subject, headers)
+    if size_bytes > _MAX_MESSAGE_BYTES or not retention.takes_any([size_bytes]):
+        return None
+    run = store.append_with_subjects((value,), (headers,), (subject,), [size_bytes])
+    retention.wrote(store.time)
+    retention.wrote_subject(subject)
+    return run
+
+
 def _run_with_subjects(
     store: Store, retention: Retention, operations: list[list[Any]]
 ) -> frames.Run | None:
@@ -145,7 +185,8 @@ def _run_with_subjects(
     ):
         return None
     different = dict.fromkeys(subjects)
-    sizes = _sizes(different, values, headers, subjects)
+    unchecked = different.keys() - store.contents.subjects.with_first
+    sizes = _sizes(different, unchecked, values, headers, subjects)
     if sizes is None or not retention.takes_any(sizes):
         return None
     run = store.append_with_subjects(values, headers, subjects, sizes)
@@ -158,14 +199,16 @@ def _run_with_subjects(
 
 def _sizes(
     different: Iterable[str],
+    unchecked: Iterable[str],
     values: Sequence[bytes],
     headers: Sequence[Any],
     subjects: Sequence[str],
 ) -> list[int] | None:
-    """Return what each message counts; None if one of them cannot be stored. `different` are its
-    subjects, each once."""
+    """Return what each message counts; None if one of them cannot be stored. `different` are their
+    subjects, each once; no message that is stored has one of those `unchecked`, as far as is known.
+    """
     try:
-        for subject in different:
+        for subject in unchecked:
             check_subject_of_message(subject, literal_wildcards=True)
         blocks = [block for block in headers if block is not None]
         for block in blocks:

@@ -43,7 +43,15 @@ class Upload(NamedTuple):
 class PendingSubjects:
     """The subjects of messages that pending changes set, and of those that they remove."""
 
-    __slots__ = ("_journal", "_stored", "by_subject", "removed", "removed_of", "subject_of")
+    __slots__ = (
+        "_before",
+        "_journal",
+        "_stored",
+        "by_subject",
+        "removed",
+        "removed_of",
+        "subject_of",
+    )
 
     def __init__(self, stored: Callable[[int], str | None]) -> None:
         """`stored` returns the subject of a message of the file."""
@@ -57,6 +65,8 @@ class PendingSubjects:
         self.removed_of: dict[str, dict[int, int]] = {}
         #: Of the running batch: `(was set, seq, subject)`, or a removal without the first.
         self._journal: list[tuple[bool | None, int, str]] | None = None
+        #: While it is rebuilt: the `removed` and `removed_of` that it had.
+        self._before: tuple[dict[int, str], dict[str, dict[int, int]]] = ({}, {})
 
     def set(self, seq: int, subject: str | None) -> None:
         """Note that message `seq` was set, and has this subject."""
@@ -96,7 +106,10 @@ class PendingSubjects:
         """`remove` while the memtable is rebuilt from changes: they name no subject."""
         subject = self.subject_of.get(seq)
         if subject is None and seq not in self.removed:
-            subject = self._stored(seq)
+            removed, removed_of = self._before
+            subject = removed.get(seq)
+            if subject is None or removed_of[subject].get(seq) != revision:
+                subject = self._stored(seq)
         if subject is not None:
             self.remove(seq, subject, revision)
 
@@ -130,8 +143,17 @@ class PendingSubjects:
         """Forget everything: the file holds it all."""
         self.subject_of.clear()
         self.by_subject.clear()
-        self.removed.clear()
-        self.removed_of.clear()
+        self.removed = {}
+        self.removed_of = {}
+
+    def begin_rebuilding(self) -> None:
+        """Forget everything, but know until `end_rebuilding` what subject each removed message had:
+        to ask the file for each costs as much as the rest of a rebuild."""
+        self._before = self.removed, self.removed_of
+        self.reset()
+
+    def end_rebuilding(self) -> None:
+        self._before = ({}, {})
 
     def _put(self, seq: int, subject: str) -> None:
         self.subject_of[seq] = subject
@@ -366,12 +388,14 @@ class Memtable:
 
     def rebuild(self, unwritten: Iterable[AppliedBatch]) -> None:
         """Derive the memtable again from the changes that the file lacks."""
+        self.subjects.begin_rebuilding()
         self.reset()
         for batch in unwritten:
             revision = batch.previous_revision
             for change in batch.changes:
                 revision += 1
                 self._take(change, revision, batch.time)
+        self.subjects.end_rebuilding()
 
     def shrink(self, unwritten: Callable[[], Iterable[AppliedBatch]]) -> None:
         """Drop entries that the file holds by now, where they would mislead or take

@@ -14,7 +14,7 @@ renews: one tick never looks at more, however many operations ask for it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import Final
 
 from holdfast.persist.store.memtable import Memtable
@@ -41,6 +41,7 @@ class MessageSubjects:
     __slots__ = (
         "_counts",
         "_find_file",
+        "_firsts",
         "_has_pending",
         "_memtable",
         "_pending",
@@ -57,6 +58,9 @@ class MessageSubjects:
         self._has_pending = False
         self._tick: object = None
         self._counts: dict[str, int] = {}
+        #: The first message of some of the subjects that are counted: its seq and size. The key of
+        #: a bucket that keeps one value has it whenever it is set again.
+        self._firsts: dict[str, tuple[int, int]] = {}
         #: By filter: every message that matches is at this seq or later.
         self._places: dict[str, int] = {}
         self.looks_left = MAX_LOOKS
@@ -74,12 +78,20 @@ class MessageSubjects:
         file = self._find_file()
         return self._has_pending or (file is not None and file.subjects.exists)
 
+    @property
+    def with_first(self) -> KeysView[str]:
+        """Some of the subjects that messages have."""
+        return self._firsts.keys()
+
     # Changes
     def set(self, seq: int, subject: str | None, *, is_new: bool) -> None:
         """Note that message `seq` was set; `is_new` if there was none."""
         if subject is None:
             return
         self._has_pending = True
+        first = self._firsts.get(subject)
+        if first is not None and (seq < first[0] or not is_new):
+            del self._firsts[subject]
         self._pending.set(seq, subject)
         if is_new and subject in self._counts:
             self._counts[subject] += 1
@@ -93,20 +105,30 @@ class MessageSubjects:
                 if subject in self._counts:
                     self._counts[subject] += 1
 
-    def remove(self, seq: int, subject: str | None, revision: int) -> None:
-        """Note that the change with `revision` removed a message."""
-        if subject is not None:
-            self._pending.remove(seq, subject, revision)
-            if subject in self._counts:
-                self._counts[subject] -= 1
+    def remove(self, removed: Iterable[tuple[int, str | None]], revision: int) -> None:
+        """Note that the change with `revision` removed messages, `(seq, subject)`."""
+        counts, firsts, pending = self._counts, self._firsts, self._pending
+        sizes, by_subject = self._memtable.messages, pending.by_subject
+        for seq, subject in removed:
+            if subject is None:
+                continue
+            pending.remove(seq, subject, revision)
+            firsts.pop(subject, None)
+            if subject in counts:
+                counts[subject] -= 1
+                if counts[subject] == 1 and (mine := by_subject.get(subject)):
+                    # What the memtable has of it counts still, so this is the one that is left.
+                    size_bytes = sizes[mine[0]]
+                    assert size_bytes is not None, "it was not removed"
+                    firsts[subject] = (mine[0], size_bytes)
 
     def trimmed(self) -> None:
         """Note that the front of the stream was removed. The memtable knows it already."""
-        self._counts.clear()
+        self._forget_counts()
 
     def went_back(self) -> None:
         """Note that changes were taken back."""
-        self._counts.clear()
+        self._forget_counts()
         self._places.clear()
 
     # Questions about one subject
@@ -125,7 +147,7 @@ class MessageSubjects:
         found = self._counts.get(subject)
         if found is None:
             if len(self._counts) >= _MAX_COUNTS:
-                self._counts.clear()
+                self._forget_counts()
             found = self._counts[subject] = self._count(subject)
         return found
 
@@ -148,9 +170,12 @@ class MessageSubjects:
         none: of a key that is set again and again, the file may have nothing that still counts."""
         stored, file, removed_of = self._stored, self._file, self._pending.removed_of
         revision = 0 if file is None else file.meta.revision
-        found: dict[str, int] = {}
+        firsts = self._firsts
+        found = {each: firsts[each][0] for each in subjects if each in firsts}
         as_in_file: list[str] = []
         for subject in subjects:
+            if subject in found:
+                continue
             pending = self._pending_seqs(subject)
             if pending and len(pending) == self.count(subject):
                 found[subject] = pending[0]
@@ -158,8 +183,18 @@ class MessageSubjects:
             removed = removed_of.get(subject)
             if removed is None or next(reversed(removed.values())) <= revision:
                 as_in_file.append(subject)
-        if stored is not None:
+        if stored is not None and as_in_file:
             found |= stored.first_seqs(as_in_file, self._memtable.trimmed_to)
+        return found
+
+    def sizes_of_firsts(self, subject_of: Mapping[int, str]) -> dict[int, int]:
+        """Return the size of each of these messages, seq by subject, that is known without a look
+        at the file because it is the first of its subject."""
+        found = {}
+        for seq, subject in subject_of.items():
+            first = self._firsts.get(subject)
+            if first is not None and first[0] == seq:
+                found[seq] = first[1]
         return found
 
     # Questions about filters
@@ -229,6 +264,10 @@ class MessageSubjects:
         return found, rows[-1].id if len(rows) == limit else None
 
     # Inside
+    def _forget_counts(self) -> None:
+        self._counts.clear()
+        self._firsts.clear()
+
     @property
     def _file(self) -> StoreFile | None:
         return self._find_file()

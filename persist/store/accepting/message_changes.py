@@ -149,16 +149,21 @@ class MessageChanges(RunningTick):
     ) -> None:
         """Accept the deletion of messages that all exist. `subject_of` has the subject of each,
         where they are known. `reason` is that of the change; None if a writer asked for it."""
-        sizes = self.contents.sizes_of(seqs)
+        subjects = self.contents.subjects
+        if subject_of is None:
+            sizes = self.contents.sizes_of(seqs)
+        else:
+            mine = subject_of if len(subject_of) == len(seqs) else {s: subject_of[s] for s in seqs}
+            sizes = subjects.sizes_of_firsts(mine)
+            if len(sizes) < len(seqs):
+                sizes |= self.contents.sizes_of([seq for seq in seqs if seq not in sizes])
         assert len(sizes) == len(seqs), "messages that are deleted exist"
         self._front_changes()
         self.count -= len(seqs)
         self.bytes -= sum(sizes.values())
-        subjects = self.contents.subjects
         if subjects.exists:
-            for seq in seqs:
-                subject = subjects.subject_of(seq) if subject_of is None else subject_of[seq]
-                subjects.remove(seq, subject, self.revision + 1)
+            find = subjects.subject_of if subject_of is None else subject_of.__getitem__
+            subjects.remove(zip(seqs, map(find, seqs), strict=True), self.revision + 1)
         for seq in seqs:
             self._memtable.put(self._memtable.messages, seq, None)
         change = rows.with_reason([rows.CHANGE_DELETE_MESSAGES, seqs], reason)

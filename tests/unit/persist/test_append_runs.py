@@ -122,10 +122,11 @@ def test_a_run_comes_out_as_its_appends_would(
     ],
     ids=lambda each: repr(each)[:60],
 )
+@pytest.mark.parametrize("is_alone", [False, True])
 def test_what_needs_a_look_of_its_own_gets_it(
-    streams: tuple[Bench, Bench], other: list[Any]
+    streams: tuple[Bench, Bench], other: list[Any], is_alone: bool
 ) -> None:
-    wanted = [append("a"), other, append("b")]
+    wanted = [other] if is_alone else [append("a"), other, append("b")]
     assert not is_run(streams[0], *wanted)
     if other[0] == frames.APPEND:
         come_out_alike(streams, *wanted)

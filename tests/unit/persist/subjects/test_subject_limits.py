@@ -21,6 +21,7 @@ from holdfast.protocol.changes import (
     REASON_TTL,
 )
 from holdfast.protocol.header_block import HeaderBlock
+from tests.support.stores import file_of
 from tests.support.subject_stream import BLOCK, append, changes_of, fill, there
 from tests.support.ticked_store import Bench, configure
 
@@ -46,7 +47,8 @@ def test_keys_that_are_set_again_keep_their_last_messages_however_far_the_file_i
     for turn in range(120):
         group = []
         for number in range(chance.choice((1, 2, 5))):
-            key, value = f"k{chance.randrange(4)}", b"%d.%d" % (turn, number)
+            key = f"k{chance.randrange(4)}"
+            value = b"%d.%d" % (turn, number) + b"-" * chance.randrange(9)
             group.append(append(key, value))
             expected[key] = [*expected.get(key, []), value][-limit:]
         if chance.random() < 0.1:
@@ -65,6 +67,63 @@ def test_keys_that_are_set_again_keep_their_last_messages_however_far_the_file_i
     for row in stream.read(frames.GET_MESSAGES)[0]:
         found.setdefault(row[5], []).append(row[3])
     assert found == expected
+    before = stream.store.bytes
+    stream.reopen()
+    # The file has counted for itself.
+    assert stream.store.bytes == before
+
+
+def test_a_key_that_is_set_again_and_again_is_evicted_without_a_look_at_the_file(
+    stream: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(stream, max_messages_per_subject=1)
+
+    def set_all(value: bytes) -> None:
+        stream.tick(*(append(f"k{number}", value) for number in range(5)))
+
+    set_all(b"1")
+    set_all(b"22")
+    stream.materialise()
+    file = file_of(stream.store)
+
+    def no_look(*_: object) -> None:
+        raise AssertionError("this takes as long as the rest of the write")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(file.subjects), "first_seqs", no_look)
+        patched.setattr(type(file), "bytes_of", no_look)
+        for size in range(3, 9):
+            set_all(b"v" * size)
+            stream.store.materialise(stream.number)
+            stream.store.checkpointed()
+    before = stream.store.bytes
+    stream.reopen()
+    assert (stream.store.count, stream.store.bytes) == (5, before)
+
+
+@pytest.mark.parametrize("how", ["replace", "delete", "purge", "trim", "fail"])
+def test_a_first_message_that_has_changed_meanwhile_is_not_taken_for_what_it_was(
+    stream: Bench, how: str
+) -> None:
+    configure(stream, max_messages_per_subject=1)
+    for value in (b"1", b"22", b"333"):
+        stream.tick(append("k", value), append("other", value))
+    seq = stream.store.contents.subjects.last_seq("k")
+    if how == "replace":
+        stream.do(frames.SET_MESSAGE, seq, b"longer than it was")
+    elif how == "delete":
+        stream.do(frames.DELETE_MESSAGES, [seq])
+    elif how == "purge":
+        stream.do(frames.PURGE, "k")
+    elif how == "trim":
+        stream.do(frames.TRIM, seq)
+    else:
+        stream.tick(append("k", b"lost"), append("k", b"lost too"), commit=False)
+    stream.tick(append("k", b"4444"), append("other", b"4444"))
+    assert sorted(there(stream)) == ["k", "other"]
+    before = stream.store.bytes
+    stream.reopen()
+    assert stream.store.bytes == before
 
 
 def test_a_new_limit_looks_through_all_subjects_some_at_a_time(
