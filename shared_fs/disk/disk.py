@@ -405,8 +405,9 @@ class _AppendFile:
         self._size = 0
         self.damaged = False
 
+    # Neither uses `_storage_errors`: callers wait for both in each tick.
     def write(self, data: bytes) -> None:
-        with _storage_errors(self._path):
+        try:
             if self.damaged:
                 raise OSError(5, "an earlier write left a torn end")
             try:
@@ -416,11 +417,15 @@ class _AppendFile:
                 os.ftruncate(self._descriptor, self._size)
                 self.damaged = False
                 raise
-            self._size += len(data)
+        except OSError as error:
+            raise _failure(self._path, error) from error
+        self._size += len(data)
 
     def sync(self) -> None:
-        with _storage_errors(self._path):
+        try:
             os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _failure(self._path, error) from error
 
     def close(self) -> None:
         with _storage_errors(self._path):
