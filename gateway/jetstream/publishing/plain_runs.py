@@ -1,10 +1,13 @@
 """Plain messages of one stream, appended in runs.
 
 A message that asks for nothing waits here until the client makes its next frame, in the same turn
-of the loop if the stream is idle. While RUNS_IN_FLIGHT runs are unanswered, more messages gather
-for the next run, but for GATHER_SECONDS at most. So a lone message loses no time, and under load
-there are few runs and frames. A message costs a few elements of lists: it has neither a future nor
-an operation of its own.
+of the loop if the stream is idle. While a run is unanswered, more messages gather for the next one,
+but for GATHER_SECONDS at most. So a lone message loses no time, and under load there are few runs
+and frames. A message costs a few elements of lists: it has neither a future nor an operation of its
+own.
+
+With two runs unanswered, gateway and owner could work at the same time. But on two cores clients
+and nats-server need what that saves, and each run costs its own frame, tick and sync.
 
 Runs leave in the order of their messages. `submit` sends what waits before something that must come
 after it.
@@ -22,8 +25,6 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import Run
 from holdfast.protocol.messages import Ack
 
-#: Two keep gateway and owner busy at the same time.
-RUNS_IN_FLIGHT: Final = 2
 #: Far less than a publisher notices under load, and several times a sync of a good disk. It matters
 #: where answers take long: with durability `stored`, and with slow disks.
 GATHER_SECONDS: Final = 0.005
@@ -90,7 +91,7 @@ class PlainRuns:
     @property
     def _may_send(self) -> bool:
         return (
-            self._in_flight < RUNS_IN_FLIGHT
+            self._in_flight == 0
             or len(self._waiting) >= RUN_MESSAGES
             or self._waiting_bytes >= RUN_BYTES
         )

@@ -38,6 +38,7 @@ from holdfast.gateway.jetstream.publishing.atomic_batches import (
 )
 from holdfast.gateway.jetstream.publishing.plain_runs import PlainRuns, waiting_bytes
 from holdfast.gateway.jetstream.publishing.publish_rules import PublishRules, counter_value
+from holdfast.gateway.jetstream.publishing.reading_pace import ReadingPace
 from holdfast.gateway.jetstream.publishing.refusals import api_error
 from holdfast.gateway.jetstream.publishing.scheduler import ScheduleListener
 from holdfast.gateway.jetstream.wire.ports import ClientPort, PortMessage
@@ -62,8 +63,6 @@ logger = logging.getLogger("holdfast.gateway")
 _WAITING_BYTES: Final = 512
 _PLAIN_LINE: Final = b"NATS/1.0\r\n"
 _OF_FAST_INGEST: Final = ".$FI"
-#: Fewer are a few publishers that wait for each answer: to gather would only delay them.
-_MANY: Final = 3
 #: Whoever is answered so many at once has more publishers than these: what the others have sent
 #: meanwhile is worth gathering too.
 _CROWD: Final = 8
@@ -74,18 +73,20 @@ _TOO_MANY: Final = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 class PublishLoad:
     """What one gateway has received and not answered yet."""
 
-    __slots__ = ("bytes", "count", "taken", "taken_bytes")
+    __slots__ = ("_pace", "answered", "bytes", "count", "taken", "taken_bytes")
 
     def __init__(self) -> None:
+        self._pace = ReadingPace()
         self.count = 0
         self.bytes = 0
+        self.answered = 0
         #: All that was received so far.
         self.taken = 0
         self.taken_bytes = 0
 
-    def may_gather(self) -> bool:
-        """Whether so many messages are unanswered that the next ones may gather until they are."""
-        return self.count >= _MANY
+    def rest_seconds(self) -> float:
+        """Return how long the next messages may gather; called after each piece that arrives."""
+        return self._pace.after_piece(self.answered + self.count, self.count)
 
 
 class PublishListener(ScheduleListener):
@@ -462,6 +463,7 @@ class StreamPublisher:
         """So many appends are done with."""
         load = self.load
         load.count -= count
+        load.answered += count
         load.bytes -= size_bytes
         if not load.count and count < _CROWD:
             self._client.end_rest()

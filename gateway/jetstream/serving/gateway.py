@@ -97,7 +97,7 @@ class JetStreamGateway(PeerListener):
             options.limits,
             (f"{options.prefix}.>",),
         )
-        client.rest_while(self.context.load.may_gather)
+        client.rest_after_pieces(self.context.load.rest_seconds)
         #: The streams that there are, by shard.
         self._names: dict[int, set[str]] = {}
         self.streams = ServedStreams(self.context, self._stream_lost)

@@ -51,9 +51,6 @@ logger = logging.getLogger("holdfast.gateway")
 _FLUSH_SECONDS: Final = 10.0
 #: How much is published between two looks at what waits to be written.
 _LOOK_BYTES: Final = PORT_BUSY_BYTES // 8
-#: A client that sends each message by itself costs a gateway a wake-up for each. Several times the
-#: cost of a wake-up, and far less than an answer takes under load.
-_REST_SECONDS: Final = 0.002
 _new_message: Final = tuple.__new__
 
 
@@ -94,8 +91,8 @@ class ClientConnection(ClientPort):
     def on_refused(self, callback: Callable[[NotAllowedError], None]) -> None:
         self._bus.on_refused(callback)
 
-    def rest_while(self, busy: Callable[[], bool]) -> None:
-        self._client.rest_seconds = lambda: _REST_SECONDS if busy() else 0.0
+    def rest_after_pieces(self, rest_seconds: Callable[[], float]) -> None:
+        self._client.rest_seconds = rest_seconds
 
     def end_rest(self) -> None:
         self._client.end_rest()
@@ -139,6 +136,8 @@ class ClientConnection(ClientPort):
             if 0 < len(field := reply.encode()) <= MAX_PORT_SUBJECTS_BYTES
         ]
         self._post(b"".join(lines))
+        # At once: who waits for these should not wait for what else this turn has to do.
+        self._client.send_now()
 
     def answer(self, answers: Iterable[tuple[str, bytes, bytes]]) -> Sequence[str]:
         most = self._client.max_payload

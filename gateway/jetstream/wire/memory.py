@@ -328,7 +328,7 @@ class MemoryClient(_MemoryPort, ClientPort):
     def max_payload_bytes(self) -> int:
         return self.nats.max_payload_bytes
 
-    def rest_while(self, busy: Callable[[], bool]) -> None:
+    def rest_after_pieces(self, rest_seconds: Callable[[], float]) -> None:
         """What is in memory arrives without a socket: nothing is saved by resting."""
 
     def end_rest(self) -> None:

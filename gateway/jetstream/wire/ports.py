@@ -115,9 +115,9 @@ class ClientPort(Port):
         """The largest payload that nats-server accepts, headers included."""
 
     @abstractmethod
-    def rest_while(self, busy: Callable[[], bool]) -> None:
-        """Ask `busy` after each piece of what arrives. If it returns True, take nothing for about
-        two milliseconds, or until `end_rest`, and then a larger piece."""
+    def rest_after_pieces(self, rest_seconds: Callable[[], float]) -> None:
+        """Call `rest_seconds` after each piece of what arrives. Take nothing for as long as it
+        says, or until `end_rest`, and then a larger piece."""
 
     @abstractmethod
     def end_rest(self) -> None:

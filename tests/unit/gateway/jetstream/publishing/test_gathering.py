@@ -62,11 +62,12 @@ async def test_a_gateway_reads_at_once_from_few_publishers_and_lets_many_gather(
     publisher = StreamPublisher(*parts)
     for number in range(count):
         publisher.receive(PortMessage("s", f"_INBOX.{number}", b"", b"v"))
-    assert load.may_gather() == (count >= 3)
+    assert load.count == count
     store.send()
     [waiter] = store.waiters
     answer = Run(1, 1, count), 5, Durability.SYNCED
     waiter.set_result(Ack(1, 1, 5, Durability.SYNCED) if count == 1 else answer)
     assert client.answered == count
-    assert not load.may_gather()
+    assert (load.count, load.answered) == (0, count)
+    assert load.rest_seconds() == 0
     assert bool(client.ended_rests) == reads_at_once
