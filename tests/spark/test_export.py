@@ -26,6 +26,7 @@ from holdfast.protocol.changes import (
     CHANGE_DELETE_MESSAGES,
     CHANGE_TRIM,
 )
+from holdfast.protocol.limits import MIB
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import BucketRefusedError
@@ -273,6 +274,28 @@ def test_a_large_store_is_read_in_parts_by_several_tasks(
     export(spark, world.url)
     rows = read_table(spark, table_of(world))
     assert rows.count() == rows.select("revision", "seq").distinct().count()
+    shows(world)
+
+
+def test_an_export_of_a_large_store_costs_what_has_changed_and_says_so(
+    spark: SparkSession, world: BucketWorld
+) -> None:
+    for start in range(1, 22_001, 1000):
+        rows = range(start, start + 1000)
+        world.change(PATCHES, *[message(seq, os.urandom(400).hex().encode()) for seq in rows])
+    [version] = world.publish()
+    assert version.image_bytes > 18 * MIB
+    report = export(spark, world.url)
+    assert (report.rows, report.image_bytes) == (22_000, version.image_bytes)
+    assert report.bytes_in > version.length * 0.9
+
+    world.change(PATCHES, *[message(seq, b"new" * 100) for seq in range(22_001, 22_273)])
+    world.publish()
+    report = export(spark, world.url)
+    assert (report.rows, report.resets) == (272, 0)
+    # Manifests, pins and the like included.
+    assert report.bytes_in < MIB
+    assert report.image_bytes < 2 * MIB
     shows(world)
 
 
