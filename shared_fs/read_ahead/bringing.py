@@ -8,18 +8,26 @@ surplus is credited to the pieces that follow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from holdfast.protocol.limits import KIB, MIB
 from holdfast.shared_fs.read_ahead.host_cache import CachedFile
-from holdfast.shared_fs.read_ahead.tree_places import FileSpan, spans
+from holdfast.shared_fs.read_ahead.tree_places import (
+    FileSpan,
+    NotATreeError,
+    continued_values,
+    spans,
+)
 from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 
 #: Spans that follow each other become one piece up to this size.
 _PIECE_BYTES: Final = MIB
 #: Less than this is looked for leaf by leaf, so that not much more is read.
 _EXACT_BYTES: Final = 256 * KIB
+#: Pages that continue the values of one leaf, at most.
+_CONTINUED_PAGES: Final = 1024
 #: What lies between two such spans is taken to be theirs: pages that continue long values.
 _NEAR_BYTES: Final = MIB
 
@@ -56,9 +64,17 @@ def bring(
         return file.read((number - 1) * PAGE_BYTES, PAGE_BYTES)
 
     brought: list[CachedPiece] = []
+    counted_bytes = file.disk_bytes()
     parts = spans(read_page, root, start_seq, leaf_by_leaf=size_bytes < _EXACT_BYTES)
-    for span in _joined(parts, min(size_bytes, _PIECE_BYTES)):
-        surplus_bytes += file.bring(span.offset, span.size_bytes)
+    for span, is_apart in _joined(parts, min(size_bytes, _PIECE_BYTES)):
+        file.bring(span.offset, span.size_bytes)
+        if is_apart:
+            # What continues its first and its last values may be anywhere.
+            first, last = span.offset, span.offset + span.size_bytes - PAGE_BYTES
+            for leaf in {first, last}:
+                _bring_continued(read_page, leaf // PAGE_BYTES + 1)
+        now_bytes = file.disk_bytes()
+        surplus_bytes, counted_bytes = surplus_bytes + now_bytes - counted_bytes, now_bytes
         disk_bytes = min(surplus_bytes, span.size_bytes)
         surplus_bytes -= disk_bytes
         brought.append(CachedPiece(*span, disk_bytes))
@@ -68,9 +84,22 @@ def bring(
     return Bringing(brought, surplus_bytes)
 
 
-def _joined(parts: Iterator[FileSpan], piece_bytes: int) -> Iterator[FileSpan]:
-    """Yield spans with what lies between them, each up to about the size of a piece."""
+def _bring_continued(read_page: Callable[[int], bytes], leaf: int) -> None:
+    """Read the pages that continue the values of what may be a leaf."""
+    left = _CONTINUED_PAGES
+    with contextlib.suppress(NotATreeError):
+        for page, count in continued_values(read_page(leaf)):
+            for _ in range(count):
+                if not page or not left:
+                    return
+                page, left = int.from_bytes(read_page(page)[:4], "big"), left - 1
+
+
+def _joined(parts: Iterator[FileSpan], piece_bytes: int) -> Iterator[tuple[FileSpan, bool]]:
+    """Yield spans with what lies between them, each up to about the size of a piece, and whether
+    it is apart from the one before or behind."""
     held: FileSpan | None = None
+    was_apart = False
     for span in parts:
         if held is None:
             held = span
@@ -81,7 +110,7 @@ def _joined(parts: Iterator[FileSpan], piece_bytes: int) -> Iterator[FileSpan]:
         if is_near and held.size_bytes < piece_bytes and through + span.size_bytes <= _PIECE_BYTES:
             held = FileSpan(held.first_seq, span.last_seq, held.offset, through + span.size_bytes)
             continue
-        yield held._replace(size_bytes=through)
-        held = span
+        yield held._replace(size_bytes=through), was_apart or not is_near
+        held, was_apart = span, not is_near
     if held is not None:
-        yield held
+        yield held, was_apart

@@ -29,7 +29,8 @@ _BLOCK_BYTES: Final = 512
 
 
 class CachedFile(Protocol):
-    """An open file of a store, as this host has it in memory. All but `holds` may wait."""
+    """An open file of a store, as this host has it in memory. `read` and `bring` may wait, and
+    `give_back` too."""
 
     def holds(self, offsets: Iterable[int]) -> bool:
         """Tell if the bytes at all of `offsets` are in memory. Never waits."""
@@ -37,9 +38,12 @@ class CachedFile(Protocol):
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Return a piece of it. Raises OSError."""
 
-    def bring(self, offset: int, size_bytes: int) -> int:
-        """Get a piece into memory. Return how many bytes came from the disk meanwhile, with what
-        the system has read beyond it. Raises OSError."""
+    def bring(self, offset: int, size_bytes: int) -> None:
+        """Get a piece into memory. Raises OSError."""
+
+    def disk_bytes(self) -> int:
+        """Return what this thread has ever read from disks, with what the system has read beyond
+        what was asked for."""
 
     def give_back(self, offset: int, size_bytes: int) -> None:
         """Let a piece go, if it is as on the disk."""
@@ -112,8 +116,8 @@ class _LinuxFile:
         self._check()
         return os.pread(self._descriptor, size_bytes, offset)
 
-    def bring(self, offset: int, size_bytes: int) -> int:
-        before, end = _blocks_read(), offset + size_bytes
+    def bring(self, offset: int, size_bytes: int) -> None:
+        end = offset + size_bytes
         buffer = memoryview(bytearray(min(size_bytes, _READ_BYTES)))
         while offset < end:
             self._check()
@@ -121,7 +125,9 @@ class _LinuxFile:
             if not found:
                 break
             offset += found
-        return (_blocks_read() - before) * _BLOCK_BYTES
+
+    def disk_bytes(self) -> int:
+        return _blocks_read() * _BLOCK_BYTES
 
     def give_back(self, offset: int, size_bytes: int) -> None:
         with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ a few reads for each MiB. Two limits:
 
 - The pages that continue a long value are not in the tree. They are taken to lie between its leaf
   and the next one, or the one before if it is the first of its leaf: SQLite puts them there while a
-  stream is only appended to.
+  stream is only appended to. Where a leaf has no neighbour, `continued_values` tells.
 - The file lacks what is still in the WAL, and a checkpoint may write it meanwhile. So what is
   found is a hint of where to read ahead, and is never used to answer anything. Any bytes are
   safe here: what makes no sense raises NotATreeError.
@@ -19,13 +19,20 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from holdfast.shared_fs.store_file.schema import PAGE_BYTES
+from holdfast.shared_fs.store_file.schema import CHECKSUM_BYTES, PAGE_BYTES
 
 #: The last seq of a span that reaches the end of the table.
 END: Final = (1 << 63) - 1
 _INTERIOR, _LEAF = 0x05, 0x0D
 _HEADER: Final = struct.Struct(">BHHHBI")
 _CHILD: Final = struct.Struct(">I")
+_COUNT: Final = struct.Struct(">H")
+_LEAF_HEADER_BYTES: Final = 8
+#: What of a row is in its leaf if it does not fit there, and in each page that follows.
+_USABLE_BYTES: Final = PAGE_BYTES - CHECKSUM_BYTES
+_LARGEST_LOCAL: Final = _USABLE_BYTES - 35
+_LEAST_LOCAL: Final = (_USABLE_BYTES - 12) * 32 // 255 - 23
+_CONTINUED_BYTES: Final = _USABLE_BYTES - 4
 #: A table of 2^63 rows is not as deep.
 _MAX_DEPTH: Final = 20
 #: How far apart neighbouring leaves may be for what lies between them to be theirs: the pages of
@@ -69,6 +76,30 @@ def spans(
 class _Walk(NamedTuple):
     read_page: Callable[[int], bytes]
     leaf_by_leaf: bool
+
+
+def continued_values(leaf: bytes) -> Iterator[tuple[int, int]]:
+    """Yield for each long value of a leaf the number of the page where it goes on, and how many
+    pages follow each other from there, each with the number of the next in its first four bytes.
+
+    Raises NotATreeError.
+    """
+    if _kind_of(leaf) != _LEAF:
+        raise NotATreeError("no leaf")
+    (count,) = _COUNT.unpack_from(leaf, 3)
+    for index in range(min(count, (PAGE_BYTES - _LEAF_HEADER_BYTES) // 2)):
+        (at,) = _COUNT.unpack_from(leaf, _LEAF_HEADER_BYTES + 2 * index)
+        payload_bytes, at = _varint(leaf, at)
+        _, at = _varint(leaf, at)
+        if payload_bytes <= _LARGEST_LOCAL:
+            continue
+        local = _LEAST_LOCAL + (payload_bytes - _LEAST_LOCAL) % _CONTINUED_BYTES
+        if local > _LARGEST_LOCAL:
+            local = _LEAST_LOCAL
+        if at + local + 4 > PAGE_BYTES:
+            raise NotATreeError("a value beyond its page")
+        (first,) = _CHILD.unpack_from(leaf, at + local)
+        yield first, -(-(payload_bytes - local) // _CONTINUED_BYTES)
 
 
 def _under(
@@ -179,13 +210,17 @@ def _child(page: bytes, index: int) -> int:
 
 
 def _key(page: bytes, index: int) -> int:
-    """Return the last seq of a cell: a varint of SQLite."""
-    at = _cell(page, index) + 4
+    """Return the last seq of a cell."""
+    return _varint(page, _cell(page, index) + 4)[0]
+
+
+def _varint(page: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and where the next thing begins."""
     value = 0
     for count, byte in enumerate(page[at : at + 9], 1):
         if count == 9:
-            return value << 8 | byte
+            return value << 8 | byte, at + 9
         value = value << 7 | byte & 0x7F
         if byte < 0x80:
-            return value
+            return value, at + count
     raise NotATreeError("a number beyond its page")

@@ -26,11 +26,14 @@ class _ForgetfulFile:
     def read(self, offset: int, size_bytes: int) -> bytes:
         return bytes(self._inode.content[offset : offset + size_bytes])
 
-    def bring(self, offset: int, size_bytes: int) -> int:
+    def bring(self, offset: int, size_bytes: int) -> None:
         self._memory.fetch_count += 1
+        self._memory.fetched_bytes += size_bytes
         if self._memory.chance.random() < 0.1:
             raise OSError(errno.EIO, "a bad disk")
-        return size_bytes
+
+    def disk_bytes(self) -> int:
+        return self._memory.fetched_bytes
 
     def give_back(self, offset: int, size_bytes: int) -> None:
         return None
@@ -43,6 +46,7 @@ class ForgetfulMemory:
         self.chance = random.Random(f"memory {seed}")
         #: How often something was fetched.
         self.fetch_count = 0
+        self.fetched_bytes = 0
 
     def of_host(self, disk: HostDisk) -> ForgetfulHost:
         return ForgetfulHost(self, disk)

@@ -42,6 +42,7 @@ class SmallMemory:
         self.blocks: set[int] = set()
         self.given_back: list[tuple[int, int]] = []
         self.fails = False
+        self.fetched_bytes = 0
         #: What the loop has read from the disk.
         self.reads = 0
 
@@ -63,10 +64,13 @@ class SmallMemory:
     def _blocks(self, offset: int, size_bytes: int) -> set[int]:
         return set(range(offset // _BLOCK_BYTES, -(-(offset + size_bytes) // _BLOCK_BYTES)))
 
-    def bring(self, offset: int, size_bytes: int) -> int:
+    def bring(self, offset: int, size_bytes: int) -> None:
         lacking = self._blocks(offset, size_bytes) - self.blocks
         self.blocks |= lacking
-        return min(size_bytes, len(lacking) * _BLOCK_BYTES)
+        self.fetched_bytes += len(lacking) * _BLOCK_BYTES
+
+    def disk_bytes(self) -> int:
+        return self.fetched_bytes
 
     def give_back(self, offset: int, size_bytes: int) -> None:
         self.given_back.append((offset, size_bytes))
