@@ -92,9 +92,12 @@ def test_the_image_of_a_fork_is_its_own_state_up_to_the_cut(
         [WriterOutcome(b"w" * 16, 1, 1, 1000, b"o")],
     )
     file.checkpoint()
-    version = put(world.bucket, compress(take_image(file, path.with_suffix(".d")), 5), "n")
+    # What is made on the disk is in frames.
+    taken = take_image(file, path.with_suffix(".d"), small_bytes=small_bytes * 16)
+    version = put(world.bucket, compress(taken, 5), "n")
     file.close()
     made = version_of_fork(PARENT, version, 7, numbers=(9, 0), taken=6, request="r")
+    assert (made.frames, made.frames is not None) == (version.frames, small_bytes == 0)
     fetched = fetch(
         world.bucket, store("fork"), made, world.root / "draft", small_bytes=small_bytes * 16
     )
