@@ -19,6 +19,7 @@ from holdfast.shared_fs.encryption.registry import ReadsKeys
 from holdfast.shared_fs.encryption.sessions import CipherSessions
 from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
+from holdfast.spark.rows.chained_rows import linked
 from holdfast.spark.rows.rows import ExportedRow, Piece, Shape
 
 
@@ -87,6 +88,12 @@ def _row(cipher: StoreCipher, row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _change(cipher: StoreCipher, row: ExportedRow) -> ExportedRow:
+    clear = _decrypted(cipher, row)
+    # Of a row in a chain, the table tells what its leaf is made of.
+    return clear if clear.leaf is None else linked(clear, clear.leaf, clear.chain)
+
+
+def _decrypted(cipher: StoreCipher, row: ExportedRow) -> ExportedRow:
     place = row.key if row.seq is None else row.seq
     if row.large_bytes is None:
         value, headers = cipher.row(place, row.revision, row.value, row.headers)

@@ -17,19 +17,23 @@ import pytest
 from deltalake import DeltaTable
 
 from holdfast.protocol import changes
+from holdfast.protocol.chain.hashing import GENESIS, ChainLink, after
 from holdfast.protocol.compression import compressed_always
 from holdfast.protocol.errors import (
     DecryptionFailedError,
     InvalidArgumentError,
     KeyUnavailableError,
 )
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import LargeValue
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_chain import check_table_chain, link_of_row
 from holdfast.shared_fs.archive.table_location import default_table
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.encryption.data_keys import TenantKeys
 from holdfast.shared_fs.encryption.master_keys import MasterKey
 from holdfast.shared_fs.encryption.registry import KeyRegistry
+from holdfast.shared_fs.encryption.salts import salted
 from holdfast.shared_fs.encryption.sessions import CipherSessions
 from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.encryption.table_values import TableCipher
@@ -244,6 +248,29 @@ def test_an_export_with_the_keys_writes_clear_values_and_headers_to_a_table_of_i
     assert encrypted.rows() == [*expected[:3], ("notes", 4, None, b"later", {}), *expected[3:]]
     with pytest.raises(InvalidArgumentError, match="another one than the bucket's own"):
         encrypted.export(default_table(encrypted.world.url))
+
+
+def test_the_chain_of_a_store_is_proved_by_a_table_in_clear(encrypted: Encrypted) -> None:
+    world, chain = encrypted.world, GENESIS
+    world.change(NOTES, [changes.CHANGE_CONFIGURE, {"chain": True}])
+    compressed, headers = compressed_always(b"x" * 500, {"user": "ada"})
+    block = HeaderBlock.of({"a": "1"}).block
+    for seq, (value, given) in enumerate(
+        [(b"plain", None), (b"map", {"b": "2"}), (compressed, headers), (b"block", block)], 1
+    ):
+        change = salted([changes.CHANGE_SET_MESSAGE, seq, value, given])
+        leaf = changes.leaf(change, world.time + 1000)
+        chain = after(chain, leaf)
+        revision = world.held[NOTES].revision + 1
+        world.change(NOTES, cipher(encrypted.registry, NOTES).encrypted(change, revision, leaf))
+    world.publish()
+    assert encrypted.export().damaged == []
+    found = DeltaTable(encrypted.table).to_pyarrow_table().to_pylist()
+    rows = [row | {"time": round(row["time"].timestamp() * 1000)} for row in found]
+    links = [link_of_row(row, is_kv=False) for row in rows]
+    report = check_table_chain(links, [ChainLink(4, chain)])
+    assert report.is_sound, report
+    assert (report.believed, report.unproven) == (0, ()), "every leaf is made of the columns"
 
 
 def test_no_key_is_in_what_a_task_is_sent(encrypted: Encrypted) -> None:
