@@ -7,6 +7,7 @@ already running (of a notebook, or of `spark-submit`) is used as it is.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
@@ -26,6 +27,8 @@ _SETTINGS: Final = {
     # A data source with `pushFilters` cannot be read at all without it.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
+    # Between the JVM and Python. By TCP, each task waits 40 ms for a delayed acknowledgement.
+    "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -12,7 +12,7 @@ import functools
 import gc
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,19 +32,14 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
+from holdfast.spark.rows.column_rows import ColumnPiece
 from holdfast.spark.rows.decrypting import ExportKeys, RowDecrypter
+from holdfast.spark.rows.gathering import RowBatch, RowGathering
 from holdfast.spark.rows.images import Images
 from holdfast.spark.rows.log_rows import LogRows
+from holdfast.spark.rows.plain_images import PlainStore
 from holdfast.spark.rows.planning import DropWork, SnapshotWork, Task
-from holdfast.spark.rows.rows import (
-    DROP,
-    ExportedRow,
-    Piece,
-    RowBatch,
-    RowGathering,
-    RowOrigin,
-    Shape,
-)
+from holdfast.spark.rows.rows import DROP, ExportedRow, Piece, RowOrigin, Shape
 from holdfast.spark.tables.table import AddedFile
 from holdfast.spark.tables.watermarks import Watermark
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
@@ -110,11 +105,8 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
         TableWriter(job.table, name, job.layout, file_bytes=job.file_bytes) as writer,
     ):
         output = _Output(writer)
-        for work in task.stores:
-            if isinstance(work, DropWork):
-                outcome.stores.append(_drop(job, work, output))
-            else:
-                outcome.stores.append(_read_snapshot(job, images, work, output))
+        for group in images.groups(task.stores):
+            _read_group(job, images, group, output, outcome)
         if task.logs:
             _read_logs(job, bucket, task, output, outcome)
         outcome.image_bytes = images.image_bytes
@@ -140,6 +132,9 @@ class _Output:
     def add(self, piece: Piece) -> None:
         self._write(self._gathering.add(piece))
 
+    def add_columns(self, piece: ColumnPiece) -> None:
+        self._write(self._gathering.add_columns(piece))
+
     def drop(self, store: StoreId, row_count: int) -> bool:
         """Take back the last rows, all of one store. Return False if some are in
         a batch already."""
@@ -152,6 +147,42 @@ class _Output:
     def _write(self, batches: Iterable[RowBatch]) -> None:
         for batch in batches:
             self._writer.write(batch.tenant, batch.rows)
+
+
+def _read_group(
+    job: Job,
+    images: Images,
+    group: Sequence[SnapshotWork | DropWork],
+    output: _Output,
+    outcome: TaskOutcome,
+) -> None:
+    """Read neighbours. Those with plain images that follow each other are one piece."""
+    plain = images.plain(group)
+    run: list[tuple[RowOrigin, PlainStore]] = []
+    for work in group:
+        found = plain.get(work.store)
+        if found is not None and isinstance(work, SnapshotWork):
+            if run and run[-1][1].columns is not found.columns:
+                _add_run(run, output)
+            origin = RowOrigin(work.store, found.mark.epoch, job.run, work.version.key)
+            run.append((origin, found))
+            outcome.stores.append(StoreOutcome(work.store, 1, found.row_count, found.mark))
+            continue
+        _add_run(run, output)
+        if isinstance(work, DropWork):
+            outcome.stores.append(_drop(job, work, output))
+        else:
+            outcome.stores.append(_read_snapshot(job, images, work, output))
+    _add_run(run, output)
+
+
+def _add_run(run: list[tuple[RowOrigin, PlainStore]], output: _Output) -> None:
+    """Add the rows of stores that follow each other in their columns, and forget the stores."""
+    counts = [store.row_count for _, store in run]
+    if sum(counts):
+        columns = run[0][1].columns.slice(run[0][1].start, sum(counts))
+        output.add_columns(ColumnPiece([origin for origin, _ in run], counts, columns))
+    run.clear()
 
 
 def _drop(job: Job, work: DropWork, output: _Output) -> StoreOutcome:

@@ -33,6 +33,7 @@ _INTERIOR: Final = 5
 _PAGE_HEADER: Final = struct.Struct(">BHHHBI")
 _CHILD: Final = struct.Struct(">I")
 _PLACE: Final = struct.Struct(">H")
+_RESERVED: Final = 20
 _CHANGE_COUNTER: Final = slice(24, 28)
 _PAGES: Final = slice(28, 32)
 _COOKIE: Final = slice(40, 44)
@@ -118,37 +119,43 @@ class ImageSlot:
                 self.reopen()
 
 
-def _page_bytes(content: bytes) -> int:
-    found = int.from_bytes(content[16:18])
-    return 65536 if found == 1 else found
-
-
-def _schema_pages(content: bytes) -> bytes | None:
-    """Return the pages that have the schema, without the file's header. None if there are other
-    pages than the first one and leaves below it, or the image is too short for what it says.
+def schema_parts(content: bytes) -> tuple[slice, ...] | None:
+    """Return the parts of an image that have the schema: of their pages what SQLite uses, without
+    the file's header. None if there are other pages than the first one and leaves below it, or the
+    image is too short for what it says.
 
     No statement of `schema.py` is so long that SQLite would put a part of it elsewhere."""
     if len(content) < 2 * _HEADER_BYTES:
         return None
     page_bytes = _page_bytes(content)
     kind, _, cells, _, _, last_child = _PAGE_HEADER.unpack_from(content, _HEADER_BYTES)
-    first = content[_HEADER_BYTES:page_bytes]
+    # What is reserved has the checksum of the page, and the first page has the file's header.
+    usable = page_bytes - content[_RESERVED]
+    parts = [slice(_HEADER_BYTES, usable)]
     if kind == _LEAF:
-        return first
+        return tuple(parts)
     if kind != _INTERIOR or page_bytes < 512:
         return None
-    pages = [first]
     try:
-        for number in range(cells):
-            at = _PLACE.unpack_from(first, _PAGE_HEADER.size + 2 * number)[0]
-            pages.append(_page(content, page_bytes, _CHILD.unpack_from(content, at)[0]))
-        pages.append(_page(content, page_bytes, last_child))
+        places = [_HEADER_BYTES + _PAGE_HEADER.size + 2 * number for number in range(cells)]
+        cells_at = [_PLACE.unpack_from(content, place)[0] for place in places]
+        pages = [*(_CHILD.unpack_from(content, at)[0] for at in cells_at), last_child]
     except struct.error:
         return None
-    if any(len(page) != page_bytes or page[0] != _LEAF for page in pages[1:]):
-        return None
-    return b"".join(pages)
+    for page in pages:
+        start = (page - 1) * page_bytes
+        if start < 0 or start + page_bytes > len(content) or content[start] != _LEAF:
+            return None
+        parts.append(slice(start, start + usable))
+    return tuple(parts)
 
 
-def _page(content: bytes, page_bytes: int, number: int) -> bytes:
-    return content[(number - 1) * page_bytes : number * page_bytes]
+def _schema_pages(content: bytes) -> bytes | None:
+    """Return what the pages of the schema have; None if it is in other pages, too."""
+    parts = schema_parts(content)
+    return None if parts is None else b"".join([content[part] for part in parts])
+
+
+def _page_bytes(content: bytes) -> int:
+    found = int.from_bytes(content[16:18])
+    return 65536 if found == 1 else found

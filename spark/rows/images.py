@@ -15,7 +15,7 @@ import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Self
@@ -24,15 +24,17 @@ import zstandard
 from pyspark import SparkFiles
 
 from holdfast.protocol.limits import MIB
+from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.framed_images.image_pages import FramedPlace, ImagePages, open_pages
 from holdfast.shared_fs.snapshots.snapshot import fetch, framed_place, unpacked
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.image_slot import ImageSlot
-from holdfast.spark.rows.planning import SnapshotWork
+from holdfast.spark.rows.plain_images import PlainImages, PlainStore
+from holdfast.spark.rows.planning import DropWork, SnapshotWork
 
 #: The size of all image files that a machine keeps.
 KEPT_BYTES: Final = 8192 * MIB
@@ -45,8 +47,11 @@ _SPAN_FACTOR: Final = 4
 _REQUEST_BYTES: Final = MIB
 #: Images up to this size are fetched to memory.
 _IN_MEMORY_BYTES: Final = 16 * MIB
-#: Images up to this size take turns on one connection.
-_SHARED_CONNECTION_BYTES: Final = MIB
+#: Images up to this size are read in groups, or take turns on one connection.
+_SMALL_BYTES: Final = MIB
+#: The images of a group, and its rows: fewer take longer each, more take more memory.
+_GROUP_BYTES: Final = 8 * MIB
+_GROUP_ROWS: Final = 65_536
 #: An image is read by pages if at most this share of it is new.
 _PAGED_SHARE: Final = 0.25
 #: What zstd says of a frame that does not tell its size.
@@ -68,12 +73,58 @@ class Images:
         self._slot = ImageSlot()
         #: How much of images was unpacked, those that several tasks share in parts.
         self.image_bytes = 0
+        self._plain = PlainImages()
+        #: The images of the present group, by store.
+        self._contents: dict[StoreId, bytes] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._slot.__exit__(*exc)
+
+    def groups(
+        self, works: Iterable[SnapshotWork | DropWork]
+    ) -> Iterator[list[SnapshotWork | DropWork]]:
+        """Yield all pieces of work in groups of neighbours, whose images are read together."""
+        group: list[SnapshotWork | DropWork] = []
+        shared: tuple[str, int] | None = None
+        image_bytes = row_count = 0
+        for work in works:
+            size_bytes = rows = 0
+            if isinstance(work, SnapshotWork):
+                size_bytes, rows = work.version.image_bytes, work.version.count
+            image_bytes += size_bytes
+            row_count += rows
+            kind = work.store.tenant, work.store.kind
+            if group and (kind != shared or image_bytes > _GROUP_BYTES or row_count > _GROUP_ROWS):
+                yield group
+                group, image_bytes, row_count = [], size_bytes, rows
+            shared = kind
+            group.append(work)
+        if group:
+            yield group
+
+    def plain(self, group: Iterable[SnapshotWork | DropWork]) -> dict[StoreId, PlainStore]:
+        """Return what is new in the plain images of a group. `opened` reads the others, and says
+        what is wrong with them. Raises BucketError."""
+        small = [
+            work
+            for work in group
+            if isinstance(work, SnapshotWork) and _is_small(work) and _paged_place(work) is None
+        ]
+        self._contents = {}
+        for work in small:
+            with contextlib.suppress(ObjectMissingError):
+                # Its task hears of it from `opened`.
+                content = self._packed(work.version)
+                if content is not None:
+                    self._contents[work.store] = content
+        contents = [self._contents.get(work.store) for work in small]
+        found = self._plain.read(small, contents)
+        return {
+            work.store: store for work, store in zip(small, found, strict=True) if store is not None
+        }
 
     @contextmanager
     def opened(self, work: SnapshotWork) -> Iterator[StoreImage]:
@@ -93,7 +144,7 @@ class Images:
             return
         image_bytes = work.version.image_bytes
         self.image_bytes += image_bytes // work.parts
-        if work.parts == 1 and image_bytes <= _SHARED_CONNECTION_BYTES:
+        if _is_small(work):
             content = self._content(work)
             try:
                 yield StoreImage(
@@ -124,19 +175,9 @@ class Images:
 
     def _content(self, work: SnapshotWork) -> bytes:
         version = work.version
-        span = self._spans.get(version.key) if version.origin is None else None
-        if span is not None:
-            start, end = span
-            body = self._read.get(version.key)
-            if body is None:
-                while self._read and sum(map(len, self._read.values())) + end - start > _READ_BYTES:
-                    del self._read[next(iter(self._read))]
-                body = self._bucket.get_range(version.key, start, end - start).body
-                self._read[version.key] = body
-            first = version.offset - start
-            content = self._unpacked(body[first : first + version.length], version)
-            if content is not None:
-                return content
+        content = self._contents.get(work.store) or self._packed(version)
+        if content is not None:
+            return content
         # A snapshot is uploaded only after its structure was checked, so a matching sha256 is
         # enough. If it does not match, `fetch` tries again and raises the right error.
         fetched = fetch(
@@ -144,6 +185,22 @@ class Images:
         )
         assert isinstance(fetched.content, bytes)
         return fetched.content
+
+    def _packed(self, version: SnapshotVersion) -> bytes | None:
+        """Return an image from a range that contains several, None if it is in none, or is not what
+        was uploaded. Raises ObjectMissingError, BucketError."""
+        span = self._spans.get(version.key) if version.origin is None else None
+        if span is None:
+            return None
+        start, end = span
+        body = self._read.get(version.key)
+        if body is None:
+            while self._read and sum(map(len, self._read.values())) + end - start > _READ_BYTES:
+                del self._read[next(iter(self._read))]
+            body = self._bucket.get_range(version.key, start, end - start).body
+            self._read[version.key] = body
+        first = version.offset - start
+        return self._unpacked(body[first : first + version.length], version)
 
     def _unpacked(self, body: bytes, version: SnapshotVersion) -> bytes | None:
         """Return the image, or None if it is not what was uploaded."""
@@ -156,6 +213,10 @@ class Images:
         except zstandard.ZstdError:
             return None
         return content if hashlib.sha256(content).hexdigest() == version.sha256 else None
+
+
+def _is_small(work: SnapshotWork) -> bool:
+    return work.parts == 1 and work.version.image_bytes <= _SMALL_BYTES
 
 
 def _paged_place(work: SnapshotWork) -> FramedPlace | None:

@@ -38,9 +38,8 @@ MAX_TASK_BYTES: Final = 1024 * MIB
 _TASKS_PER_CORE: Final = 3
 #: Compressed bytes of log objects that a task holds in memory together.
 LOG_TASK_BYTES: Final = 16 * MIB
-#: The fixed cost of reading a store: a millisecond, in which so many bytes of a large store are
-#: read.
-_STORE_BYTES: Final = 64 * KIB
+#: The fixed cost of reading a store: so many bytes of a large store take as long, some 0.1 ms.
+_STORE_BYTES: Final = 16 * KIB
 
 
 class Coverage(NamedTuple):
@@ -198,6 +197,11 @@ def _plan_store(
         covered = [one for one in covered if one.epoch > since.epoch]
         since = None
     newest = entry.newest
+    if not covered:
+        # As nearly everywhere.
+        if newest is not None and newest.order > start:
+            gathered.works.append(SnapshotWork(store, newest, since))
+        return
     chain = _chain(covered, start)
     if newest is not None and newest.order > start and _end(chain, start) < newest.order:
         gathered.works.append(SnapshotWork(store, newest, since))
@@ -243,22 +247,24 @@ def _end(chain: Sequence[tuple[str, int, LogRange]], start: tuple[int, int]) -> 
 
 
 def _store_tasks(works: Sequence[SnapshotWork | DropWork], cores: int) -> Iterator[Task]:
-    total = sum(map(_size_of, works))
-    target = total // (cores * _TASKS_PER_CORE)
+    sizes = list(map(_size_of, works))
+    total = sum(sizes)
+    # Rounded up: a rest would be a task of its own.
+    target = -(-total // (cores * _TASKS_PER_CORE))
     target = max(MIN_TASK_BYTES, min(MAX_TASK_BYTES, target))
     group: list[SnapshotWork | DropWork] = []
     group_bytes = 0
-    for work in works:
-        size_bytes = _size_of(work)
+    for work, size_bytes in zip(works, sizes, strict=True):
         if isinstance(work, SnapshotWork) and size_bytes > 2 * target:
             parts = -(-size_bytes // target)
             for part in range(parts):
                 part_work = SnapshotWork(work.store, work.version, work.since, part, parts)
                 yield Task((part_work,))
             continue
-        if group and group_bytes + size_bytes > target:
+        if group and group_bytes + size_bytes // 2 >= target:
             yield Task(tuple(group))
-            group, group_bytes = [], 0
+            # The next one has so much less, or more, and the last one is not a small rest.
+            group, group_bytes = [], group_bytes - target
         group.append(work)
         group_bytes += size_bytes
     if group:

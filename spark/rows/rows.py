@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate, chain
-from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -27,7 +26,6 @@ from holdfast.protocol.messages import LargeValue
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive import table_chain
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import headers_in_table, is_box
-from holdfast.shared_fs.store_file.exported_values import exported, is_marked
 from holdfast.spark.tables.table import FILE_SCHEMA
 
 SET: Final = "set"
@@ -48,8 +46,6 @@ BASE: Final = table_chain.BASE
 #: The limits of a batch, and of a piece: rows, and bytes of values.
 BATCH_ROWS: Final = 8192
 BATCH_BYTES: Final = 8 * MIB
-#: Up to so many rows are brought into another shape, rather than into a batch of their own.
-_SMALL_ROWS: Final = 1024
 #: In the table, the end of what never expires: the last day that most programs know.
 NEVER_MS: Final = 253_402_214_400_000
 _MAP_TYPE: Final = FILE_SCHEMA.field("headers").type
@@ -169,88 +165,6 @@ class Piece(NamedTuple):
     rows: Sequence[tuple[Any, ...]]
 
 
-_VALUE_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
-    Shape.MESSAGES: itemgetter(3),
-    Shape.SUBJECT_MESSAGES: itemgetter(3),
-    Shape.ENTRIES: itemgetter(3),
-    Shape.CHANGES: attrgetter("value"),
-}
-_HEADERS_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
-    Shape.MESSAGES: itemgetter(4),
-    Shape.SUBJECT_MESSAGES: itemgetter(4),
-    Shape.ENTRIES: itemgetter(4),
-    Shape.CHANGES: attrgetter("headers"),
-}
-
-
-class RowGathering:
-    """Gathers pieces into batches. Small stores share a batch, because a batch of fifty rows takes
-    as long as one of thousands. All pieces of a batch have one tenant and one shape; small pieces
-    of different shapes become changes."""
-
-    def __init__(self) -> None:
-        self._pieces: list[Piece] = []
-        self._row_count = 0
-        self._value_bytes = 0
-        #: All rows that were added and not dropped.
-        self.row_count = 0
-
-    def add(self, piece: Piece) -> Iterator[RowBatch]:
-        """Add a piece, and yield full batches."""
-        for exported_piece in _exported(piece):
-            yield from self._add(exported_piece)
-
-    def _add(self, piece: Piece) -> Iterator[RowBatch]:
-        if self._pieces:
-            last = self._pieces[-1]
-            if last.origin.store.tenant != piece.origin.store.tenant:
-                yield from self.rest()
-            elif last.shape is not piece.shape:
-                converted = 0 if last.shape is Shape.CHANGES else self._row_count
-                converted += 0 if piece.shape is Shape.CHANGES else len(piece.rows)
-                if converted > _SMALL_ROWS:
-                    yield from self.rest()
-                else:
-                    self._pieces = list(map(_as_changes, self._pieces))
-                    piece = _as_changes(piece)
-        self._pieces.append(piece)
-        self._row_count += len(piece.rows)
-        self.row_count += len(piece.rows)
-        if self._row_count < BATCH_ROWS:
-            values = filter(None, map(_VALUE_OF[piece.shape], piece.rows))
-            self._value_bytes += sum(map(len, values))
-        if self._row_count >= BATCH_ROWS or self._value_bytes >= BATCH_BYTES:
-            yield from self.rest()
-
-    def rest(self) -> Iterator[RowBatch]:
-        """Yield the rest as a batch, if there is any."""
-        pieces, self._pieces = self._pieces, []
-        self._row_count = self._value_bytes = 0
-        if pieces:
-            yield RowBatch(pieces[0].origin.store.tenant, batch_of(pieces))
-
-    def drop(self, store: StoreId, row_count: int) -> bool:
-        """Take back the last `row_count` rows, all of one store. Return False if some are in a
-        batch already."""
-        kept = len(self._pieces)
-        while kept and self._pieces[kept - 1].origin.store == store:
-            kept -= 1
-        found = sum(len(piece.rows) for piece in self._pieces[kept:])
-        if found != row_count:
-            return False
-        del self._pieces[kept:]
-        self._row_count -= found
-        self.row_count -= found
-        return True
-
-
-class RowBatch(NamedTuple):
-    """Rows of one tenant."""
-
-    tenant: str
-    rows: pa.RecordBatch
-
-
 def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
     """Return pieces of one shape, at least one, as a batch."""
     shape = pieces[0].shape
@@ -278,21 +192,21 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
         else:
             seq_array, key_array = pa.nulls(count, pa.int64()), pa.array(ids, pa.string())
     milliseconds = _integers(times).view(pa.timestamp("ms", tz="UTC"))
-    origins = [piece.origin for piece in pieces]
+    shared = origin_columns([piece.origin for piece in pieces], counts)
     return pa.RecordBatch.from_arrays(
         [
-            _spread([origin.store.name for origin in origins], counts),
-            _spread([StoreKind(origin.store.kind).word for origin in origins], counts),
+            shared["store"],
+            shared["kind"],
             operations,
-            _spread([origin.epoch for origin in origins], counts),
+            shared["epoch"],
             _integers(revisions),
             seq_array,
             key_array,
             milliseconds.cast(_TIME_TYPE),
-            _headers(headers),
+            header_column(headers),
             pa.array(values, pa.binary()),
-            _spread([origin.run for origin in origins], counts),
-            _spread([origin.source for origin in origins], counts),
+            shared["run"],
+            shared["source"],
             _seldom(subjects, count, pa.string()),
             # A value of no byte is not large.
             _seldom(sizes, count, pa.int64()),
@@ -304,47 +218,6 @@ def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
     )
 
 
-def _exported(piece: Piece) -> Iterator[Piece]:
-    """Yield a piece with its values as they are exported, in several parts if it
-    becomes too large."""
-    headers_of = _HEADERS_OF[piece.shape]
-    # Most rows have no headers, which takes a tenth of the time to see.
-    if not any(map(headers_of, piece.rows)) or not any(
-        map(is_marked, map(headers_of, piece.rows))
-    ):
-        yield piece
-        return
-    rows: list[tuple[Any, ...]] = []
-    size_bytes = 0
-    for row in piece.rows:
-        if is_marked(headers_of(row)):
-            row = _exported_row(row)
-        size_bytes += len(_VALUE_OF[piece.shape](row) or b"")
-        rows.append(row)
-        if size_bytes >= BATCH_BYTES:
-            yield piece._replace(rows=rows)
-            rows, size_bytes = [], 0
-    if rows:
-        yield piece._replace(rows=rows)
-
-
-def _exported_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    if isinstance(row, ExportedRow):
-        value, headers = exported(row.value, row.headers)
-        stored = None if row.leaf is None or value is row.value else row.value
-        return row._replace(value=value, headers=headers, stored_value=stored)
-    value, headers = exported(row[3], row[4])
-    return (*row[:3], value, headers, *row[5:])
-
-
-def _as_changes(piece: Piece) -> Piece:
-    """Return the same rows as changes."""
-    if piece.shape is Shape.CHANGES:
-        return piece
-    rows = [set_row(row, is_stream=piece.shape is not Shape.ENTRIES) for row in piece.rows]
-    return Piece(piece.origin, Shape.CHANGES, rows)
-
-
 def set_row(row: tuple[Any, ...], *, is_stream: bool) -> ExportedRow:
     """Return a row of a store file as a change; it may have the last fields of one."""
     name, revision, time, value, headers, *more = row
@@ -354,6 +227,17 @@ def set_row(row: tuple[Any, ...], *, is_stream: bool) -> ExportedRow:
 
 def _moment_us(expires: int | None) -> int | None:
     return None if expires is None else min(expires, NEVER_MS) * 1000
+
+
+def origin_columns(origins: Sequence[RowOrigin], counts: Sequence[int]) -> dict[str, pa.Array]:
+    """Return the columns that the rows of an origin share: so many rows of each origin."""
+    return {
+        "store": _spread([origin.store.name for origin in origins], counts),
+        "kind": _spread([StoreKind(origin.store.kind).word for origin in origins], counts),
+        "epoch": _spread([origin.epoch for origin in origins], counts),
+        "run": _spread([origin.run for origin in origins], counts),
+        "source": _spread([origin.source for origin in origins], counts),
+    }
 
 
 def _spread(values: Sequence[str | int], counts: Sequence[int]) -> pa.Array:
@@ -376,6 +260,13 @@ def _seldom(values: Sequence[Any], count: int, kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind) if any(values) else _nothing(count, kind)
 
 
+def constant_column(
+    value: str | int | None, count: int, kind: pa.DataType | None = None
+) -> pa.Array:
+    """Return a column of equal values, or one without values, of this type."""
+    return _nothing(count, kind) if value is None else _repeated(value, count)
+
+
 @lru_cache(maxsize=64)
 def _nothing(count: int, kind: pa.DataType) -> pa.Array:
     return pa.nulls(count, kind)
@@ -388,7 +279,8 @@ def _integers(numbers: Sequence[int]) -> pa.Array:
     )
 
 
-def _headers(headers: Sequence[Any]) -> pa.Array:
+def header_column(headers: Sequence[Any]) -> pa.Array:
+    """Return headers in any form as a column."""
     if not any(headers):
         return pa.nulls(len(headers), _MAP_TYPE)
     pairs = [

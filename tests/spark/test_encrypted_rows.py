@@ -51,11 +51,11 @@ from holdfast.spark.replay import Target
 from holdfast.spark.replay_writing import ROW_COLUMNS, write_rows
 from holdfast.spark.rows import decrypting
 from holdfast.spark.rows.decrypting import ExportKeys
+from holdfast.spark.rows.gathering import RowGathering
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.rows import (
     ExportedRow,
     Piece,
-    RowGathering,
     RowOrigin,
     Shape,
     rows_of_change,

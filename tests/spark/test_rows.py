@@ -5,14 +5,13 @@ from __future__ import annotations
 import msgpack
 
 from holdfast.protocol.names import StoreId
+from holdfast.spark.rows.gathering import RowBatch, RowGathering
 from holdfast.spark.rows.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
     TRIM,
     ExportedRow,
     Piece,
-    RowBatch,
-    RowGathering,
     RowOrigin,
     Shape,
 )

@@ -1,0 +1,193 @@
+"""Plain images that are read together give what SQLite reads of each; others are left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from holdfast.protocol.changes import (
+    CHANGE_CONFIGURE,
+    CHANGE_DELETE_ENTRIES,
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+    CHANGE_TRIM,
+)
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.archive.table_layout import BY_TENANT
+from holdfast.shared_fs.archive.table_location import TableLocation
+from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
+from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
+from holdfast.spark.rows.column_rows import ColumnPiece
+from holdfast.spark.rows.image_rows import StoreImage
+from holdfast.spark.rows.plain_images import PlainImages, PlainStore
+from holdfast.spark.rows.planning import SnapshotWork, plan
+from holdfast.spark.rows.rows import RowOrigin, batch_of
+from holdfast.spark.tables.order import is_sorted
+from holdfast.spark.tables.watermarks import Watermark
+from tests.support.bucket_world import BucketWorld, entry, kv, message, stream
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[BucketWorld]:
+    (tmp_path / "stores").mkdir()
+    made = BucketWorld(tmp_path / "stores", f"file://{tmp_path}/bucket")
+    yield made
+    made.close()
+
+
+def image(world: BucketWorld, store: StoreId) -> tuple[SnapshotVersion, bytes]:
+    """Publish a snapshot of a store; return it, and its image."""
+    [version] = world.publish(store)
+    body = world.bucket.get(version.key).body
+    return version, zstandard.ZstdDecompressor().decompressobj().decompress(body)
+
+
+def messages(first: int, last: int, value: bytes = b"value", **headers: str) -> list[Any]:
+    return [message(seq, b"%s %d" % (value, seq), headers or None) for seq in range(first, last)]
+
+
+def plain(
+    world: BucketWorld, *stores: StoreId, since: dict[StoreId, Watermark] | None = None
+) -> list[PlainStore | None]:
+    """Return what is found of stores, after comparing it with what SQLite reads."""
+    taken = {store: image(world, store) for store in stores}
+    marks = since or {}
+    works = [SnapshotWork(store, taken[store][0], marks.get(store)) for store in stores]
+    found = PlainImages().read(works, [content for _, content in taken.values()])
+    for work, one in zip(works, found, strict=True):
+        opened = StoreImage(work.store, taken[work.store][1])
+        try:
+            reading = opened.reading(work.since)
+            expected = list(opened.pieces(reading, 7, work.version.key))
+            if one is None:
+                continue
+            assert not reading.is_reset
+            assert one.mark == opened.watermark()
+            assert one.row_count == sum(len(piece.rows) for piece in expected)
+            if expected:
+                origin = RowOrigin(work.store, one.mark.epoch, 7, work.version.key)
+                columns = one.columns.slice(one.start, one.row_count)
+                piece = ColumnPiece([origin], [one.row_count], columns)
+                assert piece.batch() == batch_of(expected)
+                assert batch_of(piece.pieces()) == batch_of(expected)
+        finally:
+            opened.close()
+    return found
+
+
+def test_streams_and_kvs_of_any_size_are_read_as_sqlite_reads_them(world: BucketWorld) -> None:
+    few, many, some = stream("few"), stream("many"), stream("some")
+    world.change(few, *messages(1, 4))
+    for first in range(1, 900, 100):
+        world.change(many, *messages(first, first + 100, bytes(first % 300), user="ada"))
+    # Values of no byte, and of several pages.
+    world.change(some, *(message(seq, bytes(seq % 7 * 900)) for seq in range(1, 60)))
+    world.create(stream("empty"))
+    world.change(kv("settings"), entry("theme", b"dark"), entry("größe", b"", {"a": "b"}))
+    world.change(kv("again"), *(entry(f"key {index % 40}", b"v") for index in range(100)))
+    stores = [few, many, some, stream("empty"), kv("settings"), kv("again")]
+    found = plain(world, *stores)
+    assert None not in found
+    assert [one.row_count for one in found if one] == [3, 900, 59, 0, 2, 40]
+
+
+def test_what_only_sqlite_tells_is_left_to_it(world: BucketWorld) -> None:
+    world.change(stream("plain"), *messages(1, 9))
+    others: dict[str, list[list[Any]]] = {
+        "overwritten": [[CHANGE_SET_MESSAGE, 3, b"another"]],
+        "deleted": [[CHANGE_DELETE_MESSAGES, [2]]],
+        "trimmed": [[CHANGE_TRIM, 3]],
+        "configured": [[CHANGE_CONFIGURE, {"max_messages": 5}]],
+        "expires": [[CHANGE_SET_MESSAGE, 9, b"v", None, None, 9_999_999_999_999]],
+        "subject": [[CHANGE_SET_MESSAGE, 9, b"v", None, None, None, "orders.new"]],
+    }
+    for name, changes in others.items():
+        world.change(stream(name), *messages(1, 9))
+        world.change(stream(name), *changes)
+    world.change(kv("deleted"), entry("a", b"1"), entry("b", b"2"))
+    world.change(kv("deleted"), [CHANGE_DELETE_ENTRIES, ["a"]])
+    stores = [stream("plain"), *map(stream, others), kv("deleted")]
+    found = plain(world, *stores)
+    assert [one is not None for one in found] == [True, *[False] * 7]
+
+
+def test_only_what_is_new_is_read_and_a_store_that_does_not_continue_is_not_plain(
+    world: BucketWorld,
+) -> None:
+    went_on, did_not, restored, unknown = map(stream, ("on", "not", "restored", "unknown"))
+    since = {}
+    for store in (went_on, did_not, restored, kv("k")):
+        world.change(store, *(messages(1, 9) if store.kind == went_on.kind else [entry("a", b"1")]))
+    marks = plain(world, went_on, did_not, restored, kv("k"))
+    for store, one in zip((went_on, did_not, restored, kv("k")), marks, strict=True):
+        assert one is not None
+        since[store] = one.mark
+    # Restored to an earlier state and then written: other changes have these revisions.
+    since[restored] = since[restored]._replace(time=since[restored].time - 1)
+    world.change(went_on, *messages(9, 12))
+    world.change(unknown, *messages(1, 3))
+    world.change(kv("k"), entry("b", b"2"))
+    found = plain(world, went_on, did_not, restored, unknown, kv("k"), since=since)
+    assert [one and one.row_count for one in found] == [3, 0, None, 2, 1]
+    for wrong in (
+        since[went_on]._replace(created=5),
+        since[went_on]._replace(revision=99),
+        since[went_on]._replace(config=1),
+    ):
+        assert plain(world, went_on, since={went_on: wrong}) == [None]
+
+
+def test_an_image_of_another_store_or_of_no_pages_is_not_plain(world: BucketWorld) -> None:
+    first, second = stream("first"), stream("second")
+    world.change(first, *messages(1, 4))
+    world.change(second, *messages(1, 4))
+    (version, content), (other, fine) = image(world, first), image(world, second)
+    works = [SnapshotWork(first, version, None), SnapshotWork(second, other, None)]
+    read = PlainImages().read
+    for bad in (fine, None, b"", content[:1500], bytes(len(content)), content[:-512]):
+        found = read(works, [bad, fine])
+        assert found[0] is None
+    # An image whose pages are wrong is found by SQLite, which then reads its neighbours, too.
+    wrong = bytearray(content)
+    wrong[4096:5120] = bytes(1024)
+    assert read(works, [bytes(wrong), fine])[0] is None
+    assert read(works, [content, fine])[1] is not None
+
+
+def test_a_task_writes_the_same_sorted_files_with_and_without_plain_images(
+    world: BucketWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        world.change(stream(f"s{number:02}"), *messages(1, 60, user=str(number)))
+        if number % 3 == 1:
+            world.change(stream(f"s{number:02}"), [CHANGE_DELETE_MESSAGES, [1, 2]])
+        world.change(kv(f"k{number:02}"), [CHANGE_SET_ENTRY, "a", b"1"])
+        world.change(stream(f"t{number:02}", tenant="other"), *messages(1, 3))
+    world.publish(packed=True)
+    [task] = plan(world.manifests.entries(), {}, {}, 2).tasks
+
+    def rows(folder: str) -> tuple[TaskOutcome, list[pa.Table]]:
+        (tmp_path / folder).mkdir()
+        location = TableLocation(f"file://{tmp_path}/{folder}")
+        outcome = run_task(Job(world.url, location, BY_TENANT, 1), task)
+        files = []
+        for added in outcome.files:
+            with pq.ParquetFile(tmp_path / folder / added.path) as file:
+                assert is_sorted(file, BY_TENANT)
+                files.append(file.read())
+        return outcome, files
+
+    together, files = rows("together")
+    assert sum(one.row_count for one in together.stores) == sum(file.num_rows for file in files)
+    monkeypatch.setattr(PlainImages, "read", lambda self, works, contents: [None for _ in works])
+    alone, expected = rows("alone")
+    assert files == expected
+    assert together.stores == alone.stores
+    assert (together.row_count, together.image_bytes) == (alone.row_count, alone.image_bytes)
