@@ -32,7 +32,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
-from holdfast.spark.rows.column_rows import ColumnPiece
+from holdfast.spark.rows.column_rows import ColumnPiece, rows_of
 from holdfast.spark.rows.decrypting import ExportKeys, RowDecrypter
 from holdfast.spark.rows.gathering import RowBatch, RowGathering
 from holdfast.spark.rows.images import Images
@@ -129,11 +129,8 @@ class _Output:
     def row_count(self) -> int:
         return self._gathering.row_count
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Piece | ColumnPiece) -> None:
         self._write(self._gathering.add(piece))
-
-    def add_columns(self, piece: ColumnPiece) -> None:
-        self._write(self._gathering.add_columns(piece))
 
     def drop(self, store: StoreId, row_count: int) -> bool:
         """Take back the last rows, all of one store. Return False if some are in
@@ -162,7 +159,7 @@ def _read_group(
     for work in group:
         found = plain.get(work.store)
         if found is not None and isinstance(work, SnapshotWork):
-            if run and run[-1][1].columns is not found.columns:
+            if run and not _follows(run[-1], work.store, found):
                 _add_run(run, output)
             origin = RowOrigin(work.store, found.mark.epoch, job.run, work.version.key)
             run.append((origin, found))
@@ -176,12 +173,16 @@ def _read_group(
     _add_run(run, output)
 
 
+def _follows(last: tuple[RowOrigin, PlainStore], store: StoreId, found: PlainStore) -> bool:
+    return last[1].columns is found.columns and last[0].store.tenant == store.tenant
+
+
 def _add_run(run: list[tuple[RowOrigin, PlainStore]], output: _Output) -> None:
     """Add the rows of stores that follow each other in their columns, and forget the stores."""
     counts = [store.row_count for _, store in run]
     if sum(counts):
         columns = run[0][1].columns.slice(run[0][1].start, sum(counts))
-        output.add_columns(ColumnPiece([origin for origin, _ in run], counts, columns))
+        output.add(ColumnPiece([origin for origin, _ in run], counts, columns))
     run.clear()
 
 
@@ -204,9 +205,11 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
             if decrypter is not None and image.is_encrypted:
                 decrypter.check(store.tenant)
             reading = image.reading(work.since, work.part, work.parts)
-            for piece in image.pieces(reading, job.run, version.key):
-                if decrypter is not None:
-                    piece = decrypter.piece(piece, image.former_names)
+            found = image.pieces(reading, job.run, version.key)
+            if decrypter is not None and image.is_encrypted:
+                names = image.former_names
+                found = (decrypter.piece(piece, names) for piece in rows_of(found))
+            for piece in found:
                 output.add(piece)
             mark = image.watermark()
     except ObjectMissingError:

@@ -6,7 +6,7 @@ headers, which few messages have, are Python objects for a while.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -98,3 +98,12 @@ class ColumnPiece(NamedTuple):
             ],
             schema=FILE_SCHEMA,
         )
+
+
+def rows_of(pieces: Iterable[Piece | ColumnPiece]) -> Iterator[Piece]:
+    """Yield all pieces as rows."""
+    for piece in pieces:
+        if isinstance(piece, ColumnPiece):
+            yield from piece.pieces()
+        else:
+            yield piece

@@ -56,14 +56,17 @@ class RowGathering:
         #: All rows that were added and not dropped.
         self.row_count = 0
 
-    def add(self, piece: Piece) -> Iterator[RowBatch]:
+    def add(self, piece: Piece | ColumnPiece) -> Iterator[RowBatch]:
         """Add a piece, and yield full batches."""
+        if isinstance(piece, ColumnPiece):
+            yield from self._add_columns(piece)
+            return
         for exported_piece in _exported(piece):
             yield from self._add(exported_piece)
 
-    def add_columns(self, piece: ColumnPiece) -> Iterator[RowBatch]:
-        """Add rows that are columns already, and yield full batches. Few of them become rows, to
-        share a batch with others."""
+    def _add_columns(self, piece: ColumnPiece) -> Iterator[RowBatch]:
+        """Add rows that are columns already. Few of them become rows, to share a batch with
+        others."""
         if piece.row_count <= _SMALL_ROWS or piece.has_marked:
             for each in piece.pieces():
                 yield from self.add(each)

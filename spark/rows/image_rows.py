@@ -44,8 +44,11 @@ from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, Ar
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
 from holdfast.spark.rows import image_statements as statements
 from holdfast.spark.rows.chained_rows import ChainStart, ImageChain
+from holdfast.spark.rows.column_rows import ColumnPiece, SetColumns, rows_of
 from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
 from holdfast.spark.rows.page_hints import SELECT_ROOT, bring_rows
+from holdfast.spark.rows.paged_rows import PagedRows
+from holdfast.spark.rows.pages import PageError
 from holdfast.spark.rows.rows import (
     BASE,
     BATCH_BYTES,
@@ -135,6 +138,10 @@ class StoreImage:
         if self.is_encrypted:
             found = self._connection.execute("SELECT name FROM former_names ORDER BY name")
             self.former_names = [str(name) for (name,) in found]
+        #: What is read beside SQLite.
+        self._content = content if isinstance(content, (bytes, Path)) else None
+        if self._is_borrowed:
+            self._content = None
         self._archived = ArchivedBlocks(self._connection.execute)
         if "archived" in names:
             self._archived.load()
@@ -195,21 +202,21 @@ class StoreImage:
             return False
         return not self._connection.execute(statements.HAS_CONFIGURED, (after,)).get
 
-    def pieces(self, reading: ImageReading, run: int, source: str) -> Iterator[Piece]:
+    def pieces(self, reading: ImageReading, run: int, source: str) -> Iterator[Piece | ColumnPiece]:
         """Yield the changes of a reading, in the order of revisions."""
         origin = RowOrigin(self.store, self.meta.epoch, run, source)
         found = self._pieces(origin, reading)
         if reading.chain is not None and self._chain is not None:
             beginning = ExportedRow(BASE, reading.after, None, None, self.meta.time, None, None)
-            found = self._chain.filled(found, reading.chain, origin, beginning)
+            found = self._chain.filled(rows_of(found), reading.chain, origin, beginning)
         try:
             if self._pages is not None:
                 self._bring(self._pages, reading)
             yield from found
-        except apsw.Error as error:
+        except (apsw.Error, PageError) as error:
             raise StoreDamagedError(store=str(self.store), reason=f"its image: {error}") from error
 
-    def _pieces(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
+    def _pieces(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece | ColumnPiece]:
         if reading.is_reset:
             reset = ExportedRow(RESET, reading.after, None, None, self.meta.time, None, None)
             yield Piece(origin, Shape.CHANGES, [reset])
@@ -278,7 +285,15 @@ class StoreImage:
         bring_rows(pages, root, first, last)
 
     # Streams
-    def _messages(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
+    def _messages(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece | ColumnPiece]:
+        others = _Queue(self._replaced_and_changes(reading))
+        if others.revision is None and not self._archived.exists:
+            paged = self._paged()
+            if paged is not None:
+                first = self._first_seq_after(reading.after)
+                last = self._first_seq_after(reading.upto) - 1
+                yield from _column_pieces(origin, paged.between(first, last))
+                return
         appended: Iterator[Any] = self._connection.execute(
             self._with_value(statements.SELECT_APPENDED), (self._first_seq_after(reading.after),)
         )
@@ -286,8 +301,15 @@ class StoreImage:
             # Values that the table has are not read from it again. Nearly always it has all of
             # them.
             appended = merge(appended, self._brought_back(reading))
-        others = _Queue(self._replaced_and_changes(reading))
         yield from self._interleaved(origin, appended, others, reading.upto)
+
+    def _paged(self) -> PagedRows | None:
+        """Return what reads the pages of a large image without SQLite, None if rows may have more
+        than it reads."""
+        if self._content is None or self._is_rich or self._has_subjects:
+            return None
+        paged = PagedRows(self._content, self._connection, StoreKind(self.store.kind))
+        return paged if paged.are_known else None
 
     def _brought_back(self, reading: ImageReading) -> Iterator[tuple[Any, ...]]:
         """Yield the archived messages of a reading as rows, for a table that does not have them, or
@@ -350,11 +372,16 @@ class StoreImage:
         return found is None or found > revision
 
     # Kvs
-    def _entries(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece]:
+    def _entries(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece | ColumnPiece]:
+        others = _Queue(self._changes(reading))
+        paged = self._paged() if others.revision is None else None
+        if paged is not None:
+            yield from _column_pieces(origin, paged.between(reading.after + 1, reading.upto))
+            return
         entries = self._connection.execute(
             self._with_value(statements.SELECT_ENTRIES), (reading.after, reading.upto)
         )
-        yield from self._interleaved(origin, entries, _Queue(self._changes(reading)), reading.upto)
+        yield from self._interleaved(origin, entries, others, reading.upto)
 
     def _interleaved(
         self, origin: RowOrigin, sets: Iterator[Any], others: _Queue, upto: int
@@ -427,6 +454,11 @@ class StoreImage:
             reason = f"the large value of {place!r} has other bytes than were stored"
             raise StoreDamagedError(store=str(self.store), reason=reason)
         return value
+
+
+def _column_pieces(origin: RowOrigin, found: Iterator[SetColumns]) -> Iterator[ColumnPiece]:
+    for columns in found:
+        yield ColumnPiece([origin], [len(columns.revisions)], columns)
 
 
 def _version_of(content: object, connection: apsw.Connection) -> int:

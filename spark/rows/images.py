@@ -88,7 +88,6 @@ class Images:
     ) -> Iterator[list[SnapshotWork | DropWork]]:
         """Yield all pieces of work in groups of neighbours, whose images are read together."""
         group: list[SnapshotWork | DropWork] = []
-        shared: tuple[str, int] | None = None
         image_bytes = row_count = 0
         for work in works:
             size_bytes = rows = 0
@@ -96,11 +95,9 @@ class Images:
                 size_bytes, rows = work.version.image_bytes, work.version.count
             image_bytes += size_bytes
             row_count += rows
-            kind = work.store.tenant, work.store.kind
-            if group and (kind != shared or image_bytes > _GROUP_BYTES or row_count > _GROUP_ROWS):
+            if group and (image_bytes > _GROUP_BYTES or row_count > _GROUP_ROWS):
                 yield group
                 group, image_bytes, row_count = [], size_bytes, rows
-            shared = kind
             group.append(work)
         if group:
             yield group
@@ -121,10 +118,12 @@ class Images:
                 if content is not None:
                     self._contents[work.store] = content
         contents = [self._contents.get(work.store) for work in small]
-        found = self._plain.read(small, contents)
-        return {
-            work.store: store for work, store in zip(small, found, strict=True) if store is not None
-        }
+        found: dict[StoreId, PlainStore] = {}
+        for work, store in zip(small, self._plain.read(small, contents), strict=True):
+            if store is not None:
+                found[work.store] = store
+                self.image_bytes += work.version.image_bytes
+        return found
 
     @contextmanager
     def opened(self, work: SnapshotWork) -> Iterator[StoreImage]:

@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 import numpy as np
-import pyarrow as pa
 
 from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.spark.rows.column_rows import SetColumns
 from holdfast.spark.rows.image_slot import schema_parts
+from holdfast.spark.rows.paged_rows import TABLES, columns_of, set_columns
 from holdfast.spark.rows.pages import PageError, Pages, Rows, Trees, read_rows
 from holdfast.spark.rows.planning import SnapshotWork
 from holdfast.spark.tables.watermarks import Watermark
@@ -39,26 +39,18 @@ _USER_VERSION: Final = slice(60, 64)
 #: The layouts that an image is compared with before its schema is read anew.
 _KNOWN_LAYOUTS: Final = 8
 
-#: The tables and indexes that the images of each kind may have. Consumers, uploads that were spent
-#: and former names have nothing to do with messages and entries.
+#: The tables and indexes that the images of each kind may have. Consumers, and uploads
+#: that were spent, have nothing to do with messages and entries.
 _BESIDE: Final = frozenset(
     (
         *("meta", "changes", "outcomes", "sqlite_autoindex_outcomes_1"),
-        *("consumers", "deliveries", "cursors", "cursor_rows", "former_names"),
+        *("consumers", "deliveries", "cursors", "cursor_rows"),
         *("spent_uploads", "spent_uploads_time"),
     )
 )
 _NAMES: Final = {
     StoreKind.STREAM: _BESIDE | {"messages", "messages_replaced", "msg_ids"},
     StoreKind.KV: _BESIDE | {"entries", "sqlite_autoindex_entries_1"},
-}
-#: The columns of messages and entries. Files of earlier formats lack some of the last ones.
-_COLUMNS: Final = {
-    StoreKind.STREAM: (
-        *("seq", "revision", "time", "value", "headers", "replaced"),
-        *("expires", "body_bytes"),
-    ),
-    StoreKind.KV: ("revision", "key", "time", "value", "headers", "expires", "body_bytes"),
 }
 #: Those that are NULL in every row of a plain store.
 _EMPTY: Final = frozenset(("replaced", "expires", "body_bytes"))
@@ -146,18 +138,15 @@ def _layout_of(content: bytes) -> _Layout | None:
         kind = StoreKind.STREAM if "messages" in roots else StoreKind.KV
         if not roots.keys() <= _NAMES[kind]:
             return None
-        table = "messages" if kind is StoreKind.STREAM else "entries"
-        columns, meta = (
-            tuple(row[1] for row in connection.execute(f"PRAGMA table_info({name})"))
-            for name in (table, "meta")
-        )
+        columns = columns_of(connection, kind)
+        if columns is None:
+            return None
+        meta = tuple(row[1] for row in connection.execute("PRAGMA table_info(meta)"))
         page_bytes = connection.pragma("page_size")
         assert isinstance(page_bytes, int)
-        if columns != _COLUMNS[kind][: len(columns)] or not {"value", "headers"} <= {*columns}:
-            return None
         if not {*_META_NUMBERS, "tenant", "name"} <= {*meta}:
             return None
-        places = (roots["meta"], roots["changes"], roots[table])
+        places = (roots["meta"], roots["changes"], roots[TABLES[kind]])
         return _Layout(page_bytes, content[_RESERVED], kind, *places, meta, columns)
     except (apsw.Error, KeyError):
         return None
@@ -240,7 +229,8 @@ class _Meta:
             & (config == 0)
         )
         known = np.array([work.since is not None for work in works], bool)
-        self.is_plain = own & np.logical_not(configured) & (continues | ~known)
+        chained = np.array([bool(each.chain) for each in since], bool)
+        self.is_plain = own & ~chained & np.logical_not(configured) & (continues | ~known)
         self.is_known = known & begun
         columns = ("epoch", "revision", "last_seq", "time", "created")
         self.marks = [
@@ -296,21 +286,8 @@ class _Table:
     def columns(self, after: Any, fit: Any) -> tuple[SetColumns, Any]:
         """Return the rows after these revisions of images that fit, and how many each has."""
         wanted = fit[self._tree] & (self._revisions > after[self._tree])
-        is_stream = self._layout.kind is StoreKind.STREAM
         parts = [part for part in self._wanted_parts(wanted) if len(part.tree)]
-        revisions, times = pa.array(self._revisions[wanted]), pa.array(self._times[wanted])
-        if is_stream:
-            ids = pa.array(_joined([part.rowid for part in parts]))
-        else:
-            key = self._place["key"]
-            keys = [part.binaries(key, is_text=True) for part in parts]
-            ids = _concatenated(keys, pa.string())
-        values = _concatenated([part.binaries(self._place["value"]) for part in parts], pa.binary())
-        headers = self._place["headers"]
-        all_headers = None
-        if not all(part.are_null(headers) for part in parts):
-            all_headers = _concatenated([part.binaries(headers) for part in parts], pa.binary())
-        columns = SetColumns(ids, revisions, times, values, all_headers)
+        columns = set_columns(parts, self._layout.columns, self._layout.kind)
         return columns, np.bincount(self._tree[wanted], minlength=len(fit))
 
     def _wanted_parts(self, wanted: Any) -> Iterator[Rows]:
@@ -323,7 +300,3 @@ class _Table:
 
 def _joined(arrays: Sequence[Any]) -> Any:
     return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
-
-
-def _concatenated(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
-    return pa.concat_arrays(arrays) if arrays else pa.array([], kind)

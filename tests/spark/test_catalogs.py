@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.export.compaction import MergeJob, merge
+from holdfast.spark.rows.gathering import RowGathering
 from holdfast.spark.rows.image_rows import StoreImage
-from holdfast.spark.rows.rows import batch_of
 from holdfast.spark.tables.table import ChangesTable
 from holdfast.spark.tables.watermarks import Watermark, next_version, write_marks
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
@@ -52,8 +52,12 @@ class Table:
                 file.checkpoint()
                 image = StoreImage(store, Path(file.path))
                 reading = image.reading(self._marks.get(store))
-                pieces = list(image.pieces(reading, version >> 32, "a snapshot"))
-                writer.write(store.tenant, batch_of(pieces))
+                gathering = RowGathering()
+                for piece in image.pieces(reading, version >> 32, "a snapshot"):
+                    for batch in gathering.add(piece):
+                        writer.write(*batch)
+                for batch in gathering.rest():
+                    writer.write(*batch)
                 self._marks[store] = image.watermark()
                 image.close()
             files = writer.finish()

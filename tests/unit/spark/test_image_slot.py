@@ -16,6 +16,7 @@ from holdfast.shared_fs.snapshots.snapshot import compress, take_image
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.rows import image_slot
+from holdfast.spark.rows.column_rows import ColumnPiece
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.image_slot import ImageSlot, names_in
 
@@ -51,7 +52,11 @@ def messages(text: bytes, count: int, subject: str | None = None) -> list[Any]:
 def read(store: StoreId, content: bytes, slot: ImageSlot | None) -> list[Any]:
     opened = StoreImage(store, content, None, slot)
     try:
-        return [row for piece in opened.pieces(opened.reading(None), 1, "s") for row in piece.rows]
+        found = []
+        for piece in opened.pieces(opened.reading(None), 1, "s"):
+            rows = piece.pieces() if isinstance(piece, ColumnPiece) else [piece]
+            found += [row for one in rows for row in one.rows]
+        return found
     finally:
         opened.close()
 

@@ -19,17 +19,20 @@ from holdfast.protocol.changes import (
     CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
 )
+from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_layout import BY_TENANT
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.rows.column_rows import ColumnPiece
-from holdfast.spark.rows.image_rows import StoreImage
+from holdfast.spark.rows.image_rows import ImageReading, StoreImage
+from holdfast.spark.rows.image_slot import ImageSlot
 from holdfast.spark.rows.plain_images import PlainImages, PlainStore
 from holdfast.spark.rows.planning import SnapshotWork, plan
-from holdfast.spark.rows.rows import RowOrigin, batch_of
+from holdfast.spark.rows.rows import Piece, RowOrigin, batch_of
 from holdfast.spark.tables.order import is_sorted
+from holdfast.spark.tables.table import FILE_SCHEMA
 from holdfast.spark.tables.watermarks import Watermark
 from tests.support.bucket_world import BucketWorld, entry, kv, message, stream
 
@@ -62,14 +65,9 @@ def plain(
     works = [SnapshotWork(store, taken[store][0], marks.get(store)) for store in stores]
     found = PlainImages().read(works, [content for _, content in taken.values()])
     for work, one in zip(works, found, strict=True):
-        opened = StoreImage(work.store, taken[work.store][1])
-        try:
-            reading = opened.reading(work.since)
-            expected = list(opened.pieces(reading, 7, work.version.key))
-            if one is None:
-                continue
+        if one is not None:
+            reading, expected = by_sqlite(work, taken[work.store][1])
             assert not reading.is_reset
-            assert one.mark == opened.watermark()
             assert one.row_count == sum(len(piece.rows) for piece in expected)
             if expected:
                 origin = RowOrigin(work.store, one.mark.epoch, 7, work.version.key)
@@ -77,9 +75,60 @@ def plain(
                 piece = ColumnPiece([origin], [one.row_count], columns)
                 assert piece.batch() == batch_of(expected)
                 assert batch_of(piece.pieces()) == batch_of(expected)
-        finally:
-            opened.close()
     return found
+
+
+def by_sqlite(work: SnapshotWork, content: bytes) -> tuple[ImageReading, list[Piece]]:
+    """Return what SQLite reads of an image; one that is in a slot has no pages of its own."""
+    with ImageSlot() as slot:
+        opened = StoreImage(work.store, content, None, slot)
+        reading = opened.reading(work.since, work.part, work.parts)
+        found = list(opened.pieces(reading, 7, work.version.key))
+        pieces = [piece for piece in found if isinstance(piece, Piece)]
+        assert len(pieces) == len(found)
+        return reading, pieces
+
+
+def by_pages(work: SnapshotWork, content: bytes | Path) -> list[ColumnPiece]:
+    opened = StoreImage(work.store, content)
+    try:
+        reading = opened.reading(work.since, work.part, work.parts)
+        found = list(opened.pieces(reading, 7, work.version.key))
+    finally:
+        opened.close()
+    return [piece for piece in found if isinstance(piece, ColumnPiece)]
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_large_image_is_read_from_its_pages_part_by_part(
+    world: BucketWorld, tmp_path: Path, parts: int
+) -> None:
+    for first in range(1, 4000, 500):
+        world.change(stream("many"), *messages(first, first + 500, b"x" * 30))
+        world.change(kv("keys"), *(entry(f"key {seq % 3000}", b"v") for seq in range(first, 4500)))
+    world.change(stream("many"), *messages(4001, 4010, b"y" * 3000, user="ada"))
+    for store in (stream("many"), kv("keys")):
+        version, content = image(world, store)
+        path = tmp_path / f"{store.name}.db"
+        path.write_bytes(content)
+        for since in (None, Watermark(1, 1234, time=version.time)):
+            for part in range(parts):
+                work = SnapshotWork(store, version, since, part, parts)
+                _, expected = by_sqlite(work, content)
+                for found in (by_pages(work, content), by_pages(work, path)):
+                    batches = [piece.batch() for piece in found]
+                    assert pa.Table.from_batches(batches, FILE_SCHEMA) == pa.Table.from_batches(
+                        [batch_of([piece]) for piece in expected], FILE_SCHEMA
+                    )
+
+
+def test_a_page_of_a_large_image_that_is_wrong_is_told(world: BucketWorld) -> None:
+    world.change(stream("many"), *messages(1, 500))
+    version, content = image(world, stream("many"))
+    wrong = bytearray(content)
+    wrong[-8 * 1024 :] = bytes(8 * 1024)
+    with pytest.raises(StoreDamagedError, match="many"):
+        by_pages(SnapshotWork(stream("many"), version, None), bytes(wrong))
 
 
 def test_streams_and_kvs_of_any_size_are_read_as_sqlite_reads_them(world: BucketWorld) -> None:
