@@ -2,9 +2,9 @@
 
     run_job(spark, "holdfast export", run_task, job, tasks, progress)
 
-A task is a row of a DataFrame with as many partitions as there are tasks, and `mapInArrow` calls
-the function. So it needs no SparkContext, which a session of Spark Connect does not have. A task
-may run any number of times; the result of one of its runs is returned.
+A task is a partition that has only its number, and `mapInArrow` calls the function. So it needs no
+SparkContext, which a session of Spark Connect does not have. A task may run any number of times;
+the result of one of its runs is returned.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from pyspark.sql import SparkSession
 from holdfast.spark.failures import failing
 
 _PROGRESS_SECONDS: Final = 0.25
-_TASKS: Final = pa.schema([("number", pa.int32()), ("task", pa.binary())])
-_RESULTS: Final = pa.schema([("number", pa.int32()), ("result", pa.binary())])
-_RESULT_COLUMNS: Final = "number int, result binary"
+_RESULTS: Final = pa.schema([("id", pa.int64()), ("result", pa.binary())])
+_RESULT_COLUMNS: Final = "id bigint, result binary"
 #: As many rows as Spark spreads over all its cores.
 _SPREAD_ROWS: Final = 10_000
 
@@ -60,24 +59,22 @@ def run_job(
 
     Raises SparkFailedError if a task fails as often as Spark tries it.
     """
+    packed = [pickle.dumps(task) for task in tasks]
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _keep_imports()
         for batch in batches:
-            for row in batch.to_pylist():
-                result = pickle.dumps(function(job, pickle.loads(row["task"])))
-                done = [[row["number"]], [result]]
-                yield pa.RecordBatch.from_arrays(list(map(pa.array, done)), schema=_RESULTS)
+            for number in batch.column("id").to_pylist():
+                result = pickle.dumps(function(job, pickle.loads(packed[number])))
+                yield pa.RecordBatch.from_pylist([{"id": number, "result": result}], _RESULTS)
 
-    numbers = list(range(len(tasks)))
-    rows = pa.table([numbers, [pickle.dumps(task) for task in tasks]], schema=_TASKS)
     with _watching(spark, name, len(tasks), progress), failing(name):
-        # Each number is in a partition of its own. `repartitionByRange` would run another job, to
-        # sample the numbers.
-        spread = spark.createDataFrame(rows).repartitionById(len(tasks), "number")
-        found = spread.mapInArrow(run, _RESULT_COLUMNS).collect()
-    results = {row["number"]: pickle.loads(row["result"]) for row in found}
-    return [results[number] for number in numbers]
+        # Tasks come with the function, which Spark broadcasts if it is large. As rows they would
+        # need another stage, which gives each a partition of its own.
+        numbers = spark.range(0, len(tasks), 1, len(tasks))
+        found = numbers.mapInArrow(run, _RESULT_COLUMNS).collect()
+    results = {row["id"]: pickle.loads(row["result"]) for row in found}
+    return [results[number] for number in range(len(tasks))]
 
 
 @functools.cache
@@ -115,7 +112,6 @@ def _told(spark: SparkSession, tag: str, total: int, report: Progress) -> Iterat
     def tell(
         stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
     ) -> None:
-        # Stages before the last one only spread the tasks.
         for stage in sorted(stages or (), key=lambda one: -one.stage_id)[:1]:
             if stage.num_tasks == total:
                 report(stage.num_completed_tasks, total)
@@ -141,7 +137,6 @@ def _polled(spark: SparkSession, tag: str, total: int, report: Progress) -> Iter
         while not ended.wait(_PROGRESS_SECONDS):
             jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(tag)]
             stages = [stage for job in jobs if job is not None for stage in job.stageIds]
-            # Stages before the last one only spread the tasks.
             found = tracker.getStageInfo(max(stages)) if stages else None
             if found is not None and found.numTasks == total:
                 report(found.numCompletedTasks, total)
