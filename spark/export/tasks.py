@@ -206,7 +206,7 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
                 decrypter.check(store.tenant)
             reading = image.reading(work.since, work.part, work.parts)
             found = image.pieces(reading, job.run, version.key)
-            if decrypter is not None and image.is_encrypted:
+            if decrypter is not None:
                 names = image.former_names
                 found = (decrypter.piece(piece, names) for piece in rows_of(found))
             for piece in found:

@@ -33,9 +33,7 @@ class ExportKeys:
     records: Mapping[str, KeyRecord]
 
     @classmethod
-    def of(
-        cls, registry: ReadsKeys, files: Sequence[Path], commands: Sequence[str]
-    ) -> ExportKeys:
+    def of(cls, registry: ReadsKeys, files: Sequence[Path], commands: Sequence[str]) -> ExportKeys:
         """Read the registry, and look whether the master keys can be read here. Raises
         StorageError, InvalidArgumentError."""
         read_master_keys(files, commands)

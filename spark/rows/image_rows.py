@@ -48,7 +48,6 @@ from holdfast.spark.rows.column_rows import ColumnPiece, SetColumns, rows_of
 from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
 from holdfast.spark.rows.page_hints import SELECT_ROOT, bring_rows
 from holdfast.spark.rows.paged_rows import PagedRows
-from holdfast.spark.rows.pages import PageError
 from holdfast.spark.rows.rows import (
     BASE,
     BATCH_BYTES,
@@ -62,6 +61,7 @@ from holdfast.spark.rows.rows import (
     rows_of_change,
     set_row,
 )
+from holdfast.spark.sqlite_pages.records import PageError
 from holdfast.spark.tables.watermarks import Watermark
 
 _CACHE_KIB: Final = 8192

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from holdfast.protocol.names import StoreKind
 from holdfast.spark.rows.column_rows import SetColumns
-from holdfast.spark.rows.pages import Pages, Rows, Trees, read_rows
+from holdfast.spark.sqlite_pages.pages import Pages, Trees, read_rows
+from holdfast.spark.sqlite_pages.records import Rows
 
 #: The table of each kind, and its columns. Files of earlier formats lack some of the last ones.
 TABLES: Final = {StoreKind.STREAM: "messages", StoreKind.KV: "entries"}

@@ -25,8 +25,9 @@ from holdfast.shared_fs.store_file import schema
 from holdfast.spark.rows.column_rows import SetColumns
 from holdfast.spark.rows.image_slot import schema_parts
 from holdfast.spark.rows.paged_rows import TABLES, columns_of, set_columns
-from holdfast.spark.rows.pages import PageError, Pages, Rows, Trees, read_rows
 from holdfast.spark.rows.planning import SnapshotWork
+from holdfast.spark.sqlite_pages.pages import Pages, Trees, read_rows
+from holdfast.spark.sqlite_pages.records import PageError, Rows
 from holdfast.spark.tables.watermarks import Watermark
 
 #: Of its header what the layout of an image depends on: the size of pages and what is reserved of
@@ -129,7 +130,8 @@ class PlainImages:
 def _layout_of(content: bytes) -> _Layout | None:
     """Return the layout of an image, None if it is not that of a plain one."""
     version = int.from_bytes(content[_USER_VERSION])
-    if version > schema.LATEST_FORMAT or int.from_bytes(content[_ENCODING]) != _UTF8:
+    # Encrypted images may have to be decrypted.
+    if version >= schema.ENCRYPTED_FORMAT or int.from_bytes(content[_ENCODING]) != _UTF8:
         return None
     connection = apsw.Connection(":memory:")
     try:

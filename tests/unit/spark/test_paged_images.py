@@ -36,6 +36,7 @@ from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
+from holdfast.spark.rows.column_rows import ColumnPiece
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.planning import SnapshotWork, Task
 from holdfast.spark.source import snapshot_rows
@@ -121,7 +122,12 @@ class Opened:
             with closing(StoreImage(self.store, content)) as image:
                 reading = image.reading(since, part, parts)
                 pieces = image.pieces(reading, 1, "source")
-                rows = [(piece.shape, row) for piece in pieces for row in piece.rows]
+                rows = [
+                    (one.shape, row)
+                    for piece in pieces
+                    for one in (piece.pieces() if isinstance(piece, ColumnPiece) else [piece])
+                    for row in one.rows
+                ]
                 return reading, rows, image.watermark()
 
 

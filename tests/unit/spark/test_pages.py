@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.spark.rows.pages import PageError, Pages, Trees, gathered, read_rows
+from holdfast.spark.sqlite_pages.pages import Pages, Trees, read_rows
+from holdfast.spark.sqlite_pages.records import PageError, gathered
 
 _INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 _NUMBER = st.one_of(st.none(), st.integers(-2, 2), st.integers(-(1 << 33), 1 << 33), _INT64)

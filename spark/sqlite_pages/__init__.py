@@ -1,0 +1,1 @@
+"""Tables of SQLite databases, read from their pages: the format alone."""
