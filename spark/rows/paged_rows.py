@@ -80,8 +80,10 @@ class PagedRows:
         self._columns = columns_of(connection, kind)
         root: Any = connection.execute(_SELECT_ROOT, (TABLES[kind],)).get
         page_bytes: Any = connection.pragma("page_size")
-        mapped = _mapped(content) if isinstance(content, Path) else content
-        self._pages = Pages(mapped, page_bytes, mapped[_RESERVED])
+        self._mapped = _mapped(content) if isinstance(content, Path) else None
+        whole = content if isinstance(content, bytes) else self._mapped
+        assert whole is not None
+        self._pages = Pages(whole, page_bytes, whole[_RESERVED])
         count = len(self._pages.rows)
         self._trees = Trees(np.array([0]), np.array([count]), np.array([root]))
 
@@ -99,6 +101,9 @@ class PagedRows:
                 replaced = self._columns.index("replaced")
                 if not rows.are_null(replaced):
                     rows = rows.some(rows.nulls(replaced))
+            if self._mapped is not None:
+                # What was read is not needed again, and counts as memory of this process.
+                self._mapped.madvise(mmap.MADV_DONTNEED)
             if len(rows.tree):
                 yield set_columns([rows], self._columns, self._kind)
 

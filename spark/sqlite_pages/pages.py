@@ -36,6 +36,8 @@ _LEAF: Final = 13
 _INTERIOR: Final = 5
 _LEAF_HEADER: Final = 8
 _INTERIOR_HEADER: Final = 12
+#: Where an interior page has the number of its last child.
+_LAST_CHILD: Final = 8
 #: SQLite makes no deeper tree: "Interior pages of a b-tree", BTCURSOR_MAX_DEPTH.
 _MAX_DEPTH: Final = 20
 #: Leaves, and bytes of their rows, that are decoded at once.
@@ -100,10 +102,12 @@ def _leaves(
     owners = np.arange(len(trees.root))
     at = trees.places(owners, trees.root)
     for _ in range(_MAX_DEPTH):
-        kinds = pages.rows[at, 0]
-        inner = kinds == _INTERIOR
-        if not np.all(inner | (kinds == _LEAF)):
-            raise PageError("a page of the tree is none of a table")
+        # All leaves of a tree are equally deep, so its first page here says what all are: not to
+        # look at each keeps those of a large database out of memory. `_cells` looks.
+        firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+        kinds = np.zeros(len(trees.root), np.uint8)
+        kinds[owners[firsts]] = pages.rows[at[firsts], 0]
+        inner = kinds[owners] == _INTERIOR
         if not inner.any():
             return at, owners
         at, owners = _children(pages, trees, at, owners, inner, first, last)
@@ -124,7 +128,10 @@ def _children(
     """Return the pages below the interior ones among these, with the others in their places."""
     flat = pages.rows.reshape(-1)
     begins = at * pages.page_bytes
-    cells = np.where(inner, numbers_at(flat, ">u2")[begins + 3].astype(np.int64), 0)
+    if np.any(flat[begins[inner]] != _INTERIOR):
+        raise PageError("a page of the tree is none of a table")
+    cells = np.zeros(len(at), np.int64)
+    cells[inner] = numbers_at(flat, ">u2")[begins[inner] + 3]
     if np.any(_INTERIOR_HEADER + 2 * cells > pages.usable):
         raise PageError("a page has too many cells")
     counts = np.where(inner, cells + 1, 1)
@@ -135,10 +142,12 @@ def _children(
     is_last = index == cells[parent]
     # Of the last one the header has the number.
     slot = np.where(is_below & ~is_last, _INTERIOR_HEADER + 2 * index, 0)
-    offsets = np.where(is_last, 8, numbers_at(flat, ">u2")[begins[parent] + slot].astype(np.int64))
-    if np.any(offsets[is_below] > pages.usable - 4):
-        raise PageError("a cell is beyond its page")
     below = np.flatnonzero(is_below)
+    offsets = np.zeros(len(parent), np.int64)
+    offsets[below] = numbers_at(flat, ">u2")[begins[parent[below]] + slot[below]]
+    offsets[is_last & is_below] = _LAST_CHILD
+    if np.any(offsets > pages.usable - 4):
+        raise PageError("a cell is beyond its page")
     places = begins[parent[below]] + offsets[below]
     numbers = numbers_at(flat, ">u4")[places].astype(np.int64)
     found = at[parent]
@@ -200,6 +209,8 @@ def _cells(pages: Pages, at: Numbers, owners: Numbers) -> _Cells:
     flat = np.zeros(len(at) * page_bytes + PADDING, np.uint8)
     np.take(pages.rows, at, axis=0, out=flat[:-PADDING].reshape(-1, page_bytes))
     begins = np.arange(len(at)) * page_bytes
+    if np.any(flat[begins] != _LEAF):
+        raise PageError("a page of the tree is none of a table")
     counts = numbers_at(flat, ">u2")[begins + 3].astype(np.int64)
     if np.any(_LEAF_HEADER + 2 * counts > usable):
         raise PageError("a page has too many cells")
