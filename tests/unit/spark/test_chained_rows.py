@@ -32,8 +32,7 @@ from holdfast.shared_fs.store_file.encrypted.encrypted_values import Box
 from holdfast.spark.export import export as exporting
 from holdfast.spark.export.compaction import MergeJob, merge
 from holdfast.spark.export.export import ExportReport
-from holdfast.spark.rows import image_rows
-from holdfast.spark.rows import rows as rows_module
+from holdfast.spark.rows import gathering, image_rows
 from holdfast.spark.tables import table, writing
 from holdfast.spark.tables.erasing import erase_rows
 from holdfast.spark.tables.table import ChangesTable
@@ -398,13 +397,13 @@ def earlier(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     def plain(pieces: Sequence[Any]) -> Any:
         return batch_of(pieces).select(known)
 
-    batch_of = rows_module.batch_of
+    batch_of = gathering.batch_of
     with pytest.MonkeyPatch.context() as before:
         before.setattr(writing, "FILE_SCHEMA", schema)
         of_table = [each for each in table.TABLE_SCHEMA if each.name not in COLUMNS]
         before.setattr(writing, "TABLE_SCHEMA", pa.schema(of_table))
         before.setattr(table, "TABLE_SCHEMA", pa.schema(of_table))
-        before.setattr(rows_module, "batch_of", plain)
+        before.setattr(gathering, "batch_of", plain)
         before.setattr(image_rows, "ImageChain", lambda *_, **__: None)
         yield before
 
