@@ -233,7 +233,8 @@ class LoggedChain:
         self._is_beginning = is_beginning
 
     def filled(self, row: ExportedRow) -> ExportedRow:
-        """Return the next row with its chain. Raises ObjectDamagedError if its owner told another."""
+        """Return the next row with its chain. Raises ObjectDamagedError if its owner told
+        another."""
         if row.operation == CONFIGURE:
             settings = json.loads(row.value or b"{}")
             if self._is_beginning and not self._chain and settings.get("chain"):
