@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast.protocol.names import StoreKind
 from holdfast.spark.rows.column_rows import SetColumns
-from holdfast.spark.sqlite_pages.pages import Pages, Trees, read_rows
+from holdfast.spark.sqlite_pages.pages import DatabasePages, Trees, read_rows
 from holdfast.spark.sqlite_pages.records import Rows
 
 #: The table of each kind, and its columns. Files of earlier formats lack some of the last ones.
@@ -83,7 +83,7 @@ class PagedRows:
         self._mapped = _mapped(content) if isinstance(content, Path) else None
         whole = content if isinstance(content, bytes) else self._mapped
         assert whole is not None
-        self._pages = Pages(whole, page_bytes, whole[_RESERVED])
+        self._pages = DatabasePages(whole, page_bytes, whole[_RESERVED])
         count = len(self._pages.rows)
         self._trees = Trees(np.array([0]), np.array([count]), np.array([root]))
 

@@ -26,7 +26,7 @@ from holdfast.spark.rows.column_rows import SetColumns
 from holdfast.spark.rows.image_slot import schema_parts
 from holdfast.spark.rows.paged_rows import TABLES, columns_of, set_columns
 from holdfast.spark.rows.planning import SnapshotWork
-from holdfast.spark.sqlite_pages.pages import Pages, Trees, read_rows
+from holdfast.spark.sqlite_pages.pages import DatabasePages, Trees, read_rows
 from holdfast.spark.sqlite_pages.records import PageError, Rows
 from holdfast.spark.tables.watermarks import Watermark
 
@@ -160,7 +160,7 @@ def _read(
     layout: _Layout, works: Sequence[SnapshotWork], contents: Sequence[bytes]
 ) -> list[PlainStore | None]:
     """Return what is new in images of one layout. Raises PageError."""
-    pages = Pages(b"".join(contents), layout.page_bytes, layout.reserved_bytes)
+    pages = DatabasePages(b"".join(contents), layout.page_bytes, layout.reserved_bytes)
     counts = np.array([len(content) // layout.page_bytes for content in contents])
     firsts = np.cumsum(counts) - counts
     meta = _Meta(layout, works, pages, firsts, counts)
@@ -180,7 +180,7 @@ def _read(
     return found
 
 
-def _are_empty(pages: Pages, firsts: Any, counts: Any, root: int) -> Any:
+def _are_empty(pages: DatabasePages, firsts: Any, counts: Any, root: int) -> Any:
     """Return for each image whether the table with this root has no row."""
     trees = Trees(firsts, counts, np.full(len(firsts), root))
     at = trees.places(np.arange(len(firsts)), trees.root)
@@ -195,7 +195,7 @@ class _Meta:
         self,
         layout: _Layout,
         works: Sequence[SnapshotWork],
-        pages: Pages,
+        pages: DatabasePages,
         firsts: Any,
         counts: Any,
     ) -> None:

@@ -45,7 +45,7 @@ _LEAVES_BYTES: Final = 4 * MIB
 _ROWS_BYTES: Final = 8 * MIB
 
 
-class Pages:
+class DatabasePages:
     """Pages of one size, of one database or of several, in memory or mapped to it."""
 
     def __init__(self, content: Any, page_bytes: int, reserved_bytes: int) -> None:
@@ -77,7 +77,11 @@ class Trees(NamedTuple):
 
 
 def read_rows(
-    pages: Pages, trees: Trees, columns: int, first: int | None = None, last: int | None = None
+    pages: DatabasePages,
+    trees: Trees,
+    columns: int,
+    first: int | None = None,
+    last: int | None = None,
 ) -> Iterator[Rows]:
     """Yield the rows of a table with so many columns, database by database, by rowid; with `first`
     and `last`, of the only database the rows from one rowid to another.
@@ -96,7 +100,7 @@ def read_rows(
 
 # Pages
 def _leaves(
-    pages: Pages, trees: Trees, first: int | None, last: int | None
+    pages: DatabasePages, trees: Trees, first: int | None, last: int | None
 ) -> tuple[Numbers, Numbers]:
     """Return the places of all leaves in order, and the tree of each."""
     owners = np.arange(len(trees.root))
@@ -117,7 +121,7 @@ def _leaves(
 
 
 def _children(
-    pages: Pages,
+    pages: DatabasePages,
     trees: Trees,
     at: Numbers,
     owners: Numbers,
@@ -177,7 +181,7 @@ class _Cells(NamedTuple):
 
 
 def _rows(
-    pages: Pages,
+    pages: DatabasePages,
     trees: Trees,
     at: Numbers,
     owners: Numbers,
@@ -203,7 +207,7 @@ def _some(cells: _Cells, which: Any) -> _Cells:
     return _Cells(cells.flat, *(each[which] for each in cells[1:]))
 
 
-def _cells(pages: Pages, at: Numbers, owners: Numbers) -> _Cells:
+def _cells(pages: DatabasePages, at: Numbers, owners: Numbers) -> _Cells:
     """Return the cells of leaves. Raises PageError."""
     page_bytes, usable = pages.page_bytes, pages.usable
     flat = np.zeros(len(at) * page_bytes + PADDING, np.uint8)
@@ -232,7 +236,7 @@ def _cells(pages: Pages, at: Numbers, owners: Numbers) -> _Cells:
     return _Cells(flat, owners[page], rowid, record_at, length, local)
 
 
-def _whole(pages: Pages, trees: Trees, cells: _Cells) -> _Cells:
+def _whole(pages: DatabasePages, trees: Trees, cells: _Cells) -> _Cells:
     """Return cells whose records are whole: what is on other pages is brought behind the leaves."""
     long = np.flatnonzero(cells.local < cells.length)
     if not len(long):
@@ -260,7 +264,7 @@ def _whole(pages: Pages, trees: Trees, cells: _Cells) -> _Cells:
 
 
 def _overflow_pages(
-    pages: Pages, trees: Trees, cells: _Cells, long: Numbers, counts: Numbers
+    pages: DatabasePages, trees: Trees, cells: _Cells, long: Numbers, counts: Numbers
 ) -> Numbers:
     """Return where the overflow pages of records are, record by record."""
     if counts.sum() > len(pages.rows):

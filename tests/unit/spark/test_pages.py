@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.spark.sqlite_pages.pages import Pages, Trees, read_rows
+from holdfast.spark.sqlite_pages.pages import DatabasePages, Trees, read_rows
 from holdfast.spark.sqlite_pages.records import PageError, gathered
 
 _INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -72,7 +72,7 @@ def rows_from(
     ]
     firsts = [0, *accumulate(counts)][:-1]
     trees = Trees(*(np.array(each, np.int64) for each in (firsts, counts, roots)))
-    pages = Pages(b"".join(images), page_bytes, reserved)
+    pages = DatabasePages(b"".join(images), page_bytes, reserved)
     columns = columns_of(made[0])
     found: list[list[tuple[Any, ...]]] = [[] for _ in made]
     for rows in read_rows(pages, trees, columns, *ends):
@@ -142,7 +142,7 @@ def test_any_byte_may_be_wrong_and_nothing_but_a_page_error_comes_of_it() -> Non
         for place in random.integers(0, 40, 2):
             bad[512 * page + int(place)] = int(random.integers(256))
         try:
-            for found in read_rows(Pages(bytes(bad), 512, 8), trees, 4):
+            for found in read_rows(DatabasePages(bytes(bad), 512, 8), trees, 4):
                 found.integers(1)
                 found.binaries(2)
                 found.binaries(3, is_text=True)
@@ -150,9 +150,9 @@ def test_any_byte_may_be_wrong_and_nothing_but_a_page_error_comes_of_it() -> Non
             refused += 1
     assert refused > 15
     with pytest.raises(PageError):
-        list(read_rows(Pages(bytes(image[:-512]), 512, 8), trees, 4))
+        list(read_rows(DatabasePages(bytes(image[:-512]), 512, 8), trees, 4))
     with pytest.raises(PageError):
-        Pages(bytes(image[:-1]), 512, 8)
+        DatabasePages(bytes(image[:-1]), 512, 8)
 
 
 def test_parts_that_overlap_are_refused() -> None:
