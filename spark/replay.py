@@ -42,6 +42,7 @@ __all__ = ["ImportReport", "Target", "check_source", "import_table"]
 
 #: In a path of Spark: wildcards, and what ends the scheme of a URL.
 _NOT_PLAIN: Final = frozenset("*?[]{}\\:")
+_OF_TABLES: Final = {"revision": "bigint", "large_bytes": "bigint", "large_sha256": "string"}
 _HELD_COLUMNS: Final = tuple(name for name in ROW_COLUMNS if name != "settings")
 
 
@@ -57,6 +58,10 @@ class ImportReport:
     present: int = 0
     #: Bytes of the values that were written.
     bytes: int = 0
+    #: Stores with the chain of hashes that the table tells, so acks of before prove as they did;
+    #: and those with a new one.
+    chains_kept: int = 0
+    chains_begun: int = 0
     seconds: float = 0.0
 
     @property
@@ -116,6 +121,8 @@ def import_table(
         report.rows += row["written"]
         report.present += row["present"]
         report.bytes += row["bytes"]
+        report.chains_kept += row["keeps_chain"] is True
+        report.chains_begun += row["keeps_chain"] is False
     report.seconds = round(clock.monotonic() - begun, 3)
     return report
 
@@ -178,6 +185,11 @@ def _rows(
         "time": columns.lit(None).cast("timestamp"),
         "expires": columns.lit(None).cast("timestamp"),
     }
+    for name in ("leaf", "chain", "stored_headers", "stored_value"):
+        # Those of a table of changes; in other files they would mean something else.
+        found = found.withColumn(name, columns.lit(None).cast("binary"))
+    for name in ("revision", "large_bytes", "large_sha256"):
+        found = found.withColumn(name, columns.lit(None).cast(_OF_TABLES[name]))
     for name, value in defaults.items():
         if name not in found.columns:
             found = found.withColumn(name, value)

@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from holdfast.client import Client, WrittenEntry, WrittenMessage, connect
-from holdfast.client.wire.operations import append_operation
+from holdfast.client.wire.operations import append_operation, written_fields
 from holdfast.protocol.bus.login import NatsLogin
+from holdfast.protocol.compression import ENCODING_HEADER, ZSTD
 from holdfast.protocol.errors import InvalidArgumentError, RequestError
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import KIB, MAX_FRAME_OPERATIONS
@@ -29,6 +30,8 @@ from holdfast.protocol.names import StoreKind
 from holdfast.protocol.store_config import OF_KVS, OF_STREAMS, StoreConfig
 from holdfast.protocol.subject_filters import is_literal
 from holdfast.protocol.subjects import DEFAULT_PREFIX
+from holdfast.shared_fs.archive import table_chain
+from holdfast.shared_fs.archive.table_chain import leaf_of_row
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER
 from holdfast.spark.event_loop import EventLoop, running_loop
 from holdfast.spark.rows.rows import NEVER_MS
@@ -38,9 +41,12 @@ from holdfast.spark.rows.rows import NEVER_MS
 ROW_COLUMNS: Final = (
     *("tenant", "kind", "store", "seq", "key", "headers", "value", "subject"),
     *("time", "expires", "settings"),
+    *("revision", "large_bytes", "large_sha256"),
+    *table_chain.COLUMNS,
 )
 RESULT: Final = (
-    "tenant string, kind string, store string, written bigint, present bigint, bytes bigint"
+    "tenant string, kind string, store string, written bigint, present bigint, bytes bigint,"
+    " keeps_chain boolean"
 )
 _TIMES: Final = frozenset(["time", "expires"])
 #: Bytes of the values in one write, which must fit into a frame.
@@ -56,6 +62,16 @@ class TargetDiffersError(RequestError):
 
     code = "target_differs"
     template = "stream {store!r} of tenant {tenant!r} holds something else at seq {seq}"
+
+
+class ChainBrokenError(RequestError):
+    """A row of a table is not what it was when its store was exported."""
+
+    code = "chain_broken"
+    template = (
+        "{place} of {store!r} of tenant {tenant!r} is not what was exported: its columns do not"
+        " give its leaf. `holdfast verify --table` tells more"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,30 @@ class _Row(NamedTuple):
     time: int | None = None
     expires: int | None = None
     settings: bytes | None = None
+    revision: int | None = None
+    large_bytes: int | None = None
+    large_sha256: str | None = None
+    leaf: bytes | None = None
+    chain: bytes | None = None
+    stored_headers: bytes | None = None
+    stored_value: bytes | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it has a leaf, and its columns give another one."""
+        is_kv = self.kind == StoreKind.KV.word
+        return self.leaf is not None and leaf_of_row(self._asdict(), is_kv=is_kv) != self.leaf
+
+    def append(self, expected_last_seq: int | None, now_ms: int) -> list[Any]:
+        """Return it as an append of exactly what was stored."""
+        value = self.value
+        headers = self._stored_headers() if self.leaf is None else self.headers
+        if self.stored_headers is not None:
+            headers = HeaderBlock(self.stored_headers)
+        elif self.stored_value is not None:
+            value, headers = self.stored_value, {**(self.headers or {}), ENCODING_HEADER: ZSTD}
+        fields = written_fields(self.written(now_ms), expected_last_seq)
+        return append_operation(value, headers, *fields)
 
     @property
     def size_bytes(self) -> int:
@@ -152,6 +192,8 @@ class _Written(NamedTuple):
     written: int
     present: int
     bytes: int
+    #: Whether it has the chain that the table tells; None if one of them has none.
+    keeps_chain: bool | None
 
 
 def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -172,12 +214,13 @@ def write_rows(target: Target, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                     writer = _Writer(loop, client, target.store_prefix + name, target)
                     writer.write(kind, found)
                     counts = (writer.written, writer.present, writer.size_bytes)
-                    result = _Written(tenant, kind, name, *counts)
+                    result = _Written(tenant, kind, name, *counts, writer.keeps_chain)
                     yield pa.RecordBatch.from_pylist([result._asdict()])
 
 
 def _checked(row: _Row) -> _Row:
     reason = None
+    place = f"seq {row.seq}" if row.key is None else f"key {row.key!r}"
     if row.headers and BOX_HEADER in row.headers:
         reason = "{at} is encrypted: decrypt the rows of the table first"
     elif row.value is None and row.settings is None:
@@ -186,8 +229,10 @@ def _checked(row: _Row) -> _Row:
             "--large-values"
         )
     if reason is not None:
-        at = f"{f'seq {row.seq}' if row.key is None else f'key {row.key!r}'} of {row.store}"
+        at = f"{place} of {row.store}"
         raise InvalidArgumentError(argument="source", reason=reason.format(at=at))
+    if row.is_changed:
+        raise ChainBrokenError(place=place, store=row.store, tenant=row.tenant)
     return row
 
 
@@ -219,6 +264,10 @@ class _Writer:
         self.written = 0
         self.present = 0
         self.size_bytes = 0
+        #: The revision of the last change, and the chain after it, as the table tells it.
+        self._revision = 0
+        self._chain: bytes | None = None
+        self.keeps_chain: bool | None = None
 
     def write(self, kind: str, rows: Iterator[_Row]) -> None:
         settings: dict[str, Any] = {}
@@ -235,7 +284,17 @@ class _Writer:
                 # It covers what is set from then on.
                 self._configure(kind, {"chain": True})
             self._write_kv(others)
+        self._compare_chain(kind)
         self._configure(kind, settings)
+
+    def _compare_chain(self, kind: str) -> None:
+        """Note whether the store has the chain of the table, if both have one."""
+        is_stream = kind == StoreKind.STREAM.word
+        stream, kv = self._client.stream(self._name), self._client.kv(self._name)
+        if self._chain is not None:
+            head = self._loop.run(stream.head() if is_stream else kv.head())
+            if head.chain is not None:
+                self.keeps_chain = head.chain == self._chain
 
     def _write_stream(self, rows: Iterator[_Row], settings: dict[str, Any]) -> None:
         stream = self._client.stream(self._name)
@@ -281,7 +340,11 @@ class _Writer:
 
     def _living(self, rows: Iterator[_Row]) -> Iterator[_Row]:
         """Return the rows whose ttl has not ended."""
-        return (row for row in rows if not row.is_over(_now_ms()))
+        for row in rows:
+            if row.revision is not None and row.revision > self._revision:
+                self._revision, self._chain = row.revision, row.chain
+            if not row.is_over(_now_ms()):
+                yield row
 
     def _begin(self, seq: int, settings: dict[str, Any]) -> None:
         """Give a stream that never had a message what must be set before the first one."""
@@ -296,10 +359,20 @@ class _Writer:
             self._last_seq = self._loop.run(serving.head()).last_seq
 
     def _append(self, batch: Sequence[_Row]) -> None:
-        stream = self._client.stream(self._name)
         now_ms = _now_ms()
-        messages = [row.written(now_ms) for row in batch]
-        self._loop.run(stream.append_written(messages, expected_last_seq=self._last_seq))
+        is_small = sum(row.size_bytes for row in batch) <= _BATCH_BYTES
+        if is_small and any(row.leaf is not None for row in batch):
+            # Of a chain: as they were stored, not as this client would store them.
+            serving = self._client.serving_stream(self._name)
+            expected = [self._last_seq, *[None] * (len(batch) - 1)]
+            appends = [
+                row.append(last_seq, now_ms) for row, last_seq in zip(batch, expected, strict=True)
+            ]
+            self._loop.run(serving.batch(appends))
+        else:
+            stream = self._client.stream(self._name)
+            messages = [row.written(now_ms) for row in batch]
+            self._loop.run(stream.append_written(messages, expected_last_seq=self._last_seq))
         self._last_seq += len(batch)
         self._count(batch)
 

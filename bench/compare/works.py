@@ -115,6 +115,11 @@ class Append(BenchWork):
     async def check(self) -> None:
         await self.check_load(self._last)
 
+    @property
+    def last_load(self) -> LoadReport:
+        """What `load` has done last."""
+        return self._last
+
     async def check_load(self, load: LoadReport) -> None:
         """Count all streams and read the newest messages of some."""
         acked: list[dict[int, bytes]] = [{} for _ in self.streams]

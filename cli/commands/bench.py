@@ -171,6 +171,16 @@ def tokens(options: BenchOptions, json_file: Path | None) -> None:
 
 
 @bench.command()
+@_bench_options("rounds", "only", *_COMMON)
+def chains(options: BenchOptions, json_file: Path | None) -> None:
+    """Measure what a chain of hashes costs an append."""
+    with _needed_packages():
+        from holdfast.bench.compare import compare_chains
+    _check_only(options, compare_chains.WORK_NAMES)
+    _finish([_run(lambda: compare_chains.run(options), compare_chains.table, options)], json_file)
+
+
+@bench.command()
 @_bench_options("rounds", "only", "quick", "data", "json")
 def engine(options: BenchOptions, json_file: Path | None) -> None:
     """Measure files, commit log and memory of stores in one process."""
@@ -441,7 +451,7 @@ def spark(
 def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
     """Run all benchmarks except Spark's, one after the other."""
     with _needed_packages():
-        from holdfast.bench.compare import compare_jetstream, compare_tokens
+        from holdfast.bench.compare import compare_chains, compare_jetstream, compare_tokens
         from holdfast.bench.store import engine as store_layer
         from holdfast.bench.store import fairness as neighbours
         from holdfast.bench.store import floor as possible
@@ -454,7 +464,7 @@ def all_benchmarks(options: BenchOptions, json_file: Path | None) -> None:
         from holdfast.bench.users import users
     reports: list[Report] = []
     for module in (
-        *(compare_jetstream, compare_tokens, store_layer, possible, users),
+        *(compare_jetstream, compare_tokens, compare_chains, store_layer, possible, users),
         *(idle_stores, neighbours, owner_kills, rebalancing, blocking_threads, large_value),
         bucket_tiers,
     ):

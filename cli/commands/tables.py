@@ -277,6 +277,7 @@ def import_command(
             "written": f"{report.rows:,}",
             "there before": f"{report.present:,}",
             "size": size(report.bytes),
+            "chains": f"{report.chains_kept:,} as before, {report.chains_begun:,} new",
             "seconds": f"{report.seconds:.1f}",
             "rows/s": f"{report.rows_per_second:,.0f}",
         }
