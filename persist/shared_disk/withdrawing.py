@@ -90,7 +90,7 @@ def pending_records(store: Store) -> list[LogRecord]:
     """Return the changes that a store's file lacks, all of them synced, as log records."""
     records = []
     for pending in store.pending.ticks:
-        previous, time, changes, chain = pending.batch
+        previous, time, changes, chain, _ = pending.batch
         payload = frames.encode_changes(store.epoch, previous, time, changes, chain)
         payloads = [payload] if changes else []
         records.append(

@@ -209,7 +209,7 @@ class Store(Accepted):
         that is None, it is for memory alone, and `tick` is the last one that wrote."""
         assert self.mark is not None
         # Faster than the class: see `_new` in `frames.py`. This runs per store and tick.
-        applied = (self.mark.revision, self.time, self.changes, self.chain)
+        applied = (self.mark.revision, self.time, self.changes, self.chain, True)
         batch = tuple.__new__(AppliedBatch, applied)
         size_bytes = self.changes_bytes
         fields = (tick, segment, batch, self.outcomes, size_bytes)

@@ -111,6 +111,8 @@ class AppliedBatch(NamedTuple):
     changes: Sequence[frames.WireChange]
     #: What the owner says the chain of the stream is after them; None if it does not say.
     chain: bytes | None = None
+    #: This process has accepted them, and has computed `chain` from these very changes.
+    is_own: bool = False
 
 
 class WriterOutcome(NamedTuple):
@@ -256,7 +258,8 @@ class _Stream:
         values: list[bytes] = []
         times: list[int] = []
         chain: bytes | None = None
-        for previous_revision, batch_time, wires, told in islice(batches, start, None):
+        all_own = True
+        for previous_revision, batch_time, wires, told, is_own in islice(batches, start, None):
             if len(wires) != 1:
                 break
             # Positions, not names: this runs for each tick of each store. Benchmark: `holdfast
@@ -273,6 +276,7 @@ class _Stream:
             seq += 1
             revision += 1
             time, chain = batch_time, told
+            all_own = all_own and is_own
             values.append(change[2])
             times.append(time)
         if len(values) < _ARRAY_ROWS:
@@ -288,6 +292,7 @@ class _Stream:
             ),
         )
         if self._chain is not None:
+            self._chain.begin(is_own=all_own and chain is not None)
             for at, value in enumerate(values):
                 self._chain.append_values(self._last_seq + 1 + at, times[at], (value,))
         if chain is not None:
@@ -297,6 +302,8 @@ class _Stream:
         return len(values)
 
     def apply(self, batch: AppliedBatch) -> None:
+        if self._chain is not None:
+            self._chain.begin(is_own=batch.is_own and batch.chain is not None)
         self._time = batch.time
         wires = batch.changes
         if len(wires) >= _ARRAY_ROWS:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench.compare import compare_tokens
+from holdfast.bench.compare import compare_chains, compare_tokens
 from holdfast.bench.processes import running_cluster
 from holdfast.bench.store import (
     engine,
@@ -168,6 +168,18 @@ def test_what_tokens_cost_is_measured_beside_two_open_clusters(tmp_path: Path) -
     assert work.sides["open"].median("cpu_of_open_ratio") == 1.0
     assert work.sides["tokens"].median("server_cpu_us_per_operation") > 0
     assert compare_tokens.table(report).rows
+
+
+def test_what_a_chain_costs_is_measured_beside_two_clusters_without(tmp_path: Path) -> None:
+    with forked_servers():
+        report = compare_chains.run(quick_options(tmp_path, "append_64"))
+    [work] = report.works
+    assert set(work.sides) == {"plain", "plain_again", "chain"}
+    assert work.sides["plain"].median("cpu_of_plain_ratio") == 1.0
+    figures = work.sides["chain"]
+    of_server = figures.median("server_cpu_us_per_operation")
+    assert figures.median("cpu_us_per_operation") > of_server > 0
+    assert compare_chains.table(report).rows
 
 
 def test_threads_are_measured_beside_tasks(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -11,8 +12,11 @@ import pytest
 
 from holdfast.persist.recovery.takeover import TakeoverPlan, plan
 from holdfast.persist.shared_disk import evidence
+from holdfast.persist.store.accepting import message_changes
 from holdfast.protocol import changes
+from holdfast.protocol.chain.hashing import after_values
 from holdfast.protocol.frames import WireChange
+from holdfast.shared_fs.store_file.chain.chain_rows import ChainRows
 from tests.simulation.chaining import Chaining
 from tests.simulation.killing import play_with_kills
 from tests.simulation.simulated_cluster import Simulation
@@ -53,6 +57,30 @@ def changed_in_a_takeover(number: int, *, silent: bool) -> Iterator[None]:
 
     with patch.object(evidence, "plan", plan_of_others):
         yield
+
+
+@contextlib.contextmanager
+def wrong_in_memory() -> Iterator[None]:
+    """An owner that appends several messages at once computes another chain than theirs."""
+
+    def wrong(chain: bytes, *arguments: Any) -> list[bytes]:
+        found = after_values(chain, *arguments)
+        return [*found[:-1], hashlib.sha256(found[-1]).digest()]
+
+    with patch.object(message_changes, "after_values", wrong):
+        yield
+
+
+def test_an_owner_whose_memory_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with wrong_in_memory():
+        failures = play(SEEDS[0]).history.failures
+    # By its own file, which computes some of the chains again, or by the next owner.
+    assert any("its owner had the chain" in failure for failure in failures), failures
+    # And without either, by those who kept acks.
+    monkeypatch.setattr(ChainRows, "compare", lambda *_: None)
+    with wrong_in_memory():
+        failures = play(SEEDS[0]).history.failures
+    assert any("the chain differs" in failure for failure in failures), failures
 
 
 @pytest.mark.parametrize("seed", SEEDS)

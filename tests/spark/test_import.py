@@ -10,9 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from holdfast.client import LargeValue, Message, StoreConfig, connect
+from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.changes import (
     CHANGE_CONFIGURE,
     CHANGE_DELETE_MESSAGES,
@@ -21,15 +23,20 @@ from holdfast.protocol.changes import (
     CHANGE_SET_MESSAGE,
     NEVER_EXPIRES,
 )
+from holdfast.protocol.compression import compressed_always
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.shared_fs.archive.table_location import default_table
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
+from holdfast.spark.export import export as export_module
 from holdfast.spark.export.export import export
 from holdfast.spark.replay import Target, import_table
-from holdfast.spark.replay_writing import write_rows
+from holdfast.spark.replay_writing import ROW_COLUMNS, ChainBrokenError, write_rows
+from tests.support import archive_world
 from tests.support.bucket_world import BucketWorld, entry, kv, message, stream
+from tests.support.chained_world import BLOCK, CHAIN, LEDGER
 from tests.support.holdfast_up import RunningUp
 
 ORDERS, TRIMMED, SETTINGS = stream("orders"), stream("trimmed"), kv("settings")
+PLAIN = stream("plain")
 HOUR_MS = 3_600_000
 NOW_MS = time.time_ns() // 1_000_000
 VALUE = bytes(range(256)) * 8000
@@ -225,3 +232,59 @@ def test_entries_keep_their_times_and_those_that_nobody_could_have_had_become_th
     assert found["large"] == (past, VALUE, {})
     for key in ("ahead", "zero", "before"):
         assert NOW_MS <= found[key][0] < NOW_MS + HOUR_MS
+
+
+def test_a_stream_that_lost_nothing_keeps_its_chain_and_a_changed_row_is_refused(
+    world: BucketWorld, cluster: RunningUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing: Any = None
+    monkeypatch.setattr(export_module, "run_job", archive_world.run_here)
+    monkeypatch.setattr(export_module, "parallelism", lambda _: 1)
+    packed, marked = compressed_always(b"compressed " * 300, {"user": "eve"})
+    world.change(LEDGER, CHAIN)
+    for form in (
+        [b"plain", {"salt": "1"}],
+        [b"compressible but stored as it is " * 100],
+        [packed, marked],
+        [b"block", BLOCK, None, None, "orders.eu"],
+        [b"a map beside a subject", {"a": "b"}, None, None, "orders.us"],
+    ):
+        world.change(LEDGER, [CHANGE_SET_MESSAGE, world.held[LEDGER].revision, *form])
+    world.change(PLAIN, CHAIN, *[message(seq, b"v%d" % seq) for seq in range(1, 4)])
+    world.change(PLAIN, [CHANGE_DELETE_MESSAGES, [2]])
+    world.publish()
+    assert export_module.export(nothing, world.url).damaged == []
+    table = DeltaTable(TableLocation(default_table(world.url)).uri).to_pyarrow_table()
+    rows = [row for row in table.to_pylist() if row["operation"] == "set"]
+    rows.sort(key=lambda row: (row["store"], row["seq"]))
+
+    def imported(tenant: str, rows: list[dict[str, Any]]) -> list[bool | None]:
+        settings = {"settings": b'{"chain": true}', "kind": "stream", "tenant": "acme"}
+        stores = dict.fromkeys(row["store"] for row in rows)
+        ordered = [
+            row
+            for store in stores
+            for row in ({**settings, "store": store}, *(r for r in rows if r["store"] == store))
+        ]
+        known = [name for name in ROW_COLUMNS if name in table.column_names]
+        fields = [pa.field("settings", pa.binary()), *map(table.schema.field, known)]
+        schema = pa.schema([each.with_nullable(True) for each in fields])
+        batch = pa.RecordBatch.from_pylist(ordered, schema)
+        results = list(write_rows(Target(cluster.nats, tenant=tenant), [batch]))
+        return [each.to_pylist()[0]["keeps_chain"] for each in results]
+
+    present = [row for row in rows if (row["store"], row["seq"]) != (PLAIN.name, 2)]
+    assert imported("proved", present) == [True, False]
+    # Again: nothing is written twice, and the chain is still the same.
+    assert imported("proved", present) == [True, False]
+
+    async def acks_hold() -> bool:
+        async with connect(cluster.nats, tenant="proved") as client:
+            of_ledger = [row for row in rows if row["store"] == LEDGER.name]
+            kept = [ChainLink(row["seq"], row["chain"]) for row in of_ledger]
+            return (await client.stream(LEDGER.name).verify_chain(kept)).is_sound
+
+    assert asyncio.run(acks_hold())
+    changed = [{**row, "value": b"Plain"} if row["value"] == b"plain" else row for row in present]
+    with pytest.raises(ChainBrokenError, match="seq 1 of 'ledger' of tenant 'acme'"):
+        imported("broken", changed)

@@ -185,7 +185,7 @@ class RunningTick:
         """Yield the changes that the file lacks, the running tick's last."""
         yield from self.pending.batches()
         if self.mark is not None:
-            yield AppliedBatch(self.mark.revision, self.time, self.changes, self.chain)
+            yield AppliedBatch(self.mark.revision, self.time, self.changes, self.chain, True)
 
     def now(self, time: int) -> int:
         """Return the store's time for a server clock that shows `time`. It never goes back.

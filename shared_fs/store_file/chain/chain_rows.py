@@ -3,8 +3,9 @@
 Tables are created when the store is configured to keep a chain (`chain_schema.py`). Invariants:
 
 - `value` is the chain after the message with the last seq, or the last set of a kv. It is computed
-  from the changes that are applied, so it depends on nothing that the owner had in memory; where a
-  batch says which chain its owner had after it, the two are compared.
+  from the changes that are applied; where a batch says which chain its owner had after it, the two
+  are compared. If this very process has computed that from the same changes in its memory, it is
+  taken over, but for one batch in `CHECKED_EVERY` (docs/decisions/094).
 - Each message beyond `base_seq` is either in `messages`, or has its leaf in `leaves`: so the chain
   from `base` to `value` can be computed anew from the file alone, at any time.
 - The base moves over what was removed from the front, and over nothing else. It never passes a
@@ -43,6 +44,8 @@ from holdfast.shared_fs.store_file.chain.kept_leaves import (
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE
 from holdfast.shared_fs.store_file.sqlite_connection import integers
 
+#: Of the batches that this process has accepted itself, one in so many is computed again.
+CHECKED_EVERY: Final = 16
 _LARGEST_SEQ: Final = (1 << 63) - 1
 #: The first bytes of headers that are no packed map.
 _AS_THEY_ARE: Final = (FIRST_BYTE, BOX_FIRST_BYTE)
@@ -65,13 +68,21 @@ NO_CHAIN: Final = ChainState()
 class StoredChain:
     """The chain of one open file. Without one, nothing queries the file."""
 
-    __slots__ = ("_execute", "_is_kv", "state")
+    __slots__ = ("_execute", "_is_kv", "_own_batches", "state")
 
     def __init__(self, execute: Callable[..., apsw.Cursor], *, is_kv: bool = False) -> None:
         """`execute(statement, bindings)` returns a cursor of the file."""
         self._execute = execute
         self._is_kv = is_kv
+        self._own_batches = 0
         self.state = NO_CHAIN
+
+    def believes_next(self) -> bool:
+        """Return whether the chain of the next batch that this process has accepted is taken over.
+        The first one after a file is opened is computed again."""
+        is_checked = self._own_batches % CHECKED_EVERY == 0
+        self._own_batches += 1
+        return not is_checked
 
     @property
     def exists(self) -> bool:
@@ -154,6 +165,9 @@ class ChainRows:
         self._before = self._state = stored.state
         #: Messages beyond the base may be gone from the front.
         self._has_removed = False
+        #: The chain after the batch is believed: what its changes would do to it, in order.
+        self._believes = False
+        self._deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._raise_format = sql.RAISE_FORMAT
         self._first_beyond = sql.SELECT_FIRST_BEYOND
 
@@ -171,8 +185,25 @@ class ChainRows:
             self._execute(self._raise_format)
         self._state = ChainState(GENESIS, last_seq, GENESIS)
 
+    def begin(self, *, is_own: bool) -> None:
+        """Begin a batch, at whose end `compare` is called. `is_own` tells that this process has
+        accepted its changes, and has computed the chain from them as they are in its memory."""
+        self._settle()
+        self._believes = is_own and self.exists and self._stored.believes_next()
+
+    def _settle(self) -> None:
+        """Compute the chain after what was applied, because it is needed within a batch, or nobody
+        tells it."""
+        self._believes = False
+        deferred, self._deferred = self._deferred, []
+        for go_on, arguments in deferred:
+            go_on(*arguments)
+
     def append_values(self, seq: int, time: int, values: Sequence[bytes]) -> None:
         """Go on with the messages from `seq` on that have a value and nothing else."""
+        if self._believes:
+            self._deferred.append((self.append_values, (seq, time, values)))
+            return
         assert self._state.value is not None
         self._state = self._state._replace(
             value=after_values(self._state.value, seq, time, values)[-1]
@@ -182,18 +213,28 @@ class ChainRows:
         self, rows: Iterable[tuple[int, int, bytes, bytes | None, str | None]]
     ) -> None:
         """Go on with messages `(seq, time, value, header block | None, subject)`."""
+        if self._believes:
+            self._deferred.append((self.append_rows, (rows,)))
+            return
         assert self._state.value is not None
         leaves = (kept_leaf_of(*row) for row in rows)
         self._state = self._state._replace(value=after_all(self._state.value, leaves))
 
     def append(self, change: WireChange, time: int) -> None:
         """Go on with a message that is set at `time`."""
+        if self._believes:
+            self._deferred.append((self.append, (change, time)))
+            return
         assert self._state.value is not None
         value = after(self._state.value, leaf_of_kept(change, time))
         self._state = self._state._replace(value=value)
 
     def compare(self, chain: bytes) -> None:
-        """Raise StoreDamagedError unless this is the chain, which the owner had."""
+        """End a batch. Raises StoreDamagedError unless this is the chain, which the owner had."""
+        if self._deferred:
+            self._deferred.clear()
+            self._state = self._state._replace(value=chain)
+        self._believes = False
         if chain != self._state.value:
             mine = "none" if self._state.value is None else self._state.value.hex()
             reason = f"its owner had the chain {chain.hex()}; the changes give {mine}"
@@ -214,6 +255,7 @@ class ChainRows:
         if end_seq <= base_seq:
             return
         if end_seq >= last_seq:
+            self._settle()
             assert self._state.value is not None
             self._state = self._state._replace(base_seq=last_seq, base=self._state.value)
             self._execute(sql.DELETE_ALL_LEAVES)
@@ -229,6 +271,7 @@ class ChainRows:
     def end_at(self, last_seq: int, chain: bytes | None) -> None:
         """Go back to the chain after `last_seq`, as if later messages had never been. Without a
         `chain`, nothing is left up to there, and it begins anew."""
+        self._settle()
         self._execute(sql.DELETE_LEAVES_BEYOND, (last_seq,))
         value = GENESIS if chain is None else chain
         _, base_seq, base = self._state
@@ -241,6 +284,7 @@ class ChainRows:
         returns the first archived seq from one on."""
         if not self.exists:
             return
+        self._settle()
         if self._has_removed:
             self._fold(first_archived)
         if self._state != self._before:
@@ -271,6 +315,9 @@ class KvChainRows(ChainRows):
 
     def set(self, change: WireChange, revision: int, time: int) -> None:
         """Go on with a set of a key."""
+        if self._believes:
+            self._deferred.append((self.set, (change, revision, time)))
+            return
         assert self._state.value is not None
         leaf = leaf_of_kept_set(change, revision, time)
         self._state = self._state._replace(value=after(self._state.value, leaf))
@@ -284,6 +331,7 @@ class KvChainRows(ChainRows):
 
     def clear(self, revision: int) -> None:
         """Move the base to `revision`: all values are about to be removed."""
+        self._settle()
         assert self._state.value is not None
         self._state = self._state._replace(base_seq=revision, base=self._state.value)
         self._execute(sql.DELETE_ALL_LEAVES)

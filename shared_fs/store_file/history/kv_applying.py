@@ -150,6 +150,7 @@ class _KvOneByOne:
         for batch in batches:
             assert batch.previous_revision == self._revision, "batches follow the file's revision"
             self._time = batch.time
+            self._chain.begin(is_own=batch.is_own and batch.chain is not None)
             for change in batch.changes:
                 self._revision += 1
                 self._apply(change)
