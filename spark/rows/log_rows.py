@@ -182,7 +182,8 @@ class LogRows:
                 epoch, key, row = rows[at]
                 filled.append((epoch, key, chain.filled(row)))
                 at += 1
-        self._rows[store] = filled
+        # What follows is of records that tell no chain.
+        self._rows[store] = filled + rows[at:]
 
     def _note(
         self, store: StoreId, epoch: int, revision: int, time: int, change: frames.WireChange

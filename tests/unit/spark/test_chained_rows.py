@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from deltalake import DeltaTable
 
 from holdfast.cli.command import holdfast
+from holdfast.protocol import frames
 from holdfast.protocol.chain.hashing import ChainLink
 from holdfast.protocol.changes import (
     CHANGE_CLEAR,
@@ -230,6 +231,19 @@ def test_the_log_of_a_kv_tells_the_chain_of_its_sets(world: BucketWorld) -> None
     kept = link(world, RATES)._replace(seq=4)
     report = sound(world, RATES, kept)
     assert [number for number, _ in report.parts[0].links] == [2, 3, 4]
+
+
+def test_no_row_of_the_log_is_lost_where_records_without_a_chain_follow_those_with_one(
+    world: BucketWorld,
+) -> None:
+    told = world.change(LEDGER, CHAIN, message(1, b"one"))
+    untold = world.change(LEDGER, message(2, b"two"), message(3, b"three"))
+    batch = frames.decode_changes(untold.payloads[0])
+    assert batch.chain is not None
+    without = frames.encode_changes(*batch[:4])
+    world.log("s1", "i1", [told], [untold._replace(payloads=[without])])
+    assert export(world).rows == 4
+    assert [seq for operation, seq in operations(world) if operation == "set"] == [1, 2, 3]
 
 
 def test_a_log_that_gives_another_chain_than_it_tells_is_not_exported(world: BucketWorld) -> None:
