@@ -225,16 +225,15 @@ class LoggedChain:
     """Finds the chain after each row of a range of the log, whose rows have their leaves; the last
     one of a tick has the chain that its owner told."""
 
-    def __init__(self, key: str, before: bytes, *, is_beginning: bool) -> None:
-        """`key` is for reports. `before` is the chain before the rows; nothing if it is not known.
-        With `is_beginning` they are the first ones of the store."""
-        self._key = key
+    def __init__(self, before: bytes, *, is_beginning: bool) -> None:
+        """`before` is the chain before the rows; nothing if it is not known. With `is_beginning`
+        they are the first ones of the store."""
         self._chain = before
         self._is_beginning = is_beginning
 
-    def filled(self, row: ExportedRow) -> ExportedRow:
-        """Return the next row with its chain. Raises ObjectDamagedError if its owner told
-        another."""
+    def filled(self, row: ExportedRow, key: str) -> ExportedRow:
+        """Return the next row, which is of the log object `key`, with its chain. Raises
+        ObjectDamagedError if its owner told another."""
         if row.operation == CONFIGURE:
             settings = json.loads(row.value or b"{}")
             if self._is_beginning and not self._chain and settings.get("chain"):
@@ -248,6 +247,6 @@ class LoggedChain:
         computed = after(self._chain, row.leaf) if self._chain else b""
         if computed and row.chain is not None and computed != row.chain:
             reason = f"revision {row.revision} does not give the chain that it tells"
-            raise ObjectDamagedError(key=self._key, reason=reason)
+            raise ObjectDamagedError(key=key, reason=reason)
         self._chain = computed or row.chain or b""
         return row._replace(chain=self._chain or None)

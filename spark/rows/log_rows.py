@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import Final
 
 from holdfast.protocol import changes, frames
@@ -86,8 +87,8 @@ class LogRows:
         ObjectDamagedError, BucketError."""
         self._rows: dict[StoreId, list[tuple[int, str, ExportedRow]]] = {}
         self._marks: dict[StoreId, Watermark] = {}
-        #: The ranges that were read of each store that keeps a chain, with their keys.
-        self._chained: dict[StoreId, list[tuple[LogRange, str]]] = {}
+        #: The ranges that were read of each store that keeps a chain.
+        self._chained: dict[StoreId, set[LogRange]] = {}
         self._layout = layout
         for work in works:
             self._read(bucket, work)
@@ -127,7 +128,7 @@ class LogRows:
                 batches = [frames.decode_changes(payload) for payload in record.payloads]
                 has_chain = any(batch.chain is not None for batch in batches)
                 if has_chain:
-                    self._chained.setdefault(record.store, []).append((wanted, work.key))
+                    self._chained.setdefault(record.store, set()).add(wanted)
                 for batch in batches:
                     first = len(rows)
                     for number, change in enumerate(batch.changes, batch.previous_revision + 1):
@@ -167,20 +168,20 @@ class LogRows:
         if not wanted.lacks_chain and mark is not None and mark.revision == end:
             self._marks[store] = mark._replace(chain=batch.chain)
 
-    def _fill(self, store: StoreId, ranges: Sequence[tuple[LogRange, str]]) -> None:
+    def _fill(self, store: StoreId, ranges: Iterable[LogRange]) -> None:
         """Find the chain after each row. Raises ObjectDamagedError."""
         rows = sorted(self._rows[store], key=lambda each: each[2].revision)
         filled: list[tuple[int, str, ExportedRow]] = []
         before: LogRange | None = None
         chain: LoggedChain | None = None
         at = 0
-        for wanted, key in sorted(set(ranges), key=lambda each: each[0].after):
+        for wanted in sorted(ranges, key=attrgetter("after")):
             if chain is None or before is None or before.upto != wanted.after:
-                chain = LoggedChain(key, wanted.chain, is_beginning=wanted.after == 0)
+                chain = LoggedChain(wanted.chain, is_beginning=wanted.after == 0)
             before = wanted
             while at < len(rows) and rows[at][2].revision <= wanted.upto:
                 epoch, key, row = rows[at]
-                filled.append((epoch, key, chain.filled(row)))
+                filled.append((epoch, key, chain.filled(row, key)))
                 at += 1
         # What follows is of records that tell no chain.
         self._rows[store] = filled + rows[at:]
