@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ from holdfast.spark.rows.chained_rows import ChainStart, ImageChain
 from holdfast.spark.rows.column_rows import ColumnPiece, SetColumns, rows_of
 from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
 from holdfast.spark.rows.page_hints import SELECT_ROOT, bring_rows
-from holdfast.spark.rows.paged_rows import PagedRows
+from holdfast.spark.rows.paged_rows import PagedRows, mapped
 from holdfast.spark.rows.rows import (
     BASE,
     BATCH_BYTES,
@@ -138,10 +139,12 @@ class StoreImage:
         if self.is_encrypted:
             found = self._connection.execute("SELECT name FROM former_names ORDER BY name")
             self.former_names = [str(name) for (name,) in found]
-        #: What is read beside SQLite.
-        self._content = content if isinstance(content, (bytes, Path)) else None
-        if self._is_borrowed:
-            self._content = None
+        #: What is read beside SQLite. The file of an image may be removed once it is open.
+        self._content: bytes | mmap.mmap | None = None
+        if isinstance(content, Path):
+            self._content = mapped(content)
+        elif isinstance(content, bytes) and not self._is_borrowed:
+            self._content = content
         self._archived = ArchivedBlocks(self._connection.execute)
         if "archived" in names:
             self._archived.load()
@@ -152,6 +155,7 @@ class StoreImage:
             )
 
     def close(self) -> None:
+        self._content = None
         if not self._is_borrowed:
             self._connection.close(True)
 

@@ -74,16 +74,16 @@ class PagedRows:
     """The messages that were only appended, or the entries, of one image. They have neither ttls
     nor large values nor subjects."""
 
-    def __init__(self, content: bytes | Path, connection: apsw.Connection, kind: StoreKind) -> None:
-        """`connection` has the image open. Raises apsw.Error, PageError, OSError."""
+    def __init__(
+        self, content: bytes | mmap.mmap, connection: apsw.Connection, kind: StoreKind
+    ) -> None:
+        """`connection` has the image open. Raises apsw.Error, PageError."""
         self._kind = kind
         self._columns = columns_of(connection, kind)
         root: Any = connection.execute(_SELECT_ROOT, (TABLES[kind],)).get
         page_bytes: Any = connection.pragma("page_size")
-        self._mapped = _mapped(content) if isinstance(content, Path) else None
-        whole = content if isinstance(content, bytes) else self._mapped
-        assert whole is not None
-        self._pages = DatabasePages(whole, page_bytes, whole[_RESERVED])
+        self._mapped = content if isinstance(content, mmap.mmap) else None
+        self._pages = DatabasePages(content, page_bytes, content[_RESERVED])
         count = len(self._pages.rows)
         self._trees = Trees(np.array([0]), np.array([count]), np.array([root]))
 
@@ -108,6 +108,7 @@ class PagedRows:
                 yield set_columns([rows], self._columns, self._kind)
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def mapped(path: Path) -> mmap.mmap:
+    """Return a file as `PagedRows` takes it; its name is not needed any more. Raises OSError."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -122,6 +122,25 @@ def test_a_large_image_is_read_from_its_pages_part_by_part(
                     )
 
 
+def test_an_open_image_is_read_to_its_end_though_its_file_is_removed(
+    world: BucketWorld, tmp_path: Path
+) -> None:
+    """As another task of the machine does, which needs room for its own."""
+    world.change(stream("many"), *messages(1, 500))
+    version, content = image(world, stream("many"))
+    path = tmp_path / "image.db"
+    path.write_bytes(content)
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    opened = StoreImage(stream("many"), path)
+    path.unlink()
+    reading = opened.reading(None)
+    [piece] = opened.pieces(reading, 7, version.key)
+    opened.close()
+    assert isinstance(piece, ColumnPiece)
+    assert piece.row_count == 499
+    assert len(list(Path("/proc/self/fd").iterdir())) == held
+
+
 def test_a_page_of_a_large_image_that_is_wrong_is_told(world: BucketWorld) -> None:
     world.change(stream("many"), *messages(1, 500))
     version, content = image(world, stream("many"))
