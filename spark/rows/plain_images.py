@@ -100,7 +100,10 @@ class PlainImages:
         by_layout: dict[_Layout, list[int]] = {}
         for index, (work, content) in enumerate(zip(works, contents, strict=True)):
             layout = None if content is None else self._layout(content)
-            if layout is not None and layout.kind == work.store.kind:
+            if content is None or layout is None or layout.kind != work.store.kind:
+                continue
+            # A part of a page would move all images that are read with it.
+            if len(content) % layout.page_bytes == 0:
                 by_layout.setdefault(layout, []).append(index)
         for layout, indexes in by_layout.items():
             images = [content for index in indexes if (content := contents[index]) is not None]

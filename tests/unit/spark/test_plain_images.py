@@ -222,6 +222,10 @@ def test_an_image_of_another_store_or_of_no_pages_is_not_plain(world: BucketWorl
     for bad in (fine, None, b"", content[:1500], bytes(len(content)), content[:-512]):
         found = read(works, [bad, fine])
         assert found[0] is None
+    # Two with half a page more: all have whole pages together, but not where they are looked for.
+    longer = content + bytes(512)
+    found = read([works[1], works[0], works[0]], [fine, longer, longer])
+    assert [one is not None for one in found] == [True, False, False]
     # An image whose pages are wrong is found by SQLite, which then reads its neighbours, too.
     wrong = bytearray(content)
     wrong[4096:5120] = bytes(1024)
