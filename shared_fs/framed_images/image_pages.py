@@ -48,6 +48,8 @@ _REST_BYTES: Final = 4 * MIB
 _REST_IMAGE_BYTES: Final = 16 * MIB
 #: The network may deliver wrong bytes once.
 _READS: Final = 2
+#: What zstd says of a frame that does not tell its size.
+_UNKNOWN_SIZE: Final = -1
 
 
 class FramedPlace(NamedTuple):
@@ -207,6 +209,9 @@ class ImagePages:
             if checksum(frame) != self._table.checksums[number]:
                 raise ValueError(f"frame {number} has another checksum")
             size_bytes = self._table.size_of(number)
+            # A frame that says its size is unpacked to that, whatever the most is.
+            if zstandard.frame_content_size(frame) not in (size_bytes, _UNKNOWN_SIZE):
+                raise ValueError(f"frame {number} is not that of {size_bytes} bytes")
             content = self._unpacker.decompress(frame, max_output_size=size_bytes)
             if len(content) != size_bytes:
                 raise ValueError(f"frame {number} has {len(content)} bytes of the image")

@@ -228,16 +228,21 @@ def test_a_damaged_table_a_later_one_and_one_of_no_length_are_refused() -> None:
 
 def test_a_frame_that_unpacks_to_more_than_its_share_is_refused() -> None:
     """As somebody might put who can write the bucket and the manifest."""
-    bomb = zstandard.ZstdCompressor().compress(bytes(100 * FRAME))
-    draft = TableDraft(FRAME)
-    draft.add(bomb)
-    one = world(1)
-    one.bucket.put_new("bomb", bomb + draft.encode())
-    length = len(bomb + draft.encode())
-    with open_pages(one.bucket, FramedPlace("bomb", length, FRAME, mark_of(draft.encode()))) as it:
-        with pytest.raises(ObjectDamagedError):
-            it.read(0, 1)
-        assert it.unpacked_bytes == 0
+    compressor = zstandard.ZstdCompressor()
+    silent = zstandard.ZstdCompressor(write_content_size=False)
+    # The last one says that it has 32 TiB, for which there is no memory.
+    absurd = b"\x28\xb5\x2f\xfd\xc0\x58" + (1 << 45).to_bytes(8, "little") + b"\x01\x00\x00"
+    bombs = [compressor.compress(bytes(100 * FRAME)), silent.compress(bytes(100 * FRAME)), absurd]
+    for number, bomb in enumerate(bombs):
+        draft = TableDraft(FRAME)
+        draft.add(bomb)
+        one, key = world(1), f"bomb {number}"
+        one.bucket.put_new(key, bomb + draft.encode())
+        place = FramedPlace(key, len(bomb + draft.encode()), FRAME, mark_of(draft.encode()))
+        with open_pages(one.bucket, place) as it:
+            with pytest.raises(ObjectDamagedError):
+                it.read(0, 1)
+            assert it.unpacked_bytes == 0
 
 
 def database(rows: int = 3000) -> bytes:
