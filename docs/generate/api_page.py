@@ -162,13 +162,19 @@ def client_module(name: str) -> Module:
 
 
 def defining(wanted: Iterable[str], folder: str, *, errors: bool = False) -> dict[str, Module]:
-    """Return the modules in a folder that define names; with `errors`, also those of all errors."""
+    """Return the modules in a folder that define names; with `errors`, also those of all errors
+    but such as no user sees: they have no class but Exception above them."""
     found: dict[str, Module] = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
         name = ".".join(("holdfast", *path.relative_to(ROOT).with_suffix("").parts))
         module = Module(name, path)
         for each, node in module.definitions.items():
-            is_error = errors and isinstance(node, ast.ClassDef) and each.endswith("Error")
+            is_error = (
+                errors
+                and isinstance(node, ast.ClassDef)
+                and each.endswith("Error")
+                and [ast.unparse(base) for base in node.bases] != ["Exception"]
+            )
             if each in wanted or is_error:
                 assert each not in found, f"{each} is in {name} and in {found[each].name}"
                 found[each] = module
