@@ -35,11 +35,16 @@ from holdfast.shared_fs.store_file.subject_schema import HAS_SUBJECTS, SUBJECT
 
 _BOX: Final = "substr(headers, 1, 1) = x'C1'"
 _MESSAGES: Final = (
-    "SELECT seq, revision, time, value, headers, body_bytes, {subject} FROM messages"
+    "SELECT seq, revision, time, value, headers, body_bytes, seq, {subject} FROM messages"
     f" WHERE {_BOX} ORDER BY seq"
 )
 _ENTRIES: Final = (
-    "SELECT key, revision, time, value, headers, body_bytes, NULL FROM entries"
+    "SELECT key, revision, time, value, headers, body_bytes, key, NULL FROM entries"
+    f" WHERE {_BOX} ORDER BY revision"
+)
+#: Values of before: large ones are found by their revision.
+_HISTORY: Final = (
+    "SELECT key, revision, time, value, headers, body_bytes, revision, NULL FROM history"
     f" WHERE {_BOX} ORDER BY revision"
 )
 _NAMES: Final = "SELECT name FROM former_names"
@@ -92,15 +97,19 @@ class ValueCheck:
 
 def _rows(connection: apsw.Connection, store: StoreId) -> Iterator[tuple[Any, ...]]:
     """Yield `(place, revision, time, value, headers, subject)` of encrypted values."""
-    statement = _ENTRIES
     if store.kind == StoreKind.STREAM:
         has_subjects = connection.execute(HAS_SUBJECTS).get
-        statement = _MESSAGES.format(subject=SUBJECT if has_subjects else "NULL")
-    for place, revision, time, value, headers, body_bytes, about in connection.execute(statement):
-        if body_bytes is not None:
-            value = connection.execute(schema.SELECT_BODY_AT, (place,)).get
-            value = None if value is None else list(value)
-        yield place, revision, time, value, headers, about
+        statements = [_MESSAGES.format(subject=SUBJECT if has_subjects else "NULL")]
+    else:
+        tables = [name for (name,) in connection.execute(schema.SELECT_TABLES)]
+        statements = [_ENTRIES, _HISTORY] if "history" in tables else [_ENTRIES]
+    for statement in statements:
+        for *row, body_bytes, body_place, subject in connection.execute(statement):
+            place, revision, time, value, headers = row
+            if body_bytes is not None:
+                value = connection.execute(schema.SELECT_BODY_AT, (body_place,)).get
+                value = None if value is None else list(value)
+            yield place, revision, time, value, headers, subject
 
 
 def _judged(

@@ -21,12 +21,13 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from holdfast.protocol.chain.hashing import GENESIS, ChainLink, after
+from holdfast.protocol.chain.hashing import GENESIS, ChainLink, after, leaf_of, leaf_of_set
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.frames import unpack
 from holdfast.protocol.header_block import FIRST_BYTE, HeaderBlock
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError
+from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.chain import chain_schema as sql
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
 from holdfast.shared_fs.store_file.chain.kept_leaves import kept_leaf_of, kept_leaf_of_set
@@ -72,6 +73,7 @@ class ImageChain:
         self._has_subjects = has_subjects
         self._stored = StoredChain(execute, is_kv=self._is_kv)
         self._stored.load()
+        self._believes = execute("PRAGMA user_version").get >= schema.ENCRYPTED_CHAIN_FORMAT
 
     @property
     def value(self) -> bytes:
@@ -114,7 +116,7 @@ class ImageChain:
                     chain = after(chain, leaf)
                     rows.append(self._leaf_row(seq, row.revision, row.time, leaf, chain))
                 if number is not None:
-                    leaf = leaf_of_exported(row, is_kv=self._is_kv)
+                    leaf = leaf_of_exported(row, is_kv=self._is_kv, believes=self._believes)
                     told = kept.take(number)
                     chain = after(chain, leaf if told is None else told)
                     if told is not None and told != leaf:
@@ -199,8 +201,9 @@ def _as_rows(piece: Piece) -> Sequence[ExportedRow]:
     return rows
 
 
-def leaf_of_exported(row: ExportedRow, *, is_kv: bool) -> bytes:
-    """Return the leaf of a set that has not been brought into the table's form yet."""
+def leaf_of_exported(row: ExportedRow, *, is_kv: bool, believes: bool = True) -> bytes:
+    """Return the leaf of a set that has not been brought into the table's form yet. What a box
+    tells is not believed of an image whose format says that it has none."""
     headers, value = row.headers, row.value
     if type(headers) is bytes and headers[0] not in (FIRST_BYTE, BOX_FIRST_BYTE):
         headers = unpack(headers)
@@ -208,8 +211,10 @@ def leaf_of_exported(row: ExportedRow, *, is_kv: bool) -> bytes:
     if row.large_sha256 is not None:
         stored = (None, row.large_bytes, bytes.fromhex(row.large_sha256))
     if is_kv:
-        return kept_leaf_of_set(row.revision, row.time, stored, headers, row.key or "")
-    return kept_leaf_of(row.seq or 0, row.time, stored, headers, row.subject)
+        of_set = kept_leaf_of_set if believes else leaf_of_set
+        return of_set(row.revision, row.time, stored, headers, row.key or "")
+    of_message = kept_leaf_of if believes else leaf_of
+    return of_message(row.seq or 0, row.time, stored, headers, row.subject)
 
 
 def linked(row: ExportedRow, leaf: bytes, chain: bytes | None) -> ExportedRow:

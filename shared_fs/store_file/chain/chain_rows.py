@@ -28,6 +28,8 @@ from holdfast.protocol.chain.hashing import (
     after,
     after_all,
     after_values,
+    leaf_of,
+    leaf_of_set,
 )
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.frames import WireChange, unpack
@@ -118,14 +120,16 @@ class StoredChain:
 
     def leaves(self, execute: Callable[..., apsw.Cursor], *, has_subjects: bool) -> Leaves:
         """Yield the leaf of each message beyond the base, computed anew where its value is in the
-        file. `execute` makes a cursor for each statement."""
+        file. `execute` makes a cursor for each statement. A box is believed only in a file whose
+        format says that it has some: without keys, a check must not call others sound."""
         start = self.state.base_seq + 1
+        believes = execute("PRAGMA user_version").get >= schema.ENCRYPTED_CHAIN_FORMAT
+        kept: Any = execute(sql.SELECT_LEAVES, (start, _LARGEST_SEQ))
         if self._is_kv:
             sets = execute(sql.SELECT_SETS, (start, _LARGEST_SEQ))
-            others: Any = execute(sql.SELECT_LEAVES, (start, _LARGEST_SEQ))
-            return merge(_set_leaves(execute, sets), others)
-        kept: Any = execute(sql.SELECT_LEAVES, (start, _LARGEST_SEQ))
-        return merge(_computed(execute, start, _LARGEST_SEQ, has_subjects), kept)
+            return merge(_set_leaves(execute, sets, believes=believes), kept)
+        computed = _computed(execute, start, _LARGEST_SEQ, has_subjects, believes=believes)
+        return merge(computed, kept)
 
     def at(
         self, seq: int, execute: Callable[..., apsw.Cursor], *, has_subjects: bool
@@ -342,28 +346,40 @@ class KvChainRows(ChainRows):
 
 
 def _computed(
-    execute: Callable[..., apsw.Cursor], start_seq: int, end_seq: int, has_subjects: bool
+    execute: Callable[..., apsw.Cursor],
+    start_seq: int,
+    end_seq: int,
+    has_subjects: bool,
+    *,
+    believes: bool = True,
 ) -> Leaves:
     """Yield the leaves of the messages of a range whose values are in the file."""
-    return _leaves(execute, execute(sql.SELECT_RANGE[has_subjects], (start_seq, end_seq)))
+    rows = execute(sql.SELECT_RANGE[has_subjects], (start_seq, end_seq))
+    return _leaves(execute, rows, believes=believes)
 
 
-def _leaves(execute: Callable[..., apsw.Cursor], rows: Iterable[Any]) -> Leaves:
+def _leaves(
+    execute: Callable[..., apsw.Cursor], rows: Iterable[Any], *, believes: bool = True
+) -> Leaves:
+    leaf_of_row = kept_leaf_of if believes else leaf_of
     for seq, time, value, headers, body_bytes, subject in rows:
         if body_bytes is not None:
             value = _large_value(execute, seq)
         if headers is not None and headers[0] not in _AS_THEY_ARE:
             headers = unpack(headers)
-        yield seq, kept_leaf_of(seq, time, value, headers, subject)
+        yield seq, leaf_of_row(seq, time, value, headers, subject)
 
 
-def _set_leaves(execute: Callable[..., apsw.Cursor], rows: Iterable[Any]) -> Leaves:
+def _set_leaves(
+    execute: Callable[..., apsw.Cursor], rows: Iterable[Any], *, believes: bool = True
+) -> Leaves:
+    leaf_of_row = kept_leaf_of_set if believes else leaf_of_set
     for revision, time, value, headers, body_bytes, key in rows:
         if body_bytes is not None:
             value = execute(schema.SELECT_BODY_AT, (key,)).get
         if headers is not None and headers[0] != BOX_FIRST_BYTE:
             headers = unpack(headers)
-        yield revision, kept_leaf_of_set(revision, time, value, headers, key)
+        yield revision, leaf_of_row(revision, time, value, headers, key)
 
 
 def _name_in(execute: Callable[..., apsw.Cursor]) -> str:

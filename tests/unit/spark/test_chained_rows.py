@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from holdfast.cli.command import holdfast
 from holdfast.protocol import frames
-from holdfast.protocol.chain.hashing import ChainLink
+from holdfast.protocol.chain.hashing import ChainLink, leaf_of
 from holdfast.protocol.changes import (
     CHANGE_CLEAR,
     CHANGE_DELETE_ENTRIES,
@@ -276,6 +276,21 @@ def test_a_snapshot_whose_past_was_changed_is_not_exported(world: BucketWorld) -
     nothing: Any = None
     report = exporting.export(nothing, world.url)
     assert "is not the one that the table has" in report.damaged[0]
+    assert report.rows == 0
+
+
+def test_a_box_in_a_snapshot_that_is_not_encrypted_does_not_stand_for_its_leaf(
+    world: BucketWorld,
+) -> None:
+    ledger(world, b"two", b"three")
+    execute = world.held[LEDGER].file._connection.execute
+    leaf = leaf_of(3, world.time, b"three", {"salt": "s3"})
+    box = Box(1, bytes(16), 1, bytes(16), leaf).packed()
+    execute("UPDATE messages SET value = x'00', headers = ? WHERE seq = 3", (box,))
+    world.publish()
+    nothing: Any = None
+    report = exporting.export(nothing, world.url)
+    assert "its messages do not give its chain" in report.damaged[0]
     assert report.rows == 0
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol import changes, frames
-from holdfast.protocol.chain.hashing import GENESIS, after, leaf_of
+from holdfast.protocol.chain.hashing import GENESIS, after, leaf_of, leaf_of_set
 from holdfast.protocol.changes import CHANGE_CONFIGURE, CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import (
     DecryptionFailedError,
@@ -32,7 +32,7 @@ from holdfast.shared_fs.inspection.value_check import ValueCheck
 from holdfast.shared_fs.inspection.verification import StoreVerdict, Verifier
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.chain.kept_leaves import kept_leaf_of, leaf_of_kept
-from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, leaf_in_box
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, Box, leaf_in_box
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.chain_world import ChainWorld
 from tests.support.literal_store_files import CHAIN, ENTRIES, META, write_file
@@ -194,6 +194,57 @@ def test_a_forger_without_keys_who_mends_every_link_is_found_with_the_keys(
     found = with_keys(world)
     assert found.values == "broken"
     assert found.problems == ["its values: 2 of its file does not decrypt"]
+
+
+@pytest.mark.parametrize(
+    ("store", "table", "place"), [(STREAM, "messages", "seq"), (KV, "entries", "revision")]
+)
+def test_a_box_is_not_believed_in_a_file_that_is_not_encrypted(
+    tmp_path: Path, store: StoreId, table: str, place: str
+) -> None:
+    """Otherwise whoever can write a file would need no more than the leaf of what was there."""
+
+    def sets_in_clear(values: dict[int, bytes]) -> list[Any]:
+        if store is STREAM:
+            return [[CHANGE_SET_MESSAGE, seq, value] for seq, value in values.items()]
+        return [[CHANGE_SET_ENTRY, str(seq), value] for seq, value in values.items()]
+
+    world = ChainWorld(tmp_path, store, sets_in_clear)
+    world.write(VALUES)
+    assert (world.verdict().file, world.verdict().chain) == ("sound", "sound")
+    leaf = leaf_of(2, 5, VALUES[2])
+    if store is KV:
+        leaf = leaf_of_set(2, 5, VALUES[1], None, "1")
+    box = Box(1, bytes(16), 1, bytes(16), leaf).packed()
+    world.forge(
+        f"UPDATE {table} SET value = x'{b'forged!'.hex()}', headers = x'{box.hex()}'"
+        f" WHERE {place} = 2; UPDATE meta SET bytes = bytes + {len(box)}"
+    )
+    check = ValueCheck(Registry(1, 2), MASTERS)
+    for verifier in (
+        Verifier(world.layout, world.bucket),
+        Verifier(world.layout, world.bucket, check),
+    ):
+        found = verifier.verify(store)
+        assert found.chain == "broken"
+        assert "give the chain" in found.problems[0]
+
+
+def test_earlier_values_of_a_kv_are_decrypted_too(tmp_path: Path) -> None:
+    path = tmp_path / "kv.db"
+    file = StoreFile.create(path, KV, time=1)
+    cipher = cipher_of(KV)
+    sets = [cipher.encrypted([CHANGE_SET_ENTRY, "a", b"v%d" % at], at) for at in (2, 3, 4)]
+    file.apply([AppliedBatch(0, 5, [[CHANGE_CONFIGURE, {"history": 3}], *sets])])
+    check = ValueCheck(Registry(1, 2), MASTERS)
+    file.checkpoint()
+    assert check.values(path, KV, "its file") == (3, (), False)
+    file._execute("UPDATE history SET value = x'0000' WHERE revision = 2")
+    file.close()
+    assert check.values(path, KV, "its file") == (
+        *(2, ("its values: 'a' of its file does not decrypt",)),
+        False,
+    )
 
 
 def test_an_owner_that_lies_about_a_leaf_is_found_with_the_keys(
