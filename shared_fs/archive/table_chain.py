@@ -17,7 +17,6 @@ by the number of the first message that is concerned: its seq, or the revision o
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ from holdfast.protocol.compression import ENCODING_HEADER, ZSTD, decompressed
 from holdfast.protocol.errors import ValueUnreadableError
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import Ack
-from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER, leaf_in_box
+from holdfast.shared_fs.store_file.encrypted.encrypted_values import box_in_table, leaf_in_box
 
 #: The columns of a table that tell of chains.
 COLUMNS: Final = ("leaf", "chain", "stored_headers", "stored_value")
@@ -123,9 +122,10 @@ def link_of_row(row: Mapping[str, Any], *, is_kv: bool) -> LinkRow:
     told = operation, number or 0, row.get("leaf"), row.get("chain")
     if operation != SET:
         return LinkRow(*told)
-    box = dict(row.get("headers") or {}).get(BOX_HEADER)
-    if box is not None:
-        return LinkRow(*told, _leaf_of_box(box), is_believed=True)
+    # An application may have written a header of that name: then the columns give the leaf.
+    box = leaf_in_box(box_in_table(dict(row.get("headers") or {})))
+    if box is not None and row.get("leaf") in (None, box):
+        return LinkRow(*told, box, is_believed=True)
     return LinkRow(*told, leaf_of_row(row, is_kv=is_kv))
 
 
@@ -140,14 +140,6 @@ def leaf_of_row(row: Mapping[str, Any], *, is_kv: bool) -> bytes:
         return leaf_of(number, time, value, headers, row.get("subject"))
     except (TypeError, AttributeError, struct.error):
         # Columns that must have something are null, or out of range.
-        return _NO_LEAF
-
-
-def _leaf_of_box(box: str) -> bytes:
-    """Return the leaf that the box of an encrypted value has."""
-    try:
-        return leaf_in_box(base64.b64decode(box)) or _NO_LEAF
-    except ValueError:
         return _NO_LEAF
 
 

@@ -85,7 +85,7 @@ def tier_of_table(table: TableChain) -> ChainTier | None:
     if not table.parts:
         return None
     base, links, told = table.parts[-1]
-    return ChainTier("its table", base, told, links)
+    return ChainTier("its table", base, told, links, believes=bool(table.believed))
 
 
 class LogPoints:

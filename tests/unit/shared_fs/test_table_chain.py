@@ -156,6 +156,13 @@ def test_a_row_that_is_encrypted_proves_nothing_and_does_not_break_the_chain() -
         assert told == ("message 2 is not what it was: its columns do not give its leaf",)
 
 
+def test_a_header_that_an_application_called_like_that_of_a_box_is_a_header() -> None:
+    box = headers_in_table(Box(1, bytes(16), 1, bytes(16), bytes(32)).packed())
+    rows = rows_of([(b"1", {BOX_HEADER: "mine"}), (b"2", {**box, "a": "b"}), (b"3", box)])
+    report = check_table_chain(links_of(rows), acks_of(rows))
+    assert (report.problems, report.unproven, report.is_sound) == ((), (), True)
+
+
 def test_rows_twice_count_once_and_differing_ones_are_told() -> None:
     rows = rows_of([(b"1", {}), (b"2", {})])
     assert check_table_chain(links_of([*rows, *rows])).problems == (
