@@ -342,6 +342,7 @@ def compose(
         *(life, options, storage, tier, coordination, closer, open_stores, checkpointer),
         quotas,
         keys,
+        key_keeping,
     )
     request = tier.request if tier is not None else partial(_without_bucket, server)
     tell_load = partial(_load, life, open_stores, loads)
@@ -489,7 +490,9 @@ def _administrator(
     checkpointer: Checkpointer,
     quotas: QuotaBook,
     keys: KeyBook,
+    key_keeping: KeyKeeping | None,
 ) -> Administrator:
+    read_keys = key_keeping.begin if key_keeping is not None else None
     manifests = tier.snapshotter.manifests if tier is not None else None
     deletions = DeletionJobs(
         life, closer, coordination, manifests, storage.tombstones(tier), keys.has_keys
@@ -504,7 +507,7 @@ def _administrator(
     )
     if tier is None:
         placing = DraftPlacing(life, storage.placement(None))
-        purges = PurgeJobs(life, closer, coordination, deletions, placing, None)
+        purges = PurgeJobs(life, closer, coordination, deletions, placing, None, read_keys)
         jobs = BucketJobs(None, None)
         return Administrator(life.server, deletions, jobs, purges, erasure, life.audit)
     past = PointInTimeRestore(
@@ -516,7 +519,7 @@ def _administrator(
         keep=options.tier_policy.keep,
     )
     placing = DraftPlacing(life, storage.placement(past.publish))
-    purges = PurgeJobs(life, closer, coordination, deletions, placing, manifests)
+    purges = PurgeJobs(life, closer, coordination, deletions, placing, manifests, read_keys)
     versions = VersionJobs(life, closer, coordination, past, placing, tier.snapshotter.snapshot)
     sharing = Sharing(life, tier.snapshotter.manifests, options.tier_policy.keep)
     forks = ForkJobs(life, closer, coordination, versions, past, placing, sharing, quotas.take_room)

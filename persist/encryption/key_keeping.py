@@ -33,15 +33,18 @@ class KeyKeeping:
         self._open_stores = open_stores
         self._run_in_thread = run_in_thread
         self._unreadable = Trouble(logger, "encryption.unreadable")
+        #: One look after the other, so that none applies what was there before another one.
+        self._looking = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Read the registry. Raises StorageError: a server that does not know whose values are
+        """Read the registry now. Raises StorageError: a server that does not know whose values are
         encrypted must not serve."""
-        known = self._book.known
-        found = await self._run_in_thread(lambda: self._registry.read(known))
-        if found is not known:
-            self._book.change(found, self._open_stores.stores())
-            logger.info("encryption.changed tenants=%d", len(found.tenants))
+        async with self._looking:
+            known = self._book.known
+            found = await self._run_in_thread(lambda: self._registry.read(known))
+            if found is not known:
+                self._book.change(found, self._open_stores.stores())
+                logger.info("encryption.changed tenants=%d", len(found.tenants))
 
     async def run(self) -> None:
         """Look until cancelled."""

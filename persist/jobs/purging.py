@@ -16,7 +16,7 @@ changed. Its earlier snapshots go with it: the past of the store begins with the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,14 +56,17 @@ class PurgeJobs:
         deletions: DeletionJobs,
         placing: DraftPlacing,
         manifests: Callable[[], Manifests] | None,
+        read_keys: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        """`manifests` returns those of the bucket; it is None if there is no bucket."""
+        """`manifests` returns those of the bucket; it is None if there is no bucket. `read_keys`
+        reads the registry of keys; it is None if there is none."""
         self._life = life
         self._closer = closer
         self._coordination = coordination
         self._deletions = deletions
         self._placing = placing
         self._manifests = manifests
+        self._read_keys = read_keys
 
     async def store(self, store: StoreId) -> Report:
         """Delete a store, unless that was done before. Raises NotFoundError if there never was
@@ -89,7 +92,10 @@ class PurgeJobs:
         """Encrypt the values of a store that are in clear, or under a former key, with the current
         one. What has them as they were is void. Raises NotFoundError without the store,
         InvalidArgumentError if its tenant is not encrypted, KeyUnavailableError,
-        TenantShreddedError, DecryptionFailedError."""
+        TenantShreddedError, DecryptionFailedError, StorageError."""
+        if self._read_keys is not None:
+            # Otherwise a key that was replaced a second ago could still be the current one here.
+            await self._read_keys()
         opened = await self._closer.opened(store)
         if opened.anchor is not None:
             # What an ephemeral store holds reaches no disk.

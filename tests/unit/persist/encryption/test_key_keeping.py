@@ -11,7 +11,9 @@ import pytest
 from holdfast.persist.encryption import key_keeping
 from holdfast.persist.encryption.key_book import KeyBook
 from holdfast.persist.encryption.key_keeping import KeyKeeping
-from holdfast.protocol.errors import StorageError, StoreDamagedError
+from holdfast.persist.jobs.purging import PurgeJobs
+from holdfast.protocol.errors import NotFoundError, StorageError, StoreDamagedError
+from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
 from holdfast.shared_fs.encryption.data_keys import KeyRecord, WrappedKey
 from holdfast.shared_fs.encryption.master_keys import MasterKey
@@ -80,3 +82,42 @@ async def test_a_registry_that_is_away_later_leaves_the_keys_as_they_were(
         while book.known.version != "2":
             await asyncio.sleep(0)
         work.cancel()
+
+
+async def test_a_look_that_began_earlier_does_not_take_back_what_a_later_one_found() -> None:
+    registry = Registry(records("1", 1), records("2", 1, 2))
+    found, book = keeping(registry)
+    answered = [asyncio.Event(), asyncio.Event()]
+
+    async def slowly(function: Callable[[], Any]) -> Any:
+        answer = function()
+        await answered[registry.looks - 1].wait()
+        return answer
+
+    found._run_in_thread = cast(Any, slowly)
+    async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
+        tasks.create_task(found.begin())
+        await asyncio.sleep(0)
+        later = tasks.create_task(found.begin())
+        await asyncio.sleep(0)
+        answered[1].set()
+        await asyncio.sleep(0)
+        answered[0].set()
+        await later
+    assert book.known.version == "2"
+
+
+async def test_a_store_is_encrypted_anew_with_the_key_that_the_registry_has_then() -> None:
+    """And not with one that was replaced since the last look, perhaps because it has leaked."""
+    found, book = keeping(Registry(records("1", 1), records("2", 1, 2)))
+    await found.begin()
+
+    class Closer:
+        async def opened(self, store: StoreId) -> Any:
+            assert book.known.version == "2"
+            raise NotFoundError(what="stream", name=store.name)
+
+    nothing: Any = None
+    jobs = PurgeJobs(nothing, cast(Any, Closer()), *[nothing] * 4, found.begin)
+    with pytest.raises(NotFoundError):
+        await jobs.reencrypt(StoreId("acme", StoreKind.STREAM, "notes"))
