@@ -40,8 +40,9 @@ _CHUNKS: Final = (
 )
 _UPDATE_CHUNK: Final = "UPDATE chunks SET data = ? WHERE body = ? AND offset = ?"
 _OUTCOMES: Final = (
-    "SELECT writer, counter, outcome FROM outcomes"
-    " WHERE substr(outcome, 1, 1) = x'C1' AND substr(outcome, 3, 4) IS NOT ? LIMIT ?"
+    "SELECT writer, counter, outcome FROM outcomes WHERE "
+    + _NOT_CURRENT.format("outcome")
+    + " LIMIT ?"
 )
 _UPDATE_OUTCOME: Final = "UPDATE outcomes SET outcome = ? WHERE writer = ? AND counter = ?"
 _KEY_ID: Final = slice(2, 6)
@@ -169,13 +170,16 @@ class ValueRewriting:
             end = size_bytes if following is None else following
             yield offset, bytes(data), end - offset
 
-    # Outcomes of writers, of which those of counters are encrypted
+    # Outcomes of writers: those of counters tell values, and in clear nothing tells which they are
     def _outcomes(self, cipher: Recipher, current: bytes) -> None:
         while True:
             rows: list[Any] = self._execute(_OUTCOMES, (current, _ROWS_AT_ONCE)).fetchall()
             if not rows:
                 return
             with self._transaction():
+                if not self._subjects.is_marked and self._is_stream:
+                    self._subjects.mark()
+                self._encryption.mark(is_chained=False)
                 for writer, counter, kept in rows:
                     clear = cipher.outcome(writer, counter, kept)
                     again = cipher.encrypted_outcome(writer, counter, clear)

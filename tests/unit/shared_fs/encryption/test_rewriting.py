@@ -23,6 +23,7 @@ from holdfast.shared_fs.encryption.sessions import CipherSessions
 from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.inspection.inspection import FileState, inspect_store_file
 from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import WriterOutcome
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
 from tests.support.stores import file_of, stream_id
@@ -200,6 +201,19 @@ class Stopping(StoreCipher):
         if self.left < 0:
             raise InterruptedError
         return super().kept_row(place, revision, value, packed, leaf)
+
+
+def test_what_retries_are_answered_is_encrypted_also_if_it_was_in_clear(tmp_path: Path) -> None:
+    path, writer = tmp_path / "a.db", bytes(16)
+    file = StoreFile.create(path, stream_id("a.b"), time=1)
+    file.apply([], [WriterOutcome(writer, each, 1, 5, SECRET) for each in range(1, 200)])
+    cipher = StoreCipher(CipherSessions(KEYS), stream_id("a.b"))
+    assert reencrypt(file, cipher) == (0, 0)
+    assert file.encryption.exists, "whoever reads them has to have the key"
+    again = [cipher.outcome(writer, each, kept) for each, kept in file.outcomes(writer)]
+    assert again == [SECRET] * 199
+    file.close()
+    assert SECRET not in path.read_bytes()
 
 
 def test_a_value_that_does_not_decrypt_or_whose_key_is_missing_stops_it(tmp_path: Path) -> None:
