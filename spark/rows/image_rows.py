@@ -106,14 +106,21 @@ class StoreImage:
         self._is_borrowed = slot is not None and isinstance(content, bytes)
         try:
             self._connection, names = _opened(content, slot)
-            version = _version_of(content, self._connection)
-            if version > schema.LATEST_FORMAT:
-                raise NewerFormatError(what=str(store), found=version, known=schema.LATEST_FORMAT)
-            row: Any = self._connection.execute(
-                statements.select_meta(StoreKind(store.kind), version)
-            ).get
+            self._begin(content, names, large_bytes)
         except apsw.Error as error:
             raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
+
+    def _begin(
+        self, content: bytes | Path | ImagePages, names: frozenset[str], large_bytes: int
+    ) -> None:
+        """Read what the image says of itself. Raises what the constructor does, and apsw.Error."""
+        store = self.store
+        version = _version_of(content, self._connection)
+        if version > schema.LATEST_FORMAT:
+            raise NewerFormatError(what=str(store), found=version, known=schema.LATEST_FORMAT)
+        row: Any = self._connection.execute(
+            statements.select_meta(StoreKind(store.kind), version)
+        ).get
         if row is None or (*row[:3],) != store:
             raise StoreDamagedError(store=str(store), reason="its image is of another store")
         *meta, self.created, self._has_changes, self._has_replaced, self._config = row[3:]

@@ -11,6 +11,7 @@ import pytest
 import zstandard
 
 from holdfast.protocol.changes import CHANGE_SET_ENTRY, CHANGE_SET_MESSAGE
+from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.snapshots.snapshot import compress, take_image
 from holdfast.shared_fs.store_file.applying import AppliedBatch
@@ -119,3 +120,20 @@ def test_what_is_no_image_is_an_error_and_disturbs_no_other(
     with pytest.raises(apsw.Error):
         slot.put(content[:length]).connection.execute("SELECT * FROM messages").get  # noqa: B018
     assert len(read(stream("a"), content, slot)) == 3
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "former_names(other TEXT)",
+        "bodies(other TEXT)",
+        "archived(other TEXT)",
+        "chain(other TEXT)",
+    ],
+)
+def test_an_image_whose_tables_have_other_columns_is_damaged(tmp_path: Path, table: str) -> None:
+    connection = apsw.Connection(":memory:")
+    connection.deserialize("main", image(tmp_path, stream("a"), *messages(b"v", 3)))
+    connection.execute(f"CREATE TABLE {table}; PRAGMA user_version = 10")
+    with pytest.raises(StoreDamagedError, match="its image: no such column"):
+        read(stream("a"), connection.serialize("main"), None)
