@@ -116,8 +116,8 @@ def _order(record: LogRecord) -> tuple[int, int]:
 def batches_of(record: LogRecord) -> list[AppliedBatch]:
     """Return the changes of a record in the form that a file takes."""
     decoded = [frames.decode_changes(payload) for payload in record.payloads]
-    # But for its epoch, a broadcast has the fields of a batch.
-    return [AppliedBatch(*each[1:]) for each in decoded]
+    # But for its epoch, a broadcast has the fields of a batch. What a log tells is never believed.
+    return [AppliedBatch(*each[1:], is_own=False) for each in decoded]
 
 
 @dataclass(frozen=True, slots=True)
