@@ -90,6 +90,8 @@ class RunningFetch:
     of: PrefetchedStore
     fetch: Fetch
     waiting: list[WaitingRead] = field(default_factory=list)
+    #: Where it waits for a thread.
+    queue: FairQueue[RunningFetch] | None = None
     has_begun: bool = False
 
 
@@ -112,23 +114,27 @@ class FetchQueue:
         self._ahead: FairQueue[RunningFetch] = FairQueue(share)
         self._filled = asyncio.Event()
 
+    def __len__(self) -> int:
+        return len(self._wanted) + len(self._ahead)
+
     def push(self, fetch: RunningFetch) -> None:
         """Add a fetch. One that is here already, and that a read has come to wait for, moves up."""
-        queue = self._wanted if fetch.waiting else self._ahead
-        queue.push(fetch.of.store.id.tenant, fetch)
+        queue, tenant = self._wanted if fetch.waiting else self._ahead, fetch.of.store.id.tenant
+        if fetch.queue is queue:
+            return
+        if fetch.queue is not None:
+            fetch.queue.remove(tenant, fetch)
+        fetch.queue = queue
+        queue.push(tenant, fetch)
         self._filled.set()
 
     async def take(self) -> RunningFetch:
         """Return the next fetch, once there is one."""
-        while True:
-            queue = self._wanted or self._ahead
-            if not queue:
-                self._filled.clear()
-                await self._filled.wait()
-                continue
-            _, waiting, _ = queue.begin_turn()
-            found = waiting.popleft()
-            queue.end_turn(0 if found.has_begun else max(1, found.fetch.size_bytes // KIB))
-            if not found.has_begun:
-                found.has_begun = True
-                return found
+        while not (queue := self._wanted or self._ahead):
+            self._filled.clear()
+            await self._filled.wait()
+        _, waiting, _ = queue.begin_turn()
+        found = waiting.popleft()
+        queue.end_turn(max(1, found.fetch.size_bytes // KIB))
+        found.queue, found.has_begun = None, True
+        return found

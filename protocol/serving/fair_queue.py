@@ -63,6 +63,15 @@ class FairQueue(Generic[T]):
         """Put `item` before the other items of `tenant`."""
         self._queue_of(tenant).appendleft(item)
 
+    def remove(self, tenant: str, item: T) -> None:
+        """Take an item of `tenant` out, before its turn. Raises ValueError if it is not here."""
+        items = self._queues.get(tenant, deque())
+        items.remove(item)
+        if not items:
+            del self._queues[tenant]
+            self._left.pop(tenant, None)
+            self._turns.remove(tenant)
+
     def begin_turn(self) -> tuple[str, deque[T], int]:
         """Return the tenant whose turn it is, its items (take them
         from the left), and its allowance.

@@ -63,7 +63,8 @@ def test_a_lone_tenant_never_waits_for_anybody() -> None:
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.booleans()), st.just("pop")
+            st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.booleans()),
+            st.sampled_from(["pop", "remove"]),
         )
     )
 )
@@ -72,12 +73,20 @@ def test_each_tenant_keeps_its_order_and_nothing_is_lost(
 ) -> None:
     queue: FairQueue[tuple[str, int, int]] = FairQueue(share=7)
     model: dict[str, deque[int]] = {tenant: deque() for tenant in "abc"}
+    costs: dict[int, int] = {}
     for number, step in enumerate(steps):
-        if isinstance(step, str):
+        if step == "remove":
+            tenant = max("abc", key=lambda each: len(model[each]))
+            if queue:
+                gone = model[tenant][len(model[tenant]) // 2]
+                queue.remove(tenant, (tenant, costs[gone], gone))
+                model[tenant].remove(gone)
+        elif isinstance(step, str):
             if queue:
                 _take_one(queue, model)
         else:
             tenant, cost, in_front = step
+            costs[number] = cost
             if in_front:
                 queue.push_front(tenant, (tenant, cost, number))
                 model[tenant].appendleft(number)

@@ -265,6 +265,23 @@ async def test_what_a_read_waits_for_is_fetched_before_what_is_ahead(tmp_path: P
         taking.cancel()
 
 
+async def test_a_fetch_that_moves_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with backfill(tmp_path) as found:
+        of = PrefetchedStore(found.store, StoreReaders(100), 5, 0)
+        queue = FetchQueue()
+        read = WaitingRead(found.world.arrival(found.store, [frames.HEAD]), 1)
+        # More is wanted all the time than the disk brings, so nothing ahead has its turn.
+        queue.push(RunningFetch(of, Fetch(1, 1000), [read]))
+        for seq in range(2, 100):
+            ahead = RunningFetch(of, Fetch(seq, 1000, is_ahead=True))
+            queue.push(ahead)
+            for _ in range(2):
+                ahead.waiting.append(read)
+                queue.push(ahead)
+            await queue.take()
+            assert len(queue) == 1
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(),
     lambda inner: st.lists(inner, max_size=4),
