@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from holdfast.persist.prefetch.readers import Fetch, StoreReaders
+from holdfast.persist.prefetch.readers import AHEAD_PIECES, Fetch, StoreReaders
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.protocol.limits import KIB, MAX_PREFETCH_READERS, START_WINDOW_BYTES
@@ -75,7 +75,14 @@ class PrefetchedStore:
             if file is None:
                 return FetchResult(None, (), 0, _MAX_FAILURES)
             surplus_bytes = self.surplus_bytes.get(fetch.start_seq, 0)
-            brought = bring(file, self.root, fetch.start_seq, fetch.size_bytes, surplus_bytes)
+            brought = bring(
+                file,
+                self.root,
+                fetch.start_seq,
+                fetch.size_bytes,
+                surplus_bytes,
+                AHEAD_PIECES if fetch.is_ahead else None,
+            )
         except (NotATreeError, OSError):
             # Most likely its descriptor is another one now. What is wrong with the disk is found by
             # the read itself.

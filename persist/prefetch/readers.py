@@ -13,6 +13,9 @@ and several who read the same share what is there. Invariants:
 - A piece that came from the disk for a reader with a window is given back once no reader is at it
   or comes to it within the largest window. What was in memory already, or was fetched for a single
   read, is left to the system, which knows what else uses it.
+- Nothing is fetched ahead while `AHEAD_PIECES` pieces are there that somebody needs. What is out of
+  order takes a piece for each leaf: more of them would be forgotten at once, and fetched again
+  without end.
 - A file that is in memory costs nothing: once `_TRUSTED_FETCHES` fetches for single reads, or all
   of the largest window, were found there, the store is trusted, until a read needs the disk.
 """
@@ -37,6 +40,8 @@ from holdfast.shared_fs.read_ahead.bringing import CachedPiece
 _TRUSTED_FETCHES: Final = 4
 #: Pieces of a store that are remembered.
 _MAX_PIECES: Final = 512
+#: A fetch ahead brings so many at most.
+AHEAD_PIECES: Final = _MAX_PIECES // 2
 _first_seq_of: Final = attrgetter("first_seq")
 
 
@@ -129,6 +134,8 @@ class StoreReaders:
         elif brought:
             self._found_bytes += MAX_WINDOW_BYTES // _TRUSTED_FETCHES
         gone = []
+        if not is_ours and len(self.pieces) >= AHEAD_PIECES:
+            self._forget_singles()
         for piece in brought:
             gone += self._add(piece if is_ours else piece._replace(disk_bytes=0))
         return gone
@@ -149,7 +156,7 @@ class StoreReaders:
     def ahead(self) -> Fetch | None:
         """Return what to fetch next ahead of the readers, a step at a time, if less than half of
         a window is there."""
-        if self.is_trusted:
+        if self.is_trusted or self._is_crowded:
             return None
         for reader in self.readers:
             if not reader.window_bytes:
@@ -238,6 +245,22 @@ class StoreReaders:
         if len(self.pieces) <= _MAX_PIECES:
             return []
         return [each for each in [self.pieces.pop(0)] if each.disk_bytes]
+
+    @property
+    def _is_crowded(self) -> bool:
+        """Somebody needs as many pieces as may be there before something is fetched ahead."""
+        count = len(self.pieces)
+        return count >= AHEAD_PIECES and sum(map(self._is_wanted, self.pieces)) >= AHEAD_PIECES
+
+    def _forget_singles(self) -> None:
+        """Forget pieces that need not be given back and that no reader is at, so that many reads
+        here and there leave room for what is fetched ahead."""
+        self.pieces = [
+            piece
+            for piece in self.pieces
+            if piece.disk_bytes
+            or any(piece.first_seq <= each.next_seq <= piece.last_seq for each in self.readers)
+        ]
 
     def _is_wanted(self, piece: CachedPiece) -> bool:
         return any(

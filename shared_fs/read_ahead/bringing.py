@@ -51,11 +51,16 @@ class Bringing(NamedTuple):
 
 
 def bring(
-    file: CachedFile, root: int, start_seq: int, size_bytes: int, surplus_bytes: int = 0
+    file: CachedFile,
+    root: int,
+    start_seq: int,
+    size_bytes: int,
+    surplus_bytes: int = 0,
+    most_pieces: int | None = None,
 ) -> Bringing:
-    """Get messages from `start_seq` on into memory, about as many as have `size_bytes`. `root` is
-    the number of the first page of their table, `surplus_bytes` that of the bringing that ended
-    before `start_seq`.
+    """Get messages from `start_seq` on into memory, about as many as have `size_bytes`, in
+    `most_pieces` at most. `root` is the number of the first page of their table, `surplus_bytes`
+    that of the bringing that ended before `start_seq`.
 
     Raises NotATreeError, OSError.
     """
@@ -79,7 +84,7 @@ def bring(
         surplus_bytes -= disk_bytes
         brought.append(CachedPiece(*span, disk_bytes))
         size_bytes -= span.size_bytes
-        if size_bytes <= 0:
+        if size_bytes <= 0 or len(brought) == most_pieces:
             break
     return Bringing(brought, surplus_bytes)
 

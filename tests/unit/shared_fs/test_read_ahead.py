@@ -151,6 +151,7 @@ def test_about_as_much_is_brought_as_was_wanted(tmp_path: Path) -> None:
         brought = sum(size_bytes for _, size_bytes in source.brought)
         assert brought == sum(piece.disk_bytes for piece in pieces)
         assert wanted <= brought <= wanted + MIB
+    assert len(bring(BytesFile(content), root, 1, 4 * MIB, most_pieces=2).pieces) == 2
 
 
 def test_what_the_system_has_read_ahead_is_credited_to_what_follows(tmp_path: Path) -> None:

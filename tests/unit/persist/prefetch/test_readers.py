@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.persist.prefetch.readers import Fetch, StoreReaders
+from holdfast.persist.prefetch.readers import AHEAD_PIECES, Fetch, StoreReaders
 from holdfast.protocol.limits import (
     KIB,
     MAX_PREFETCH_READERS,
@@ -25,11 +25,13 @@ MESSAGE_BYTES = KIB
 PAGE = 512
 
 
-def brought(start_seq: int, count: int, *, was_there: bool = False) -> list[CachedPiece]:
-    """Return the pieces of a fetch, each of 256 messages at most."""
+def brought(
+    start_seq: int, count: int, *, was_there: bool = False, most: int = 256
+) -> list[CachedPiece]:
+    """Return the pieces of a fetch, each of `most` messages at most."""
     pieces, end_seq = [], start_seq + count
     while start_seq < end_seq:
-        size = min(256, end_seq - start_seq)
+        size = min(most, end_seq - start_seq)
         size_bytes = size * MESSAGE_BYTES
         disk_bytes = 0 if was_there else size_bytes
         offset = (start_seq - 1) * MESSAGE_BYTES
@@ -42,9 +44,11 @@ def brought(start_seq: int, count: int, *, was_there: bool = False) -> list[Cach
 class Disk:
     """A store that is read, and what its fetches brought."""
 
-    def __init__(self, *, was_there: bool = False) -> None:
+    def __init__(self, *, was_there: bool = False, most: int = 256) -> None:
+        """`most` is how many messages a piece has at most."""
         self.readers = StoreReaders(MESSAGE_BYTES)
         self.was_there = was_there
+        self.most = most
         self.now = 0.0
         self.given_back: list[CachedPiece] = []
 
@@ -54,8 +58,13 @@ class Disk:
 
     def end(self, fetch: Fetch) -> None:
         pieces = brought(
-            fetch.start_seq, -(-fetch.size_bytes // MESSAGE_BYTES), was_there=self.was_there
+            fetch.start_seq,
+            -(-fetch.size_bytes // MESSAGE_BYTES),
+            was_there=self.was_there,
+            most=self.most,
         )
+        if fetch.is_ahead:
+            pieces = pieces[:AHEAD_PIECES]
         self.given_back += self.readers.fetched(fetch, pieces)
 
     def read(self, seq: int, count: int = PAGE) -> Fetch | None:
@@ -74,6 +83,7 @@ class Disk:
         """Fetch all that is wanted ahead."""
         made = []
         while (fetch := self.readers.ahead()) is not None:
+            assert fetch not in made, "it is fetched again without end"
             self.make(fetch)
             made.append(fetch)
         return made
@@ -240,6 +250,28 @@ def test_thousands_of_readers_at_random_places_are_bounded() -> None:
     assert disk.readers.held_bytes == 0
     disk.readers.pass_on(0.0)
     assert len(disk.readers.pieces) <= MAX_PREFETCH_READERS
+
+
+def test_a_file_out_of_order_is_not_fetched_ahead_again_and_again() -> None:
+    # Each message is a piece of its own.
+    disk = Disk(most=1)
+    for page in range(20):
+        disk.read(1 + page * PAGE)
+        disk.readers.pass_on(0.0)
+        if page % 3 == 0:
+            # At other times nothing is fetched in time, so the window grows.
+            disk.go_ahead()
+    assert disk.readers.window_bytes > START_WINDOW_BYTES
+
+
+def test_single_reads_here_and_there_leave_room_for_what_is_fetched_ahead() -> None:
+    disk = Disk()
+    for number in range(2000):
+        disk.read(20_000 + number * 7919 % 10_000, 1)
+    for page in range(10):
+        disk.read(1 + page * PAGE)
+        disk.read(20_000 + page, 1)
+        assert page == 0 or disk.go_ahead(), page
 
 
 class ReadersMachine(RuleBasedStateMachine):
