@@ -38,7 +38,6 @@ from holdfast.protocol import frames
 from holdfast.protocol.errors import (
     ArchiveUnreadableError,
     BusyError,
-    FencedError,
     HoldfastError,
     UnavailableError,
 )
@@ -110,8 +109,6 @@ class ArchiveAccess:
         for part in parts_of(messages):
             try:
                 told.update(await self._from_servers(part))
-            except FencedError:
-                raise
             except HoldfastError as error:
                 refusal = error
                 left += part
@@ -158,8 +155,6 @@ class ArchiveAccess:
         for server in ranked(*choice_of(part), named)[:_MOST_ASKED]:
             try:
                 return await self._ask(server, part)
-            except FencedError:
-                raise
             except WrongAnswerError as error:
                 logger.error("archive.wrong server=%s reason=%s", server, error)
                 self._wrong.value += 1

@@ -32,6 +32,7 @@ from holdfast.protocol.compression import compressed_always
 from holdfast.protocol.errors import (
     ArchiveMissingError,
     ArchiveUnreadableError,
+    FencedError,
     HoldfastError,
     InvalidNameError,
     MalformedFrameError,
@@ -393,7 +394,11 @@ async def test_what_a_server_gets_wrong_is_noticed_and_another_one_reads_it(
     await zone.stop()
 
 
-@pytest.mark.parametrize("reply", [b"", b"garbage", b"\x01\xc1", bytes(100_000)])
+#: It would end an owner that took it for its own.
+_FENCED = frames.encode_control_error(FencedError(server="r1", incarnation="i"))
+
+
+@pytest.mark.parametrize("reply", [b"", b"garbage", b"\x01\xc1", bytes(100_000), _FENCED])
 async def test_garbage_in_the_place_of_an_answer_is_refused(tmp_path: Path, reply: bytes) -> None:
     zone = Zone(tmp_path, "r1", roles=(Role.PERSIST,))
     bus = zone.network.connect("hostile")
