@@ -17,6 +17,16 @@ def test_the_formats_that_are_listed_are_those_of_the_code() -> None:
         "frames on the wire": frames.PROTOCOL_VERSION,
         "the tree on the file system, logs included": layout.FORMAT_VERSION,
         "a store file": schema.FORMAT_VERSION,
+        "that of a stream, once a message has a subject or a header block": schema.SUBJECTS_FORMAT,
+        "that of a kv, once it keeps a [history](../guide.md#the-history-of-a-key)": (
+            schema.HISTORY_FORMAT
+        ),
+        "that of a stream, once it keeps a [chain](../chain.md)": schema.CHAIN_FORMAT,
+        "that of a kv, once it keeps a chain": schema.KV_CHAIN_FORMAT,
+        "that of any store, once it has an [encrypted](../encryption.md) value": (
+            schema.ENCRYPTED_FORMAT
+        ),
+        "that of a store with a chain, once it has one": schema.ENCRYPTED_CHAIN_FORMAT,
         "`state.db` of the coordinator": state_format.FORMAT_VERSION,
         "the bucket": manifest.FORMAT_VERSION,
         "the bucket, once a tenant has one of its own": manifest.PLACES_FORMAT,
@@ -26,3 +36,6 @@ def test_the_formats_that_are_listed_are_those_of_the_code() -> None:
         "log objects in the bucket": log_object.FORMAT,
         "a shard of manifests": shard._SHARD_FORMAT,
     }
+    assert max(listed[name] for name in listed if name.startswith("that of")) == (
+        schema.LATEST_FORMAT
+    )
