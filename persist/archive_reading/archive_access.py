@@ -11,7 +11,8 @@ zone. Invariants:
 - Only the owner's own read says that something is missing, or cannot be read. Whatever a server
   refuses, gets wrong or does not answer, the owner reads itself.
 - At most two servers are asked for one part, and one that did not answer is left alone for a while:
-  so a dead, hung or older one delays few reads, and never one beyond its deadline.
+  so a dead, hung or older one delays few reads. Servers that are slow, or answer bit by bit, are
+  waited for no longer, however many parts a read has, so the owner has time to read itself.
 - What the answer says is no answer to a client: the read runs again, and the store as it is then
   decides what of it is still there.
 """
@@ -49,6 +50,9 @@ from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodie
 logger = logging.getLogger("holdfast.persist")
 
 _MOST_ASKED: Final = 2
+#: For as many times `ARCHIVE_ASK_SECONDS` servers are waited for in all: the last one asked that
+#: hangs must be known to hang.
+_ASKS_WAITED_FOR: Final = _MOST_ASKED + 0.5
 _AWAY_SECONDS: Final = 10.0
 #: A server that gave a wrong answer is of no use until somebody has looked at it.
 _WRONG_SECONDS: Final = 60.0
@@ -106,9 +110,14 @@ class ArchiveAccess:
         told: dict[tuple[int, int], Any] = {}
         left: list[ArchivedMessage] = []
         refusal: HoldfastError | None = None
+        until = asyncio.get_running_loop().time() + _ASKS_WAITED_FOR * ARCHIVE_ASK_SECONDS
         for part in parts_of(messages):
             try:
-                told.update(await self._from_servers(part))
+                async with asyncio.timeout_at(until):
+                    told.update(await self._from_servers(part))
+            except TimeoutError:
+                refusal = UnavailableError(reason="servers of the archive take too long")
+                left += part
             except HoldfastError as error:
                 refusal = error
                 left += part

@@ -366,6 +366,30 @@ async def test_servers_that_hang_delay_one_read_alone(
     assert len(asked) == 3, "two for the first read, the third one for the second"
 
 
+async def test_a_server_that_answers_bit_by_bit_leaves_the_owner_time_to_read_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_access, "ARCHIVE_ASK_SECONDS", 0.1)
+    zone = Zone(tmp_path, "r1", roles=(Role.PERSIST,))
+    bus = zone.network.connect("slow")
+
+    def answer(message: BusMessage) -> None:
+        ask = ArchiveAsk.from_wire(frames.decode_control(message.payload))
+        value, headers = body_of(ask.messages[0].seq)
+        reply = frames.encode_control(bodies=[[value, headers]])
+        later.append(asyncio.ensure_future(tell(message.reply, reply)))
+
+    async def tell(subject: str, reply: bytes) -> None:
+        await asyncio.sleep(0.01)
+        await bus.publish(subject, reply)
+
+    later: list[asyncio.Future[None]] = []
+    await bus.subscribe("hf._.arc.r1", answer)
+    seqs = range(1, 100)
+    assert await zone.access.bodies(some(*seqs)) == expected(*seqs)
+    assert later and zone.own.reads == [[*seqs]]
+
+
 @pytest.mark.parametrize(
     "harm",
     [
