@@ -21,6 +21,7 @@ import click
 from rich.console import Console
 
 from holdfast.cli.deeds import deed, not_told, operating_user
+from holdfast.cli.render import JsonObject
 from holdfast.cli.settings import Settings
 from holdfast.client.wire.router import Router
 from holdfast.protocol.access.audit_event import AuditAction
@@ -64,6 +65,22 @@ def check_choice(names: tuple[str, ...], every: bool, all_tenants: bool) -> None
     """Raises UsageError unless exactly one of names, --all and --all-tenants is given."""
     if (bool(names), every, all_tenants).count(True) != 1:
         raise click.UsageError("name stores, or give --all or --all-tenants")
+
+
+def failure_row(store: StoreId, error: HoldfastError) -> JsonObject:
+    """Return that a job failed for one of several stores, as JSON."""
+    return {
+        "tenant": store.tenant,
+        "name": store.name,
+        "error": error.code,
+        "message": str(error),
+    }
+
+
+def print_failures(failures: Sequence[JsonObject]) -> None:
+    """Print on stderr for which of several stores a job failed, and why."""
+    for failure in failures:
+        click.echo(f"{failure['tenant']} {failure['name']}: {failure['message']}", err=True)
 
 
 class Moment(click.ParamType[int]):

@@ -18,6 +18,8 @@ from holdfast.cli.owner_jobs import (
     Moment,
     check_choice,
     connected_owners,
+    failure_row,
+    print_failures,
 )
 from holdfast.cli.render import moment, print_json, print_remains, print_table, size
 from holdfast.cli.settings import Settings, client_command
@@ -47,8 +49,7 @@ def backup(
         print_json({"backups": rows, "failed": failures})
     else:
         _print_versions(rows, with_tenant=all_tenants)
-        for failure in failures:
-            click.echo(f"{failure['tenant']} {failure['name']}: {failure['message']}", err=True)
+        print_failures(failures)
     if failures:
         click.get_current_context().exit(1)
 
@@ -70,14 +71,7 @@ async def _backup(
                 return [version_row(stores[0], report["versions"][0])], []
             async for store, outcome in owners.ask_each(stores, "backup"):
                 if isinstance(outcome, HoldfastError):
-                    failures.append(
-                        {
-                            "tenant": store.tenant,
-                            "name": store.name,
-                            "error": outcome.code,
-                            "message": str(outcome),
-                        }
-                    )
+                    failures.append(failure_row(store, outcome))
                 else:
                     rows.append(version_row(store, outcome["versions"][0]))
     return rows, failures

@@ -10,10 +10,16 @@ from typing import Any, Final
 import click
 
 from holdfast.cli.commands.purge import Erasure, sweep_until_gone
-from holdfast.cli.owner_jobs import KIND_OPTION, ConnectedOwners, connected_owners
+from holdfast.cli.owner_jobs import (
+    KIND_OPTION,
+    ConnectedOwners,
+    connected_owners,
+    failure_row,
+    print_failures,
+)
 from holdfast.cli.render import JsonObject, print_json, print_remains
 from holdfast.cli.settings import Settings, client_command
-from holdfast.protocol.errors import NotFoundError
+from holdfast.protocol.errors import NotFoundError, StorageError
 from holdfast.protocol.names import StoreId, StoreKind, check_own_tenant
 
 _ARCHIVED: Final = "nothing yet: they stay in the table as they were archived; delete the messages"
@@ -46,7 +52,8 @@ def reencrypt(
     All stores of the tenant, unless you name some. Each is rewritten by its owner and is away for
     that time; nothing changes for its readers. Then earlier copies are removed: files, snapshots,
     logs. You cannot undo this, and earlier states cannot be restored. The exit code is 1 if copies
-    are left; run the command again later. Needs an operator's permissions.
+    are left, or if stores could not be rewritten, which are listed; run the command again later.
+    Needs an operator's permissions.
     """
     check_own_tenant(name)
     if not yes:
@@ -54,42 +61,53 @@ def reencrypt(
         text = f"Rewrite {what} of tenant {name!r}, and remove every earlier state?"
         click.confirm(text, abort=True, err=True)
     settings = replace(settings, tenant=name)
-    done = asyncio.run(_reencrypt(settings, stores, kind, wait_seconds))
-    report = rewriting_report(name, done)
+    done, failures = asyncio.run(_reencrypt(settings, stores, kind, wait_seconds))
+    report = rewriting_report(name, done, failures)
     if settings.json:
         print_json(report)
     else:
         values = sum(row["values"] for row in report["stores"])
-        word = "encrypted anew" if report["complete"] else "encrypted anew; copies are left"
+        word = "encrypted anew" if report["complete"] else "encrypted anew; this is not all"
         click.echo(f"tenant {name!r}: {values:,} values in {len(done):,} stores {word}")
         print_remains(report["remains"])
+        print_failures(failures)
     if not report["complete"]:
         click.get_current_context().exit(1)
 
 
 def rewriting_report(
-    tenant: str, done: Sequence[tuple[Erasure, Mapping[str, Any]]]
+    tenant: str,
+    done: Sequence[tuple[Erasure, Mapping[str, Any]]],
+    failures: Sequence[JsonObject],
 ) -> JsonObject:
     """Return what was done to each store, and what is left of it, as JSON."""
     return {
         "tenant": tenant,
-        "complete": all(erasure.is_complete for erasure, _ in done),
+        "complete": not failures and all(erasure.is_complete for erasure, _ in done),
         "stores": [_row(erasure, report) for erasure, report in done],
+        "failed": list(failures),
         "remains": [row for erasure, _ in done for row in erasure.remains],
     }
 
 
 async def _reencrypt(
     settings: Settings, names: tuple[str, ...], kind: str | None, wait_seconds: float
-) -> list[tuple[Erasure, Mapping[str, Any]]]:
+) -> tuple[list[tuple[Erasure, Mapping[str, Any]]], list[JsonObject]]:
+    """Return what was done to each store, and to which stores nothing could be done."""
     async with connected_owners(settings) as owners:
         chosen = [await owners.find(each, kind) for each in names] or await owners.all(kind)
-        done = []
+        done, failures = [], []
         # One after the other: each is away while it is rewritten.
         for store in sorted(chosen):
             try:
                 report = await owners.ask(store, "reencrypt")
             except NotFoundError:  # Its application destroyed it meanwhile.
+                continue
+            except StorageError as error:
+                if len(chosen) == 1:
+                    raise
+                # Of one store, such as a value that was changed. The others need their sweeps.
+                failures.append(failure_row(store, error))
                 continue
             if not settings.json:
                 click.echo(f"{StoreKind(store.kind).word} {store.name}: rewritten", err=True)
@@ -99,7 +117,7 @@ async def _reencrypt(
             if erasure.epoch:
                 await sweep_until_gone(owners, erasure, wait_seconds, settings.timeout)
             _add_remains(erasure, report)
-    return done
+    return done, failures
 
 
 def _erasure(owners: ConnectedOwners, store: StoreId, report: Mapping[str, Any]) -> Erasure:

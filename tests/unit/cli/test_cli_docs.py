@@ -241,7 +241,7 @@ def documented(path: str) -> Any:
             "tenant bucket TENANT",
             places_report("acme", [TenantPlace("acme", 1, "s3://acme-data/holdfast")]),
         ),
-        ("tenant reencrypt TENANT [STORE...]", rewriting_report("acme", [REWRITTEN])),
+        ("tenant reencrypt TENANT [STORE...]", rewriting_report("acme", [REWRITTEN], [FAILURE])),
         ("tenant show TENANT", {**tenant_row(TENANT), "servers": [ASKED._asdict()]}),
         ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
         ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),
