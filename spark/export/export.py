@@ -459,7 +459,11 @@ class _Taken:
 
 
 def _is_own(table: str, bucket: str) -> bool:
-    return TableLocation(table).uri == TableLocation(default_table(bucket)).uri
+    given, own = TableLocation(table), TableLocation(default_table(bucket))
+    if given.is_s3 or own.is_s3:
+        return given.uri == own.uri
+    # There may be links on the way.
+    return given.folder.resolve() == own.folder.resolve()
 
 
 def _continued(progress: Progress, before: int) -> Progress:

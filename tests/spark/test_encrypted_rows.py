@@ -28,7 +28,7 @@ from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import LargeValue
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_chain import check_table_chain, link_of_row
-from holdfast.shared_fs.archive.table_location import default_table
+from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket import open_bucket
 from holdfast.shared_fs.encryption.data_keys import TenantKeys
 from holdfast.shared_fs.encryption.master_keys import MasterKey
@@ -248,8 +248,12 @@ def test_an_export_with_the_keys_writes_clear_values_and_headers_to_a_table_of_i
     encrypted.world.publish()
     assert encrypted.export().rows == 1
     assert encrypted.rows() == [*expected[:3], ("notes", 4, None, b"later", {}), *expected[3:]]
-    with pytest.raises(InvalidArgumentError, match="another one than the bucket's own"):
-        encrypted.export(default_table(encrypted.world.url))
+    own = default_table(encrypted.world.url)
+    folder, link = TableLocation(own).folder, encrypted.world.root / "link"
+    link.symlink_to(folder.parent)
+    for table in (own, f"file://{link}/{folder.name}"):
+        with pytest.raises(InvalidArgumentError, match="another one than the bucket's own"):
+            encrypted.export(table)
 
 
 def test_the_chain_of_a_store_is_proved_by_a_table_in_clear(encrypted: Encrypted) -> None:
