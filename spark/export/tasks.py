@@ -34,7 +34,7 @@ from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
 from holdfast.spark.rows.column_rows import ColumnPiece, rows_of
 from holdfast.spark.rows.decrypting import ExportKeys, RowDecrypter
-from holdfast.spark.rows.gathering import RowBatch, RowGathering
+from holdfast.spark.rows.gathering import RowBatch, RowGathering, once_read
 from holdfast.spark.rows.images import Images
 from holdfast.spark.rows.log_rows import LogRows
 from holdfast.spark.rows.plain_images import PlainStore
@@ -209,7 +209,7 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
             if decrypter is not None:
                 names = image.former_names
                 found = (decrypter.piece(piece, names) for piece in rows_of(found))
-            for piece in found:
+            for piece in once_read(found):
                 output.add(piece)
             mark = image.watermark()
     except ObjectMissingError:

@@ -32,9 +32,9 @@ from holdfast.shared_fs.store_file.chain import chain_schema as sql
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
 from holdfast.shared_fs.store_file.chain.kept_leaves import kept_leaf_of, kept_leaf_of_set
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE
+from holdfast.spark.rows.gathering import once_read
 from holdfast.spark.rows.rows import (
     BASE,
-    BATCH_ROWS,
     CONFIGURE,
     LEAF,
     SET,
@@ -46,11 +46,6 @@ from holdfast.spark.rows.rows import (
 from holdfast.spark.tables.watermarks import Watermark
 
 _LARGEST: Final = (1 << 63) - 1
-#: How many messages of a stream, or entries of a kv, are beyond a link.
-_COUNT_BEYOND: Final = (
-    "SELECT count(*) FROM messages WHERE seq > ?",
-    "SELECT count(*) FROM entries WHERE revision > ?",
-)
 
 
 class ChainStart(NamedTuple):
@@ -101,8 +96,13 @@ class ImageChain:
     ) -> Iterator[Piece]:
         """Yield the pieces of a reading with the chain in their rows, all of which are changes.
         `beginning` has the revision after which they are, and the time of the image. Raises
-        StoreDamagedError."""
-        self._check(start)
+        StoreDamagedError before any of them."""
+        found = self._filled(pieces, start, origin, beginning)
+        yield from once_read(found, lambda: self._check(start))
+
+    def _filled(
+        self, pieces: Iterable[Piece], start: ChainStart, origin: RowOrigin, beginning: ExportedRow
+    ) -> Iterator[Piece]:
         kept = _KeptLeaves(self._execute, start.link.seq)
         chain, last_revision = start.link.chain, beginning.revision
         if not start.is_known:
@@ -136,15 +136,12 @@ class ImageChain:
         self._compare(chain)
 
     def _check(self, start: ChainStart) -> None:
-        """Compare the chain before any row is written, if there are so many that some would be."""
-        execute = self._execute
-        count: Any = execute(_COUNT_BEYOND[self._is_kv], (start.link.seq,)).get
-        if count > BATCH_ROWS:
-            chain = start.link.chain
-            for seq, leaf in self._stored.leaves(execute, has_subjects=self._has_subjects):
-                if seq > start.link.seq:
-                    chain = after(chain, leaf)
-            self._compare(chain)
+        """Compare the chain that all messages of the image give."""
+        chain = start.link.chain
+        for seq, leaf in self._stored.leaves(self._execute, has_subjects=self._has_subjects):
+            if seq > start.link.seq:
+                chain = after(chain, leaf)
+        self._compare(chain)
 
     def _compare(self, chain: bytes) -> None:
         if chain != self.value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from operator import attrgetter, itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -35,6 +35,7 @@ _HEADERS_OF: Final[dict[Shape, Callable[[Any], Any]]] = {
     Shape.ENTRIES: itemgetter(4),
     Shape.CHANGES: attrgetter("headers"),
 }
+_AnyPiece = TypeVar("_AnyPiece", bound=Piece | ColumnPiece)
 
 
 class RowBatch(NamedTuple):
@@ -92,8 +93,7 @@ class RowGathering:
         self._row_count += len(piece.rows)
         self.row_count += len(piece.rows)
         if self._row_count < BATCH_ROWS:
-            values = filter(None, map(_VALUE_OF[piece.shape], piece.rows))
-            self._value_bytes += sum(map(len, values))
+            self._value_bytes += _value_bytes(piece)
         if self._row_count >= BATCH_ROWS or self._value_bytes >= BATCH_BYTES:
             yield from self.rest()
 
@@ -117,6 +117,32 @@ class RowGathering:
         self._row_count -= found
         self.row_count -= found
         return True
+
+
+def once_read(
+    pieces: Iterator[_AnyPiece], check: Callable[[], None] = lambda: None
+) -> Iterator[_AnyPiece]:
+    """Yield the pieces of a store that fits into a batch once all of them were read: so whatever is
+    wrong with it is found while none of its rows is among those of other stores. Those of a larger
+    one are checked first."""
+    held: list[_AnyPiece] = []
+    row_count = value_bytes = 0
+    for piece in pieces:
+        held.append(piece)
+        row_count += piece.row_count
+        value_bytes += _value_bytes(piece)
+        if row_count > BATCH_ROWS or value_bytes > BATCH_BYTES:
+            check()
+            yield from held
+            yield from pieces
+            return
+    yield from held
+
+
+def _value_bytes(piece: Piece | ColumnPiece) -> int:
+    if isinstance(piece, ColumnPiece):
+        return int(piece.columns.values.nbytes)
+    return sum(map(len, filter(None, map(_VALUE_OF[piece.shape], piece.rows))))
 
 
 def _exported(piece: Piece) -> Iterator[Piece]:

@@ -164,6 +164,10 @@ class Piece(NamedTuple):
     shape: Shape
     rows: Sequence[tuple[Any, ...]]
 
+    @property
+    def row_count(self) -> int:
+        return len(self.rows)
+
 
 def batch_of(pieces: Sequence[Piece]) -> pa.RecordBatch:
     """Return pieces of one shape, at least one, as a batch."""

@@ -294,6 +294,25 @@ def test_a_box_in_a_snapshot_that_is_not_encrypted_does_not_stand_for_its_leaf(
     assert report.rows == 0
 
 
+@pytest.mark.parametrize("value_bytes", [10, 900_000])
+def test_a_store_with_a_wrong_chain_keeps_no_other_from_the_table(
+    world: BucketWorld, value_bytes: int
+) -> None:
+    """Neither if both together fill a batch nor if it is larger than one."""
+    others = stream("accounts")
+    world.change(others, CHAIN, *[message(seq, b"other") for seq in range(1, 8186)])
+    ledger(world, *[bytes(value_bytes)] * 10)
+    chain = world.held[LEDGER].file.chain
+    chain.go_back(chain.state._replace(value=bytes(32)))
+    ledger(world, b"last")
+    world.publish()
+    nothing: Any = None
+    report = exporting.export(nothing, world.url)
+    [damaged] = report.damaged
+    assert "do not give its chain" in damaged
+    assert {row["store"] for row in rows_of(world)} == {others.name}
+
+
 def test_a_store_that_is_made_anew_or_gets_its_chain_later_begins_a_new_one(
     world: BucketWorld,
 ) -> None:
