@@ -19,6 +19,7 @@ import json
 import mmap
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice, takewhile
@@ -104,11 +105,9 @@ class StoreImage:
         self._archive = archive
         self._pages = content if isinstance(content, ImagePages) else None
         self._is_borrowed = slot is not None and isinstance(content, bytes)
-        try:
+        with _telling(store):
             self._connection, names = _opened(content, slot)
             self._begin(content, names, large_bytes)
-        except apsw.Error as error:
-            raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
 
     def _begin(
         self, content: bytes | Path | ImagePages, names: frozenset[str], large_bytes: int
@@ -183,7 +182,12 @@ class StoreImage:
         return zlib.crc32(self._config.encode()) if self._config else 0
 
     def reading(self, since: Watermark | None, part: int = 0, parts: int = 1) -> ImageReading:
-        """Return the `part`-th of `parts` equal parts of the changes after `since`."""
+        """Return the `part`-th of `parts` equal parts of the changes after `since`. Raises
+        StoreDamagedError."""
+        with _telling(self.store):
+            return self._reading(since, part, parts)
+
+    def _reading(self, since: Watermark | None, part: int, parts: int) -> ImageReading:
         after = 0 if since is None else since.revision
         self._known = since
         is_reset = since is not None and not self._continues(since)
@@ -214,18 +218,16 @@ class StoreImage:
         return not self._connection.execute(statements.HAS_CONFIGURED, (after,)).get
 
     def pieces(self, reading: ImageReading, run: int, source: str) -> Iterator[Piece | ColumnPiece]:
-        """Yield the changes of a reading, in the order of revisions."""
+        """Yield the changes of a reading, in the order of revisions. Raises StoreDamagedError."""
         origin = RowOrigin(self.store, self.meta.epoch, run, source)
         found = self._pieces(origin, reading)
         if reading.chain is not None and self._chain is not None:
             beginning = ExportedRow(BASE, reading.after, None, None, self.meta.time, None, None)
             found = self._chain.filled(rows_of(found), reading.chain, origin, beginning)
-        try:
+        with _telling(self.store):
             if self._pages is not None:
                 self._bring(self._pages, reading)
             yield from found
-        except (apsw.Error, PageError) as error:
-            raise StoreDamagedError(store=str(self.store), reason=f"its image: {error}") from error
 
     def _pieces(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece | ColumnPiece]:
         if reading.is_reset:
@@ -465,6 +467,15 @@ class StoreImage:
             reason = f"the large value of {place!r} has other bytes than were stored"
             raise StoreDamagedError(store=str(self.store), reason=reason)
         return value
+
+
+@contextmanager
+def _telling(store: StoreId) -> Iterator[None]:
+    """Say of which store an image is damaged."""
+    try:
+        yield
+    except (apsw.Error, PageError) as error:
+        raise StoreDamagedError(store=str(store), reason=f"its image: {error}") from error
 
 
 def _column_pieces(origin: RowOrigin, found: Iterator[SetColumns]) -> Iterator[ColumnPiece]:

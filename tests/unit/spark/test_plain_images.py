@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -148,6 +149,19 @@ def test_a_page_of_a_large_image_that_is_wrong_is_told(world: BucketWorld) -> No
     wrong[-8 * 1024 :] = bytes(8 * 1024)
     with pytest.raises(StoreDamagedError, match="many"):
         by_pages(SnapshotWork(stream("many"), version, None), bytes(wrong))
+
+
+def test_an_image_in_which_the_watermark_cannot_be_found_is_told(world: BucketWorld) -> None:
+    world.change(stream("many"), *messages(1, 500))
+    version, content = image(world, stream("many"))
+    opened = apsw.Connection(":memory:")
+    opened.deserialize("main", content)
+    root: Any = opened.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'messages'").get
+    wrong = bytearray(content)
+    wrong[(root - 1) * 1024 : root * 1024] = bytes(1024)
+    since = Watermark(1, 480, 480, time=version.time)
+    with pytest.raises(StoreDamagedError, match="many"):
+        by_pages(SnapshotWork(stream("many"), version, since), bytes(wrong))
 
 
 def test_streams_and_kvs_of_any_size_are_read_as_sqlite_reads_them(world: BucketWorld) -> None:
