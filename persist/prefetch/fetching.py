@@ -108,6 +108,8 @@ class WaitingRead:
 
     arrival: Arrival
     left: int
+    #: When it came here.
+    since: float
     #: They are all its own, so they bring what it wants.
     is_sure: bool = True
 

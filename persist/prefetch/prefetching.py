@@ -8,9 +8,10 @@ are dropped: what counts is that Linux has them now. Invariants:
 
 - Nothing that is fetched is ever part of an answer. If all of this is wrong, or off, reads are as
   right as without, and wait for the disk in the loop.
-- Waiting reads count as part of the inbox, which bounds them. A read waits for what is fetched for
-  it once, for fetches of others `_MAX_WAITS` times at most, and then runs: it comes to an end
-  however little memory the host has.
+- Waiting reads count as part of the inbox, which bounds them. A read that waits for longer than
+  `PREFETCH_SECONDS` is refused, whether it waits for the disk or for a thread. A read waits for
+  what is fetched for it once, for fetches of others `_MAX_WAITS` times at most, and then runs: it
+  comes to an end however little memory the host has.
 - What is fetched ahead and still held is bounded, for the server and for a tenant, by
   `MAX_PREFETCHED_BYTES`; what a read itself needs is fetched in any case, as it would be anyway.
 - `PARALLEL_FETCHES` threads read. Tenants take turns, and what a read waits for goes first.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from holdfast.persist.incarnation import Incarnation
@@ -89,6 +91,7 @@ class Prefetcher:
         self._room = SharedRoom(MAX_PREFETCHED_BYTES)
         self._places = SharedRoom(MAX_PREFETCH_STORES)
         self._leaving: list[tuple[CachedFile, CachedPiece]] = []
+        self._has_leaving = asyncio.Event()
         #: How many reads are put aside.
         self.waiting_count = 0
         self._failing = Trouble(logger, "store.prefetch_failed")
@@ -141,7 +144,7 @@ class Prefetcher:
             return True
         self._misses.value += 1
         self.waiting_count += 1
-        read = WaitingRead(arrival, len(fetches))
+        read = WaitingRead(arrival, len(fetches), asyncio.get_running_loop().time())
         for fetch in fetches:
             running = of.fetches.get(fetch)
             if running is None:
@@ -239,11 +242,11 @@ class Prefetcher:
             for _ in range(PARALLEL_FETCHES):
                 tasks.create_task(self._work())
             tasks.create_task(self._sweep())
+            tasks.create_task(self._let_go())
 
     async def _work(self) -> None:
         while True:
             await self._make(await self._queue.take())
-            await self._let_go()
 
     def _begin(self, of: PrefetchedStore, fetch: Fetch) -> RunningFetch:
         running = of.fetches[fetch] = RunningFetch(of, fetch)
@@ -271,12 +274,7 @@ class Prefetcher:
         except TimeoutError:
             self._failing.note("store=%s reason=%s", store, "the disk is slow", of=store)
             brought = FetchResult(of.file, (), 0, of.failures + 1)
-            refused = [read for read in running.waiting if read.left > 0]
-            self.waiting_count -= len(refused)
-            error = UnavailableError(reason=f"the disk does not answer reads of {store}")
-            self._inbox.refuse_waiting([read.arrival for read in refused], error)
-            for read in refused:
-                read.left = 0
+            self._refuse(of, running.waiting)
         else:
             self._failing.over(store)
         of.ended(fetch, brought)
@@ -299,17 +297,28 @@ class Prefetcher:
         self._pass_on(of)
         self._go_ahead(of)
 
+    def _refuse(self, of: PrefetchedStore, reads: Iterable[WaitingRead]) -> None:
+        """Refuse those of these reads that still wait."""
+        refused = [read for read in reads if read.left > 0]
+        for read in refused:
+            read.left = 0
+        self.waiting_count -= len(refused)
+        error = UnavailableError(reason=f"the disk does not answer reads of {of.store.id}")
+        self._inbox.refuse_waiting([read.arrival for read in refused], error)
+
     # What nobody needs any more
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
+            late = asyncio.get_running_loop().time() - PREFETCH_SECONDS
             for of in list(self._stores.values()):
                 self._pass_on(of)
+                for running in of.fetches.values():
+                    self._refuse(of, [read for read in running.waiting if read.since < late])
                 if of.fetches:
                     continue
                 if of.store.state is OpenState.CLOSED or not of.readers.readers:
                     self._forget(of)
-            await self._let_go()
 
     def _pass_on(self, of: PrefetchedStore) -> None:
         self._give_back(of, of.readers.pass_on(asyncio.get_running_loop().time()))
@@ -323,21 +332,19 @@ class Prefetcher:
     def _give_back(self, of: PrefetchedStore, pieces: Iterable[CachedPiece]) -> None:
         if of.file is not None:
             self._leaving += [(of.file, piece) for piece in pieces]
+        if self._leaving:
+            self._has_leaving.set()
         self._account(of)
 
     async def _let_go(self) -> None:
-        """Let what nobody needs any more leave memory: in a thread, since Linux may wait for all
-        processors meanwhile."""
-        leaving, self._leaving = self._leaving, []
-        if not leaving:
-            return
-
-        def give_back() -> None:
-            for file, piece in leaving:
-                file.give_back(piece.offset, piece.size_bytes)
-
-        await self._run_in_thread(give_back)
-        self._given_back_bytes.value += sum(piece.disk_bytes for _, piece in leaving)
+        """Let what nobody needs any more leave memory, until cancelled: in a thread, since Linux
+        may wait for all processors meanwhile."""
+        while True:
+            await self._has_leaving.wait()
+            self._has_leaving.clear()
+            leaving, self._leaving = self._leaving, []
+            await self._run_in_thread(partial(_give_back, leaving))
+            self._given_back_bytes.value += sum(piece.disk_bytes for _, piece in leaving)
 
     def _account(self, of: PrefetchedStore) -> None:
         """Let the room of all have what a store holds."""
@@ -345,6 +352,11 @@ class Prefetcher:
         self._room.give_back(tenant, of.held_bytes)
         self._room.take(tenant, held_bytes)
         of.held_bytes = held_bytes
+
+
+def _give_back(leaving: list[tuple[CachedFile, CachedPiece]]) -> None:
+    for file, piece in leaving:
+        file.give_back(piece.offset, piece.size_bytes)
 
 
 def _probes(pieces: Sequence[CachedPiece], start_seq: int, end_seq: int) -> list[int]:

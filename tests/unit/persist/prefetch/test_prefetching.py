@@ -82,8 +82,11 @@ class SlowThread:
 
     def __init__(self) -> None:
         self.may_run = asyncio.Event()
+        #: How often it was given something.
+        self.calls = 0
 
     async def __call__(self, function: Callable[[], Any], /) -> Any:
+        self.calls += 1
         await self.may_run.wait()
         return function()
 
@@ -210,6 +213,22 @@ async def test_a_read_that_waits_for_too_long_is_refused_and_may_be_tried_again(
         assert await found.page(1) == [1, 2]
 
 
+async def test_reads_that_wait_for_a_thread_are_refused_as_soon_as_those_that_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.persist.prefetch.prefetching.PREFETCH_SECONDS", 0.05)
+    monkeypatch.setattr("holdfast.persist.prefetch.prefetching._SWEEP_SECONDS", 0.001)
+    async with backfill(tmp_path) as found:
+        places = range(1, _COUNT, _COUNT // 12)
+        gets = [found.world.arrival(found.store, [frames.GET_MESSAGE, seq]) for seq in places]
+        gets = [each._replace(reply=f"{each.reply}.{at}") for at, each in enumerate(gets)]
+        refusals = await found.world.ask(*gets)
+        assert [refusal[0] for refusal in refusals] == ["unavailable"] * len(gets)
+        assert found.thread.calls < len(places), "each has had its turn"
+        assert found.world.prefetcher.waiting_count == 0
+        assert found.world.inbox.room.taken == 0
+
+
 async def test_without_room_nothing_is_fetched_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +269,7 @@ async def test_what_a_read_waits_for_is_fetched_before_what_is_ahead(tmp_path: P
     async with backfill(tmp_path) as found:
         of = PrefetchedStore(found.store, StoreReaders(100), 5, 0)
         queue = FetchQueue()
-        read = WaitingRead(found.world.arrival(found.store, [frames.HEAD]), 1)
+        read = WaitingRead(found.world.arrival(found.store, [frames.HEAD]), 1, 0.0)
         ahead = [RunningFetch(of, Fetch(seq, 1000, is_ahead=True)) for seq in (1, 2)]
         wanted = RunningFetch(of, Fetch(3, 1000), [read])
         for each in (*ahead, wanted):
@@ -269,7 +288,7 @@ async def test_a_fetch_that_moves_up_leaves_nothing_behind(tmp_path: Path) -> No
     async with backfill(tmp_path) as found:
         of = PrefetchedStore(found.store, StoreReaders(100), 5, 0)
         queue = FetchQueue()
-        read = WaitingRead(found.world.arrival(found.store, [frames.HEAD]), 1)
+        read = WaitingRead(found.world.arrival(found.store, [frames.HEAD]), 1, 0.0)
         # More is wanted all the time than the disk brings, so nothing ahead has its turn.
         queue.push(RunningFetch(of, Fetch(1, 1000), [read]))
         for seq in range(2, 100):
