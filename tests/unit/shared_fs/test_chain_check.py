@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.chain.hashing import GENESIS, after, leaf_of
+from holdfast.protocol.chain.hashing import GENESIS, ChainLink, after, leaf_of
 from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_SET_MESSAGE, CHANGE_TRIM
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.archive.table_chain import AckOutcome, KeptAck
 from holdfast.shared_fs.forks.growing import Growth, grow
+from holdfast.shared_fs.inspection.verification import Verifier
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.chain_world import ChainWorld
@@ -84,6 +86,24 @@ def test_a_message_that_vanishes_without_its_leaf_is_told(world: World) -> None:
     world.forge("DELETE FROM messages WHERE seq = 3; UPDATE meta SET count = 4, bytes = 4")
     verdict = world.verdict()
     assert (verdict.file, verdict.chain) == ("miscounted", "broken")
+
+
+def test_a_message_that_is_there_twice_is_told_also_of_what_was_kept(world: World) -> None:
+    world.write(VALUES)
+    world.forge(f"INSERT INTO leaves VALUES (3, x'{bytes(32).hex()}')")
+    links = [
+        ChainLink(seq, chain_of({each: VALUES[each] for each in range(1, seq + 1)}))
+        for seq in (2, 4)
+    ]
+    verdict = Verifier(world.layout, world.bucket).verify(STORE, links)
+    assert verdict.chain == "broken"
+    assert any("its file has a message twice" in each for each in verdict.problems)
+    assert verdict.acks == {
+        "its file": [
+            KeptAck(2, AckOutcome.MATCHED, 1),
+            KeptAck(4, AckOutcome.DIFFERS),
+        ]
+    }
 
 
 def test_changes_that_give_another_chain_than_their_owner_had_are_refused(world: World) -> None:
