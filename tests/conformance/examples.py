@@ -3,7 +3,8 @@
 Under one `##` heading the ```` ```python ```` blocks are one program, in order: they share their
 names and an event loop, and may `await` at the top level, as in `python -m asyncio`. `hf` is a
 client there, of a tenant that nobody else has. A ```` ```text ```` block right behind one of them
-is what it prints."""
+is what it prints. A block that begins with the name of a file is a program of its own, with
+arguments: other tests run those."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ DOCUMENTS = (
 #: What the documents say where the cluster is, and whose stores are used.
 _NATS, _TENANT = "nats://127.0.0.1:4222", 'tenant="acme"'
 
+_FILE_NAME = re.compile(r"# \w+\.py$", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
@@ -105,7 +107,9 @@ def _programs(document: str) -> list[Program]:
     for section in re.finditer(r"^## (.*)\n(?:(?!^## ).*\n)*", text, re.MULTILINE):
         examples = []
         for block, after in itertools.pairwise([*_FENCE.finditer(text, *section.span()), None]):
-            if block is not None and block[1] == "python":
+            if block is None or _FILE_NAME.match(block[2]):
+                continue
+            if block[1] == "python":
                 output = None
                 if after is not None and after[1] == "text":
                     adjoins = not text[block.end() : after.start()].strip()
