@@ -165,6 +165,8 @@ def _leaves(
 
 
 def _span(first_seq: int, last_seq: int, page: int, page_count: int) -> FileSpan:
+    if last_seq < first_seq:
+        raise NotATreeError("seqs out of order")
     return FileSpan(first_seq, last_seq, (page - 1) * PAGE_BYTES, page_count * PAGE_BYTES)
 
 

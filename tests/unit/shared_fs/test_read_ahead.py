@@ -196,6 +196,7 @@ def test_bytes_that_are_no_tree_are_found_out_or_bounded(
     try:
         for span in islice(spans(read_page, root, start_seq), 1000):
             assert span.offset >= 0 and span.size_bytes >= PAGE_BYTES
+            assert span.first_seq <= span.last_seq
     except NotATreeError:
         pass
 
