@@ -175,7 +175,8 @@ class Prefetcher:
         last_seq = 0 if file is None else file.meta.last_seq
         for operation, result in zip(operations, results, strict=False):
             places = asked([operation], last_seq, 1)
-            after = next_seq(operation, result) if places else None
+            # Nobody goes on where seqs here and there end.
+            after = next_seq(operation, result) if len(places) == 1 else None
             if after is not None:
                 size_bytes = (after - places[0].start_seq) * of.readers.message_bytes
                 of.readers.has_read(places[0].start_seq, after, size_bytes, now)

@@ -229,6 +229,16 @@ async def test_reads_that_wait_for_a_thread_are_refused_as_soon_as_those_that_wa
         assert found.world.inbox.room.taken == 0
 
 
+async def test_who_reads_here_and_there_has_not_read_what_is_between(tmp_path: Path) -> None:
+    async with backfill(tmp_path) as found:
+        found.thread.may_run.set()
+        seqs = [frames.GET_SEQS, [1, 100]]
+        [[[rows, _]]] = await found.world.ask(found.world.arrival(found.store, seqs))
+        assert [row[0] for row in rows] == [1, 100]
+        assert await found.page(101) == [101, 102]
+        assert found.world.prefetcher.window_bytes == 0
+
+
 async def test_without_room_nothing_is_fetched_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
