@@ -201,6 +201,19 @@ def test_bytes_that_are_no_tree_are_found_out_or_bounded(
         pass
 
 
+def test_a_tree_whose_seqs_go_back_is_found_out() -> None:
+    # An interior page with the leaves 2 up to seq 10, 3 up to seq 5, and 4.
+    cells = b"\0\0\0\2\x0a" + b"\0\0\0\3\x05"
+    pointers = (1000).to_bytes(2, "big") + (1005).to_bytes(2, "big")
+    header = b"\x05\0\0\0\2\0\0\0\0\0\0\4"
+    page = (header + pointers).ljust(1000, b"\0") + cells.ljust(PAGE_BYTES - 1000, b"\0")
+    leaf = b"\x0d".ljust(PAGE_BYTES, b"\0")
+    found = spans(lambda number: page if number == 1 else leaf, 1, 1, leaf_by_leaf=True)
+    assert next(found).last_seq == 10
+    with pytest.raises(NotATreeError):
+        next(found)
+
+
 def test_what_was_let_go_is_brought_from_the_disk_and_then_held(tmp_path: Path) -> None:
     cache = host_cache()
     if cache is None:
