@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from holdfast.protocol.errors import (
@@ -96,6 +96,32 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
     begun = time.monotonic()
     bucket = _bucket(job.bucket)
     before = bucket.usage.total()
+    spoiled: list[StoreOutcome] = []
+    while True:
+        left_out = {one.store for one in spoiled}
+        stores = tuple(work for work in task.stores if work.store not in left_out)
+        try:
+            outcome = _attempt(job, bucket, replace(task, stores=stores))
+            break
+        except _SpoiledError as error:
+            spoiled.append(error.outcome)
+    outcome.stores += spoiled
+    outcome.usage = bucket.usage.total() - before
+    outcome.seconds = time.monotonic() - begun
+    return outcome
+
+
+class _SpoiledError(Exception):
+    """A store is damaged, and some of its rows are in files already, among those of other stores.
+    Everything else is read again without it."""
+
+    def __init__(self, outcome: StoreOutcome) -> None:
+        super().__init__(outcome.damage)
+        self.outcome = outcome
+
+
+def _attempt(job: Job, bucket: Bucket, task: Task) -> TaskOutcome:
+    """Read a task and write its files. Raises _SpoiledError."""
     outcome = TaskOutcome()
     name = f"{job.run:06d}-{secrets.token_hex(8)}"
     snapshots = [work for work in task.stores if isinstance(work, SnapshotWork)]
@@ -113,8 +139,6 @@ def run_task(job: Job, task: Task) -> TaskOutcome:
         if outcome.log_marks is not None:
             outcome.files = output.finish()
             outcome.row_count = output.row_count
-    outcome.usage = bucket.usage.total() - before
-    outcome.seconds = time.monotonic() - begun
     return outcome
 
 
@@ -223,10 +247,10 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
         KeyUnavailableError,
         TenantShreddedError,
     ) as error:
+        damaged = StoreOutcome(store, work.parts, 0, None, damage=str(error))
         if not output.drop(store, output.row_count - before):
-            # Some of its rows are already written, among rows of other stores.
-            raise
-        return StoreOutcome(store, work.parts, 0, None, damage=str(error))
+            raise _SpoiledError(damaged) from error
+        return damaged
     return StoreOutcome(store, work.parts, output.row_count - before, mark, reading.is_reset)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,9 @@ from holdfast.spark.rows.column_rows import ColumnPiece
 from holdfast.spark.rows.image_rows import ImageReading, StoreImage
 from holdfast.spark.rows.image_slot import ImageSlot
 from holdfast.spark.rows.plain_images import PlainImages, PlainStore
-from holdfast.spark.rows.planning import SnapshotWork, plan
+from holdfast.spark.rows.planning import SnapshotWork, Task, plan
 from holdfast.spark.rows.rows import Piece, RowOrigin, batch_of
+from holdfast.spark.sqlite_pages import pages
 from holdfast.spark.tables.order import is_sorted
 from holdfast.spark.tables.table import FILE_SCHEMA
 from holdfast.spark.tables.watermarks import Watermark
@@ -149,6 +152,35 @@ def test_a_page_of_a_large_image_that_is_wrong_is_told(world: BucketWorld) -> No
     wrong[-8 * 1024 :] = bytes(8 * 1024)
     with pytest.raises(StoreDamagedError, match="many"):
         by_pages(SnapshotWork(stream("many"), version, None), bytes(wrong))
+
+
+def test_a_large_store_that_is_found_damaged_late_keeps_no_other_from_the_table(
+    world: BucketWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_LEAVES_BYTES", 64 * 1024)
+    first, damaged, last = map(stream, ("a", "b", "c"))
+    for store in (first, last):
+        world.change(store, *messages(1, 4))
+    for begin in range(1, 16_000, 4000):
+        world.change(damaged, *messages(begin, begin + 4000, b"x" * 60))
+    works = [SnapshotWork(store, image(world, store)[0], None) for store in (first, last)]
+    version, content = image(world, damaged)
+    wrong = bytearray(content)
+    # Whoever can write to the bucket has put it there, with its sha256.
+    late = len(wrong) // 1024 * 85 // 100 * 1024
+    wrong[late : late + 1024] = bytes(1024)
+    body = zstandard.ZstdCompressor().compress(bytes(wrong))
+    world.bucket.put_new("forged", body)
+    sha256 = hashlib.sha256(wrong).hexdigest()
+    forged = replace(version, key="forged", length=len(body), sha256=sha256, frames=None)
+    works.insert(1, SnapshotWork(damaged, forged, None))
+
+    location = TableLocation(f"file://{tmp_path}/table")
+    outcome = run_task(Job(world.url, location, BY_TENANT, 1), Task(tuple(works)))
+    found = {one.store: one for one in outcome.stores}
+    assert found[damaged].damage is not None and found[damaged].mark is None
+    assert [found[store].row_count for store in (first, last)] == [3, 3]
+    assert (outcome.row_count, sum(file.row_count for file in outcome.files)) == (6, 6)
 
 
 def test_an_image_in_which_the_watermark_cannot_be_found_is_told(world: BucketWorld) -> None:
