@@ -126,6 +126,14 @@ def world(runner: asyncio.Runner, nats: NatsServer, tmp_path: Path) -> Iterator[
         yield found
 
 
+class _DiskOfBoth(Disk):
+    """The coordinator's disk, in the process of the server: it would not see the server's lock, and
+    take the process for ended while the server connects later than itself."""
+
+    def is_locked(self, path: Path) -> bool:
+        return True
+
+
 @asynccontextmanager
 async def _running(nats: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
@@ -138,7 +146,7 @@ async def _running(nats: NatsServer, tmp_path: Path) -> AsyncIterator[World]:
         ]
         for bus in buses:
             stack.push_async_callback(bus.close)
-        coordinator = Coordinator(buses[0], Storage(layout, Disk(), tokens=tokens))
+        coordinator = Coordinator(buses[0], Storage(layout, _DiskOfBoth(), tokens=tokens))
         # It takes frames directly too, of those who want that.
         door = SocketDoor(tmp_path / "direct", "s1", lambda: buses[1].max_payload_bytes + 8)
         knows = knows_holders(tokens, Subjects(), asyncio.to_thread)
