@@ -16,6 +16,7 @@ from holdfast.bench.compare.compare_jetstream import PLANS, compare
 from holdfast.bench.compare.side_holdfast import HoldfastSide
 from holdfast.bench.harness import FORMAT
 from holdfast.bench.read_back import ReadBackRow, WrongReadBackError
+from tests.support.effort import tries
 from tests.support.forked_bench import forked_servers, quick_options
 
 _RUN_SECONDS = 110.0
@@ -137,14 +138,18 @@ def children(pid: int) -> list[int]:
     return [int(child) for one in threads for child in (one / "children").read_text().split()]
 
 
-def test_a_backfill_is_measured_at_the_tail_of_both_sides(tmp_path: Path) -> None:
+def test_a_backfill_is_measured_at_the_tail(tmp_path: Path) -> None:
     data, json_file = tmp_path / "data", tmp_path / "report.json"
     data.mkdir()
-    done = holdfast("bench", "backfill", "--quick", "--data", str(data), "--json", str(json_file))
+    # Beside all other tests JetStream's side has taken more than a minute for its part.
+    sides = tries(["holdfast"], ["holdfast"], ["holdfast", "jetstream"])
+    only = [argument for side in sides for argument in ("--only", side)]
+    to = ("--data", str(data), "--json", str(json_file))
+    done = holdfast("bench", "backfill", "--quick", *only, *to)
     assert done.returncode == 0, done.stderr
     assert list(data.iterdir()) == []
     [report] = json.loads(json_file.read_text())["reports"]
-    assert [work["name"] for work in report["works"]] == ["holdfast", "jetstream"]
+    assert [work["name"] for work in report["works"]] == sides
     for work in report["works"]:
         assert set(work["sides"]) == {"alone", "beside a backfill"}
         for side in work["sides"].values():
