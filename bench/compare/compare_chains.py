@@ -19,10 +19,11 @@ from typing import Final
 
 import uvloop
 
+from holdfast.bench.compare.bursts import begin_round, compared_rounds, there_and_back
 from holdfast.bench.compare.side_holdfast import BENCH_TENANT, HoldfastSide, holdfast_side
 from holdfast.bench.compare.works import FULL, QUICK, Append, Sizes
-from holdfast.bench.figures import figures_table, shown
-from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, timed
+from holdfast.bench.figures import figures_table
+from holdfast.bench.harness import Goal, Report, Table, Work, timed
 from holdfast.bench.load import LoadReport, no_collection
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
@@ -51,7 +52,6 @@ _BURST_SECONDS: Final = 0.5
 _SERVER: Final = "s1"
 #: Later than the server applies what waits, so that files have all messages of a round.
 _SETTLE_SECONDS: Final = 1.5
-_ROUND_SECONDS: Final = 300.0
 
 
 def run(options: BenchOptions) -> Report:
@@ -97,16 +97,9 @@ async def _run_work(
     async with connect(clusters[CHAIN].url, tenant=BENCH_TENANT) as client:
         for stream in works[CHAIN].streams:
             await client.stream(stream).configure(chain=True)
-    rounds: dict[str, list[Figures]] = {side: [] for side in sides}
-    for number in range(options.rounds):
-        async with asyncio.timeout(_ROUND_SECONDS):
-            figures = await _round(works, sides, quick=options.quick)
-        for side, of_side in figures.items():
-            of_side[_OF_PLAIN] = of_side[_FIGURE] / figures[PLAIN][_FIGURE]
-            rounds[side].append(of_side)
-        told = (f"{side} {shown(_FIGURE, each[_FIGURE])}" for side, each in figures.items())
-        options.say(f"  round {number + 1}: {', '.join(told)}")
-    measured = {side: Measurement(tuple(rounds[side])) for side in sides}
+    measured = await compared_rounds(
+        options, lambda: _round(works, sides, quick=options.quick), _FIGURE, _OF_PLAIN
+    )
     return Work(name, title, measured, (Goal(CHAIN, _OF_PLAIN, _AT_MOST, at_least=False),))
 
 
@@ -116,30 +109,20 @@ async def _round(
     """Run one round on new processes of the servers, and return the figures of each side."""
     operations = dict.fromkeys(works, 0)
     seconds, client_seconds = dict.fromkeys(works, 0.0), dict.fromkeys(works, 0.0)
-    for side, work in works.items():
-        if not quick:
-            await sides[side].restart_servers()
-        await work.prepare()
-        await work.load(work.variants[0])
-        await work.check()
+    await begin_round(works, sides, quick=quick)
     done = {side: LoadReport() for side in works}
     await asyncio.sleep(0 if quick else _SETTLE_SECONDS)
     before = {side: _used(sides[side]) for side in works}
-    # The first turn of each side is followed by the others in the opposite order, so that a trend
-    # touches all sides alike.
-    order = list(works)
-    for _ in range(1 if quick else _BURSTS):
-        for side in order:
-            work = works[side]
-            own = time.process_time()
-            with no_collection():
-                figures = await work.load(work.variants[0])
-            client_seconds[side] += time.process_time() - own
-            operations[side] += int(figures["operations"])
-            done[side].latencies_seconds += work.last_load.latencies_seconds
-            done[side].answers += work.last_load.answers
-            seconds[side] += figures["seconds"]
-        order.reverse()
+    for side in there_and_back(works, 1 if quick else _BURSTS):
+        work = works[side]
+        own = time.process_time()
+        with no_collection():
+            figures = await work.load(work.variants[0])
+        client_seconds[side] += time.process_time() - own
+        operations[side] += int(figures["operations"])
+        done[side].latencies_seconds += work.last_load.latencies_seconds
+        done[side].answers += work.last_load.answers
+        seconds[side] += figures["seconds"]
     await asyncio.sleep(0 if quick else _SETTLE_SECONDS)
     after = {side: _used(sides[side]) for side in works}
     for side, work in works.items():

@@ -19,10 +19,11 @@ from typing import Final
 
 import uvloop
 
+from holdfast.bench.compare.bursts import begin_round, compared_rounds, there_and_back
 from holdfast.bench.compare.side_holdfast import BENCH_TENANT, HoldfastSide, holdfast_side
 from holdfast.bench.compare.works import FULL, QUICK, Append, BenchWork, KvSet, Sizes
-from holdfast.bench.figures import figures_table, shown
-from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, timed
+from holdfast.bench.figures import figures_table
+from holdfast.bench.harness import Goal, Report, Table, Work, timed
 from holdfast.bench.load import no_collection
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
@@ -53,7 +54,6 @@ WORK_NAMES: Final = tuple(_WORKS)
 _BURSTS: Final = 8
 _BURST_SECONDS: Final = 0.5
 _SERVER: Final = "s1"
-_ROUND_SECONDS: Final = 300.0
 
 
 def run(options: BenchOptions) -> Report:
@@ -115,17 +115,10 @@ def _work(name: str, side: HoldfastSide, sizes: Sizes) -> BenchWork:
 async def _run_work(
     options: BenchOptions, name: str, sizes: Sizes, sides: Mapping[str, HoldfastSide]
 ) -> Work:
-    rounds: dict[str, list[Figures]] = {side: [] for side in sides}
     works = {side: _work(name, sides[side], sizes) for side in sides}
-    for number in range(options.rounds):
-        async with asyncio.timeout(_ROUND_SECONDS):
-            figures = await _round(works, sides, quick=options.quick)
-        for side, of_side in figures.items():
-            of_side[_OF_OPEN] = of_side[_FIGURE] / figures[OPEN][_FIGURE]
-            rounds[side].append(of_side)
-        told = (f"{side} {shown(_FIGURE, each[_FIGURE])}" for side, each in figures.items())
-        options.say(f"  round {number + 1}: {', '.join(told)}")
-    measured = {side: Measurement(tuple(rounds[side])) for side in sides}
+    measured = await compared_rounds(
+        options, lambda: _round(works, sides, quick=options.quick), _FIGURE, _OF_OPEN
+    )
     return Work(name, _WORKS[name], measured, (Goal(TOKENS, _OF_OPEN, _AT_MOST, at_least=False),))
 
 
@@ -135,26 +128,16 @@ async def _round(
     """Run one round on new processes of the servers, and return the figures of each side."""
     operations = dict.fromkeys(works, 0)
     seconds, used_seconds = dict.fromkeys(works, 0.0), dict.fromkeys(works, 0.0)
-    for side, work in works.items():
-        if not quick:
-            await sides[side].restart_servers()
-        await work.prepare()
-        await work.load(work.variants[0])
+    await begin_round(works, sides, quick=quick)
+    for side in there_and_back(works, 1 if quick else _BURSTS):
+        work = works[side]
+        before = sides[side].usage()[_SERVER].cpu_seconds
+        with no_collection():
+            figures = await work.load(work.variants[0])
+        used_seconds[side] += sides[side].usage()[_SERVER].cpu_seconds - before
+        operations[side] += int(figures["operations"])
+        seconds[side] += figures["seconds"]
         await work.check()
-    # The first turn of each side is followed by the others in the opposite order, so that a trend
-    # touches all sides alike.
-    order = list(works)
-    for _ in range(1 if quick else _BURSTS):
-        for side in order:
-            work = works[side]
-            before = sides[side].usage()[_SERVER].cpu_seconds
-            with no_collection():
-                figures = await work.load(work.variants[0])
-            used_seconds[side] += sides[side].usage()[_SERVER].cpu_seconds - before
-            operations[side] += int(figures["operations"])
-            seconds[side] += figures["seconds"]
-            await work.check()
-        order.reverse()
     return {
         side: {
             **timed(operations[side], seconds[side]),
