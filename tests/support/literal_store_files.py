@@ -9,7 +9,7 @@ import apsw
 
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 
-#: What every store has, as formats 6 to 8 have it.
+#: What every store has, as formats 6 to 10 have it.
 META: Final = """
 CREATE TABLE meta(
     id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,
@@ -23,7 +23,17 @@ CREATE TABLE outcomes(
     writer BLOB NOT NULL, counter INTEGER NOT NULL, time INTEGER NOT NULL, outcome BLOB NOT NULL,
     PRIMARY KEY (writer, counter)) STRICT, WITHOUT ROWID;
 """
-#: The entries of a kv, and a chain, in these formats.
+#: The messages of a stream, the entries of a kv, and a chain, in these formats.
+MESSAGES: Final = """
+CREATE TABLE messages(
+    seq INTEGER PRIMARY KEY, revision INTEGER NOT NULL, time INTEGER NOT NULL,
+    value BLOB NOT NULL, headers BLOB, replaced INTEGER, expires INTEGER,
+    body_bytes INTEGER) STRICT;
+CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
+CREATE TABLE msg_ids(
+    msg_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL,
+    time INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+"""
 ENTRIES: Final = """
 CREATE TABLE entries(
     revision INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, time INTEGER NOT NULL,

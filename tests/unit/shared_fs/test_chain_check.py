@@ -18,7 +18,7 @@ from holdfast.shared_fs.inspection.verification import Verifier
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.chain_world import ChainWorld
-from tests.support.literal_store_files import CHAIN, META, write_file
+from tests.support.literal_store_files import CHAIN, MESSAGES, META, write_file
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 
@@ -121,14 +121,7 @@ def test_changes_that_give_another_chain_than_their_owner_had_are_refused(world:
 #: A stream with a chain, as format 7 has it: message 1 was trimmed, 3 deleted, 2 and 4 are there.
 _FORMAT_7 = f"""
 {META}
-CREATE TABLE messages(
-    seq INTEGER PRIMARY KEY, revision INTEGER NOT NULL, time INTEGER NOT NULL,
-    value BLOB NOT NULL, headers BLOB, replaced INTEGER, expires INTEGER,
-    body_bytes INTEGER) STRICT;
-CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
-CREATE TABLE msg_ids(
-    msg_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL,
-    time INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+{MESSAGES}
 {CHAIN}
 INSERT INTO meta VALUES
     (1, 'acme', 1, 'notes', 5, 3, 's1', 'i1', 7, 9, 4, 2, 5, 0, '{{"chain": true}}');

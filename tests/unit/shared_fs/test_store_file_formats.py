@@ -17,7 +17,7 @@ from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from tests.support.literal_store_files import ENTRIES, META, write_file
+from tests.support.literal_store_files import ENTRIES, MESSAGES, META, write_file
 from tests.support.small_store_files import appends, reopened, rows_of
 from tests.support.tenant_keys import KEYS
 
@@ -92,26 +92,9 @@ def test_a_kv_with_a_history_of_format_6_is_read_and_written(path: Path) -> None
 
 
 #: A fork of the stream a.b, as format 9 has it: two encrypted messages of the parent, one in clear.
-_FORMAT_9 = """
-CREATE TABLE meta(
-    id INTEGER PRIMARY KEY CHECK (id = 1), tenant TEXT NOT NULL, kind INTEGER NOT NULL,
-    name TEXT NOT NULL, created INTEGER NOT NULL, epoch INTEGER NOT NULL, server TEXT NOT NULL,
-    incarnation TEXT NOT NULL, revision INTEGER NOT NULL, time INTEGER NOT NULL,
-    last_seq INTEGER NOT NULL, count INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    changes_from INTEGER NOT NULL, config TEXT) STRICT;
-CREATE TABLE changes(
-    revision INTEGER PRIMARY KEY, time INTEGER NOT NULL, change BLOB NOT NULL) STRICT;
-CREATE TABLE outcomes(
-    writer BLOB NOT NULL, counter INTEGER NOT NULL, time INTEGER NOT NULL, outcome BLOB NOT NULL,
-    PRIMARY KEY (writer, counter)) STRICT, WITHOUT ROWID;
-CREATE TABLE messages(
-    seq INTEGER PRIMARY KEY, revision INTEGER NOT NULL, time INTEGER NOT NULL,
-    value BLOB NOT NULL, headers BLOB, replaced INTEGER, expires INTEGER,
-    body_bytes INTEGER) STRICT;
-CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
-CREATE TABLE msg_ids(
-    msg_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL,
-    time INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+_FORMAT_9 = f"""
+{META}
+{MESSAGES}
 CREATE TABLE former_names(name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 INSERT INTO meta VALUES (1, 'acme', 1, 'fork', 5, 3, 's1', 'i1', 3, 9, 3, 3, 100, 0, NULL);
 INSERT INTO messages VALUES

@@ -35,7 +35,7 @@ from holdfast.shared_fs.store_file.chain.kept_leaves import kept_leaf_of, leaf_o
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, Box, leaf_in_box
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.chain_world import ChainWorld
-from tests.support.literal_store_files import CHAIN, ENTRIES, META, write_file
+from tests.support.literal_store_files import CHAIN, ENTRIES, MESSAGES, META, write_file
 from tests.support.stores import kv_id, stream_id
 from tests.support.tenant_keys import KEYS
 
@@ -279,14 +279,7 @@ def test_values_without_a_chain_are_decrypted_too(
 #: A stream with a chain, as format 10 has it: message 2 was deleted, and left its leaf.
 _STREAM_10: Final = f"""
 {META}
-CREATE TABLE messages(
-    seq INTEGER PRIMARY KEY, revision INTEGER NOT NULL, time INTEGER NOT NULL,
-    value BLOB NOT NULL, headers BLOB, replaced INTEGER, expires INTEGER,
-    body_bytes INTEGER) STRICT;
-CREATE INDEX messages_replaced ON messages(revision) WHERE replaced = 1;
-CREATE TABLE msg_ids(
-    msg_id TEXT PRIMARY KEY, seq INTEGER NOT NULL, revision INTEGER NOT NULL,
-    time INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+{MESSAGES}
 CREATE TABLE former_names(name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 {CHAIN}
 INSERT INTO meta VALUES
