@@ -26,7 +26,7 @@ from holdfast.coordinator.life import Life
 from holdfast.coordinator.membership_driver import KnownServers, MembershipDriver
 from holdfast.coordinator.peers.audit_outbox_watch import AuditOutboxWatch
 from holdfast.coordinator.peers.audit_recorder import AuditRecorder
-from holdfast.coordinator.peers.heartbeat_feed import HeartbeatFeed
+from holdfast.coordinator.peers.heartbeat_feed import MAX_MISSING_OWN_MESSAGES, HeartbeatFeed
 from holdfast.coordinator.peers.orders import Orders
 from holdfast.coordinator.peers.rebalancer import Rebalancer
 from holdfast.coordinator.quota_watch import QuotaWatch
@@ -37,6 +37,7 @@ from holdfast.coordinator.survey import Survey
 from holdfast.protocol.access.audit_event import AUDIT_STORE, AuditAction
 from holdfast.protocol.control import StoreState
 from holdfast.protocol.errors import DeposedError, StorageError
+from holdfast.protocol.limits import BUS_DEAD_LOOKS, BUS_LOOK_SECONDS
 from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.audit_trail import AuditTrail
@@ -47,6 +48,9 @@ logger = logging.getLogger("holdfast.coordinator")
 
 #: How often silent servers are looked for.
 TICK_SECONDS: Final = 0.1
+# Of a nats-server that stands still the bus finds out first, also where timers are late: a
+# coordinator that ended for that would be missing once it goes on.
+assert MAX_MISSING_OWN_MESSAGES * TICK_SECONDS > 1.2 * (BUS_DEAD_LOOKS + 1) * BUS_LOOK_SECONDS
 #: How often the coordinator looks for a later term, also when nobody asks for anything.
 TERM_WATCH_SECONDS: Final = 0.5
 

@@ -29,10 +29,10 @@ from holdfast.protocol.names import check_server
 
 logger = logging.getLogger("holdfast.coordinator")
 
-#: If this many own messages in a row do not come back on a connection that stands (5 s of
+#: If this many own messages in a row do not come back on a connection that stands (6 s of
 #: an active coordinator), the coordinator hears nothing. It can judge nobody and must
-#: end, so that another one takes over.
-MAX_MISSING_OWN_MESSAGES: Final = 50
+#: end, so that another one takes over. A connection that is silent altogether is replaced earlier.
+MAX_MISSING_OWN_MESSAGES: Final = 60
 #: How long an own message may wait for the connection. The next one follows soon.
 OWN_MESSAGE_TIMEOUT_SECONDS: Final = 0.1
 
