@@ -620,6 +620,10 @@ MAX_HELD_PUBLISHES: Final = 1024
 #: Open atomic batches of one stream, as in nats-server, and their bytes, which are in memory here.
 MAX_OPEN_BATCHES: Final = 50
 MAX_STAGED_BATCH_BYTES: Final = 32 * MIB
+#: Open fast batches of one stream, and of all streams of a gateway, as in nats-server. Their
+#: messages count among the unanswered ones.
+MAX_FAST_BATCHES: Final = 1000
+MAX_FAST_BATCHES_TOTAL: Final = 50_000
 #: Of one stream: subjects whose last seq is remembered for what is republished, and messages that
 #: wait for that of a subject. More are not republished.
 MAX_REPUBLISHED_SUBJECTS: Final = 16_384

@@ -213,6 +213,11 @@ def _batch(store: Store, operation: list[Any]) -> Result:
             raise InvalidArgumentError(
                 argument="batch", reason=f"operation {member[0]} cannot be part of a batch"
             )
+    if store.retention is not None and store.cipher is None and store.chain is None:
+        # Nothing can go wrong with one of them alone, so it is no different from a run.
+        run = run_within_limits(store, store.retention, members)
+        if run is not None:
+            return [[run.seq + at, run.revision + at] for at in range(run.length)]
     if store.is_stream:
         appending.check_batch(store, members)
     begun = store.begin_batch()

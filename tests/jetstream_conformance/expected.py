@@ -47,13 +47,7 @@ _ANYWHERE: Final[Mapping[str, Mapping[str, str]]] = {
 #: Of those the ones that measure time, and so may pass.
 UNSTEADY: Final = frozenset({"tests/test_consumer.py::test_consumer_reset_to_ack_floor"})
 #: Those that fail against holdfast alone.
-_HOLDFAST: Final[Mapping[str, Mapping[str, str]]] = {
-    "nats-jetstream": {
-        "tests/test_stream.py::test_stream_allow_batch_publish_round_trip": (
-            "it needs `allow_batched`, which the gateway refuses"
-        ),
-    },
-}
+_HOLDFAST: Final[Mapping[str, Mapping[str, str]]] = {}
 
 
 def expected_failures(suite: Suite, server: str) -> Mapping[str, str]:

@@ -202,6 +202,9 @@ batch_duplicate_message: Final = _fixed(
 batch_too_many_in_flight: Final = _fixed(429, 10210, "atomic publish too many inflight")
 fast_batch_disabled: Final = _fixed(400, 10205, "batch publish is disabled")
 fast_batch_pattern_invalid: Final = _fixed(400, 10206, "batch publish pattern is invalid")
+fast_batch_id_invalid: Final = _fixed(400, 10207, "batch publish ID is invalid")
+fast_batch_unknown: Final = _fixed(400, 10208, "batch publish ID unknown")
+fast_batch_too_many_in_flight: Final = _fixed(429, 10211, "batch publish too many inflight")
 
 # Consumers.
 consumer_not_found: Final = _fixed(404, 10014, "consumer not found")

@@ -9,9 +9,9 @@ from typing import Any, Final, Self
 from holdfast.gateway.jetstream.api import errors
 from holdfast.protocol.limits import MAX_CURSOR_ROWS
 
-#: The level of the API that the gateway supports. 3 is nats-server 2.12's; 4 began with fast
-#: ingest, which the gateway refuses, so no client may conclude from the level that it exists.
-API_LEVEL: Final = 3
+#: The level of the API that the gateway supports. 4 is nats-server 2.14's, of fast batches and
+#: resets of consumers. It also has `ack_policy: flow_control`, which the gateway refuses by itself.
+API_LEVEL: Final = 4
 #: Messages that a consumer has given up and that are still in the stream. Each is a row of its
 #: cursor in the stream's store. More than that many poisoned messages forget the oldest.
 MAX_GIVEN_UP: Final = 16 * 1024

@@ -366,10 +366,20 @@ class PubAcks:
         again = ',"duplicate":true' if duplicate else ""
         return b"%b%d%b" % (self._head, seq, f'{self._domain}{again},"val":"{total}"}}'.encode())
 
-    def committed(self, seq: int, batch: str, count: int, total: int | str | None = None) -> bytes:
-        """A whole atomic batch, with the seq of its last message."""
+    def committed(
+        self,
+        seq: int,
+        batch: str,
+        count: int,
+        total: int | str | None = None,
+        *,
+        duplicate: bool = False,
+    ) -> bytes:
+        """A whole batch, with the seq of its last message. `duplicate`: it is one message, which
+        was there already."""
         value = "" if total is None else f',"val":"{total}"'
-        fields = f'{self._domain}{value},"batch":{json.dumps(batch)},"count":{count}}}'
+        again = ',"duplicate":true' if duplicate else ""
+        fields = f'{self._domain}{again}{value},"batch":{json.dumps(batch)},"count":{count}}}'
         return b"%b%d%b" % (self._head, seq, fields.encode())
 
     def refused(self, error: ApiError) -> bytes:

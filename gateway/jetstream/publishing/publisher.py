@@ -11,15 +11,14 @@ of JetStream; they take the short way, in runs (`plain_runs.py`).
   that gateway got the message too. `on_deposed` is told.
 - What waits for owners is bounded, for all streams of a gateway together. Beyond that publishers
   get 429.
+- Messages of fast batches are those of `fast_publishing.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from abc import abstractmethod
 from collections import deque
-from collections.abc import Coroutine
 from typing import Any, Final
 
 from holdfast.client.handles.serving import ServingStream
@@ -28,73 +27,38 @@ from holdfast.gateway.jetstream.api import errors
 from holdfast.gateway.jetstream.api.advisories import BatchAbandonReason
 from holdfast.gateway.jetstream.api.errors import ApiError
 from holdfast.gateway.jetstream.api.headers import cut_status
+from holdfast.gateway.jetstream.api.publishing.fast_batch import FAST_SUFFIX
 from holdfast.gateway.jetstream.api.publishing.publish_headers import OF_JETSTREAM, has_batch
-from holdfast.gateway.jetstream.api.publishing.schedules import is_schedule
 from holdfast.gateway.jetstream.api.replies import PubAcks
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from holdfast.gateway.jetstream.publishing.atomic_batches import (
     AtomicBatches,
     WholeBatch,
 )
+from holdfast.gateway.jetstream.publishing.fast_publishing import FastPublishing
 from holdfast.gateway.jetstream.publishing.plain_runs import PlainRuns, waiting_bytes
+from holdfast.gateway.jetstream.publishing.publish_listener import PublishListener
+from holdfast.gateway.jetstream.publishing.publish_load import PublishLoad, Unanswered
 from holdfast.gateway.jetstream.publishing.publish_rules import PublishRules, counter_value
-from holdfast.gateway.jetstream.publishing.reading_pace import ReadingPace
 from holdfast.gateway.jetstream.publishing.refusals import api_error
-from holdfast.gateway.jetstream.publishing.scheduler import ScheduleListener
+from holdfast.gateway.jetstream.publishing.slow_appends import append_slowly, is_slow
 from holdfast.gateway.jetstream.wire.ports import ClientPort, PortMessage
 from holdfast.protocol.errors import (
     DeposedWriterError,
     HoldfastError,
     TooLargeError,
-    internal_error,
 )
 from holdfast.protocol.frames import Run
-from holdfast.protocol.limits import (
-    MAX_HELD_PUBLISHES,
-    MAX_UNANSWERED_PUBLISH_BYTES,
-    MAX_UNANSWERED_PUBLISHES,
-    MAX_VALUE_BYTES,
-)
-from holdfast.protocol.messages import Ack, Durability
+from holdfast.protocol.limits import MAX_HELD_PUBLISHES, MAX_VALUE_BYTES
+from holdfast.protocol.messages import Ack
 
 logger = logging.getLogger("holdfast.gateway")
 
 #: What a waiting message takes besides its value and headers.
 _WAITING_BYTES: Final = 512
 _PLAIN_LINE: Final = b"NATS/1.0\r\n"
-_OF_FAST_INGEST: Final = ".$FI"
-#: Whoever is answered so many at once has more publishers than these: what the others have sent
-#: meanwhile is worth gathering too.
-_CROWD: Final = 8
 _new: Final = tuple.__new__
 _TOO_MANY: Final = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
-
-
-class PublishLoad:
-    """What one gateway has received and not answered yet."""
-
-    __slots__ = ("_pace", "answered", "bytes", "count", "taken", "taken_bytes")
-
-    def __init__(self) -> None:
-        self._pace = ReadingPace()
-        self.count = 0
-        self.bytes = 0
-        self.answered = 0
-        #: All that was received so far.
-        self.taken = 0
-        self.taken_bytes = 0
-
-    def rest_seconds(self) -> float:
-        """Return how long the next messages may gather; called after each piece that arrives."""
-        return self._pace.after_piece(self.answered + self.count, self.count)
-
-
-class PublishListener(ScheduleListener):
-    """What a publisher tells the stream that it belongs to. Plain functions."""
-
-    @abstractmethod
-    def batch_abandoned(self, batch_id: str, reason: BatchAbandonReason) -> None:
-        """An atomic batch ended without being stored."""
 
 
 class _Waiting:
@@ -166,21 +130,31 @@ class StreamPublisher:
         self.tells = False
         self._store = store
         self._client = client
+        self._unanswered = Unanswered(load, client)
         self._runs = PlainRuns(store, self._take_run_answer)
         self._listener = listener
         self._acks = PubAcks(config.name, domain)
-        self._unanswered = 0
-        self._drained: asyncio.Future[None] | None = None
         #: Messages that came while the append before them takes its time; None if none does.
         self._held: deque[PortMessage] | None = None
         self._closed = False
         self._batches = AtomicBatches()
         self._batch_timer: asyncio.TimerHandle | None = None
+        self._rules = PublishRules(config, listener.now_ms)
+        self._fast = FastPublishing(
+            store,
+            client,
+            self._unanswered,
+            self._acks,
+            listener,
+            self._rules,
+            self._tell_stored,
+        )
         self.configure(config)
 
     def configure(self, config: ApiStreamConfig) -> None:
         """Go by this configuration from now on."""
         self._rules = PublishRules(config, self._listener.now_ms)
+        self._fast.configure(self._rules)
         self._plain = self._rules.plain
         self._answers = not config.no_ack
         self._max_bytes = config.max_msg_size if config.max_msg_size >= 0 else 1 << 62
@@ -189,17 +163,15 @@ class StreamPublisher:
         """Append nothing more, and answer nothing more."""
         self._closed = True
         self._held = None
-        self.settle(*self._runs.drop())
+        self._unanswered.settle(*self._runs.drop())
         self._batches.clear()
+        self._fast.clear()
         if self._batch_timer is not None:
             self._batch_timer.cancel()
 
     async def drained(self) -> None:
         """Return once every append is answered."""
-        while self._unanswered:
-            if self._drained is None:
-                self._drained = asyncio.get_running_loop().create_future()
-            await self._drained
+        await self._unanswered.drained()
 
     def receive(self, message: PortMessage) -> None:
         """Take a message on a subject of the stream. The callback of its subscriptions."""
@@ -207,8 +179,8 @@ class StreamPublisher:
             self._hold(message)
             return
         subject, reply, headers, payload = message
-        if reply and reply.endswith(_OF_FAST_INGEST):
-            self._refuse(message, errors.fast_batch_disabled())
+        if reply and reply.endswith(FAST_SUFFIX):
+            self._take_fast(message)
             return
         if headers and has_batch(headers):
             self._take_batched(message)
@@ -235,39 +207,38 @@ class StreamPublisher:
         self._append(message, append)
 
     def _append_plain(self, message: PortMessage) -> None:
-        load = self.load
-        if load.count >= MAX_UNANSWERED_PUBLISHES or load.bytes >= MAX_UNANSWERED_PUBLISH_BYTES:
+        unanswered = self._unanswered
+        if unanswered.is_full:
             self._refuse(message, errors.too_many_requests(), _TOO_MANY)
             return
         size_bytes = waiting_bytes(message)
-        load.count += 1
-        load.bytes += size_bytes
-        self._unanswered += 1
+        unanswered.take(len(message.headers) + len(message.payload), size_bytes)
         self._runs.add(message, size_bytes)
 
     def _append(self, message: PortMessage, append: NewMessage, stopped_schedule: str = "") -> None:
         self._runs.submit()
-        load = self.load
-        if load.count >= MAX_UNANSWERED_PUBLISHES or load.bytes >= MAX_UNANSWERED_PUBLISH_BYTES:
+        if self._unanswered.is_full:
             self._refuse(message, errors.too_many_requests(), _TOO_MANY)
             return
-        size_bytes = len(append.value) + len(append.headers) + _WAITING_BYTES
-        load.count += 1
-        load.bytes += size_bytes
-        load.taken += 1
-        load.taken_bytes += size_bytes - _WAITING_BYTES
-        self._unanswered += 1
-        waiting = _Waiting(self, message, append, size_bytes)
-        if stopped_schedule:
-            self._hold_others(waiting, self._append_and_stop(append, stopped_schedule))
-            return
-        if len(append.value) > MAX_VALUE_BYTES:
-            self._hold_others(waiting, self._append_large(append))
+        content_bytes = len(append.value) + len(append.headers)
+        waiting = _Waiting(self, message, append, content_bytes + _WAITING_BYTES)
+        self._unanswered.take(content_bytes, waiting.size_bytes)
+        if is_slow(append, stopped_schedule):
+            # Only then comes what is behind it.
+            self._held = deque()
+            self._listener.spawn(self._append_first(waiting, append, stopped_schedule))
             return
         try:
             self._store.append_soon(waiting, *append)
         except HoldfastError as error:
             waiting.set_result((error, 0, None))
+
+    def _take_fast(self, message: PortMessage) -> None:
+        """Take a message of a fast batch."""
+        if self._unanswered.is_full:
+            self._refuse(message, errors.too_many_requests(), _TOO_MANY)
+            return
+        self._fast.receive(message)
 
     def _take_batched(self, message: PortMessage) -> None:
         """Take a message of an atomic batch."""
@@ -296,35 +267,16 @@ class StreamPublisher:
     def _commit(self, message: PortMessage, commit: WholeBatch) -> None:
         self._runs.submit()
         waiting = _WaitingBatch(self, message, commit)
-        load = self.load
-        load.count += 1
-        load.bytes += waiting.size_bytes
-        self._unanswered += 1
+        self._unanswered.take(waiting.size_bytes, waiting.size_bytes)
         try:
             self._store.append_batch_soon(waiting, commit.messages)
         except HoldfastError as error:
             waiting.set_result((error, 0, None))
 
-    def _hold_others(
-        self, waiting: _Waiting, appending: Coroutine[Any, Any, Appended | ApiError]
-    ) -> None:
-        """Append what takes several requests, and only then what comes behind it."""
-        self._held = deque()
-        self._listener.spawn(self._append_first(waiting, appending))
-
     async def _append_first(
-        self, waiting: _Waiting, appending: Coroutine[Any, Any, Appended | ApiError]
+        self, waiting: _Waiting, append: NewMessage, stopped_schedule: str
     ) -> None:
-        try:
-            stored = await appending
-            answer: Any = (stored, 0, Durability.DEFAULT)
-        except HoldfastError as error:
-            answer = (error, 0, None)
-        except Exception as error:
-            # It costs this message; those that it holds go on.
-            logger.exception("jetstream.publish_failed stream=%s", self.stream)
-            answer = (internal_error("a publish", error), 0, None)
-        waiting.set_result(answer)
+        waiting.set_result(await append_slowly(self._store, append, stopped_schedule))
         held, self._held = self._held, None
         while held:
             # One of them may take its time again; then it holds the rest.
@@ -333,31 +285,6 @@ class StreamPublisher:
             if self._held is not None:
                 self._held.extend(held)
                 return
-
-    async def _append_and_stop(self, append: NewMessage, scheduler: str) -> Appended | ApiError:
-        """Append a message with which a schedule goes."""
-        last = await self._store.last(scheduler)
-        if last is not None and not is_schedule(last.headers):
-            return errors.schedule_scheduler_invalid()
-        packer = self._store.packer
-        operations = [packer.append_operation(append)]
-        if last is not None:
-            operations.append(packer.delete_operation([last.seq]))
-        stored, *_ = await self._store.batch(operations)
-        assert isinstance(stored, Appended)
-        return stored
-
-    async def _append_large(self, append: NewMessage) -> Appended:
-        subject, value, headers, msg_id, expected_last_seq, ttl_seconds, options = append
-        return await self._store.append(
-            subject,
-            value,
-            headers,
-            msg_id=msg_id,
-            expected_last_seq=expected_last_seq,
-            ttl_seconds=ttl_seconds,
-            options=options,
-        )
 
     def _hold(self, message: PortMessage) -> None:
         held = self._held
@@ -447,31 +374,26 @@ class StreamPublisher:
             if refusal is not None:
                 self._refuse(message, refusal)
             return
-        for append, (seq, _, time_ms, duplicate, total) in zip(
-            commit.messages, stored, strict=True
-        ):
-            if self.tells and not duplicate:
-                value = append.value if total is None else counter_value(total)
-                self._listener.stored(
-                    ServedMessage(seq, append.subject, time_ms, append.headers, value)
-                )
+        for append, each in zip(commit.messages, stored, strict=True):
+            if not each.duplicate:
+                self._tell_stored(append, each)
         last = stored[-1]
         body = self._acks.committed(last.seq, commit.batch_id, len(stored), last.total)
         self._reply(message.reply, body)
 
     def settle(self, count: int, size_bytes: int) -> None:
         """So many appends are done with."""
-        load = self.load
-        load.count -= count
-        load.answered += count
-        load.bytes -= size_bytes
-        if not load.count and count < _CROWD:
-            self._client.end_rest()
-        self._unanswered -= count
-        if not self._unanswered and self._drained is not None:
-            drained, self._drained = self._drained, None
-            if not drained.done():
-                drained.set_result(None)
+        self._unanswered.settle(count, size_bytes)
+
+    def _tell_stored(self, append: NewMessage, stored: Appended) -> None:
+        """Tell the stream's consumers of a message."""
+        self.stored_since = True
+        if self.tells:
+            seq, _, time_ms, _, total = stored
+            value = append.value if total is None else counter_value(total)
+            self._listener.stored(
+                ServedMessage(seq, append.subject, time_ms, append.headers, value)
+            )
 
     def _refuse(self, message: PortMessage, error: ApiError, headers: bytes = b"") -> None:
         self._reply(message.reply, self._acks.refused(error), headers)

@@ -11,7 +11,7 @@ from holdfast.client import Client
 from holdfast.gateway.jetstream.api.advisories import Advisories, Advisory
 from holdfast.gateway.jetstream.api.limits import NO_LIMITS, AccountLimits
 from holdfast.gateway.jetstream.origins.directory import OriginDirectory
-from holdfast.gateway.jetstream.publishing.publisher import PublishLoad
+from holdfast.gateway.jetstream.publishing.publish_load import PublishLoad
 from holdfast.gateway.jetstream.streams.delivery_fence import Presence
 from holdfast.gateway.jetstream.streams.new_stream import NewStream
 from holdfast.gateway.jetstream.streams.outflow import Outflow

@@ -38,7 +38,8 @@ from holdfast.gateway.jetstream.consumer_set.consumer_set import ConsumerSet
 from holdfast.gateway.jetstream.origins.copier import CopyingStream
 from holdfast.gateway.jetstream.origins.origin_set import OriginSet
 from holdfast.gateway.jetstream.origins.position import is_of_source
-from holdfast.gateway.jetstream.publishing.publisher import PublishListener, StreamPublisher
+from holdfast.gateway.jetstream.publishing.publish_listener import PublishListener
+from holdfast.gateway.jetstream.publishing.publisher import StreamPublisher
 from holdfast.gateway.jetstream.publishing.republishing_queue import RepublishingQueue
 from holdfast.gateway.jetstream.publishing.scheduler import Scheduler
 from holdfast.gateway.jetstream.streams.context import GatewayContext

@@ -154,6 +154,29 @@ def test_limits_that_concern_each_message_are_kept(
     come_out_alike(streams, *wanted)
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        [append("a"), append("b", headers=BLOCK), append("a")],
+        [append("a")] * 30,
+        [append("a"), append("a b")],
+        [append("a"), append("b", epoch=EPOCH - 1)],
+    ],
+)
+def test_a_batch_of_plain_appends_comes_out_as_if_each_was_looked_at(
+    streams: tuple[Bench, Bench], wanted: list[Any]
+) -> None:
+    together, singly = streams
+    for _ in range(2):
+        results = together.tick([frames.BATCH, wanted], append("z"))
+        assert results == singly.tick(
+            [frames.BATCH, [[*each, None] for each in wanted]], append("z")
+        )
+        assert together.broadcasts == singly.broadcasts
+        assert together.read(frames.GET_MESSAGES) == singly.read(frames.GET_MESSAGES)
+        assert together.store.revision == singly.store.revision
+
+
 def test_a_run_is_taken_back_with_its_tick(streams: tuple[Bench, Bench]) -> None:
     together, singly = streams
     together.tick(append("a"), append("b"), commit=False)

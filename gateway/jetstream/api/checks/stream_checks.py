@@ -150,7 +150,6 @@ def _checked(
     config = _with_permissions(config, pedantic)
     check_mirror(config)
     check_sources(config)
-    _check_refused(config)
     if not (config.subjects or config.origins):
         config = replace(config, subjects=(config.name,))
     _check_subjects(config, reserved)
@@ -288,12 +287,6 @@ def _with_rollups(config: ApiStreamConfig) -> ApiStreamConfig:
     if config.allow_rollup_hdrs:
         return config
     return replace(config, allow_rollup_hdrs=True, deny_purge=False)
-
-
-def _check_refused(config: ApiStreamConfig) -> None:
-    """Refuse what the gateway does not do."""
-    if config.allow_batched:
-        raise errors.stream_invalid_config("batch publishing is not supported")
 
 
 def _check_subjects(config: ApiStreamConfig, reserved: Sequence[str]) -> None:

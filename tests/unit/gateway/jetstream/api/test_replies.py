@@ -255,7 +255,7 @@ def test_an_account_as_nats_server_tells_it() -> None:
             "storage_max_stream_bytes": -1,
             "max_bytes_required": False,
         },
-        "api": {"level": 3, "total": 321, "errors": 216},
+        "api": {"level": 4, "total": 321, "errors": 216},
     }
     limited = AccountInfo(limits=AccountLimits(max_streams=5), domain="hub").to_json()
     assert (limited["limits"]["max_streams"], limited["domain"]) == (5, "hub")

@@ -116,6 +116,7 @@ def test_what_was_left_out_is_filled_in_and_told_in_the_servers_order() -> None:
         ),
         ({"allow_msg_counter": True}, {"allow_msg_counter": True}),
         ({"allow_atomic": True}, {"allow_atomic": True}),
+        ({"allow_batched": True}, {"allow_batched": True}),
         ({"metadata": {"a": "b", "_nats.level": "5"}}, {"metadata": {"a": "b"}}),
         ({"metadata": {"_nats.ver": "2.15.1"}}, {}),
         ({"template_owner": "", "mirror": None, "sources": []}, {}),
@@ -303,7 +304,6 @@ def test_what_nats_server_refuses_is_refused_with_its_words(
             10052,
             "sources of counters are not supported",
         ),
-        ({"allow_batched": True}, 500, 10052, "batch publishing is not supported"),
         ({"placement": {"tags": ["ssd"]}}, 400, 10005, "no suitable peers for placement"),
         ({"placement": {"cluster": "west"}}, 400, 10005, "no suitable peers for placement"),
         (

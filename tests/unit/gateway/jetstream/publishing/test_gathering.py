@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
-from holdfast.gateway.jetstream.publishing.publisher import PublishLoad, StreamPublisher
+from holdfast.gateway.jetstream.publishing.publish_load import PublishLoad
+from holdfast.gateway.jetstream.publishing.publisher import StreamPublisher
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.frames import Run
 from holdfast.protocol.messages import Ack, Durability
@@ -62,12 +63,12 @@ async def test_a_gateway_reads_at_once_from_few_publishers_and_lets_many_gather(
     publisher = StreamPublisher(*parts)
     for number in range(count):
         publisher.receive(PortMessage("s", f"_INBOX.{number}", b"", b"v"))
-    assert load.count == count
+    assert load.count == load.taken == load.taken_bytes == count
     store.send()
     [waiter] = store.waiters
     answer = Run(1, 1, count), 5, Durability.SYNCED
     waiter.set_result(Ack(1, 1, 5, Durability.SYNCED) if count == 1 else answer)
     assert client.answered == count
-    assert (load.count, load.answered) == (0, count)
+    assert (load.count, load.answered, load.taken) == (0, count, count)
     assert load.rest_seconds() == 0
     assert bool(client.ended_rests) == reads_at_once
