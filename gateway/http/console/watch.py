@@ -125,7 +125,8 @@ class ClusterWatch:
         there was one."""
         if self.turn == turn:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._turned.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._turned.wait()
         return self.turn != turn
 
     def begin(self) -> bytes:

@@ -169,7 +169,8 @@ class LiveFeed:
         if self._moved is None:
             self._moved = asyncio.get_running_loop().create_future()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._moved), _LOOK_SECONDS)
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await asyncio.shield(self._moved)
 
     def _woken(self) -> None:
         moved, self._moved = self._moved, None

@@ -60,7 +60,8 @@ class EventConnection(asyncio.Protocol):
         if self.is_paused and self.is_open:
             self._waiting = asyncio.get_running_loop().create_future()
             try:
-                await asyncio.wait_for(self._waiting, STALLED_SECONDS)
+                async with asyncio.timeout(STALLED_SECONDS):
+                    await self._waiting
             except TimeoutError:
                 self._transport.abort()
                 return False
