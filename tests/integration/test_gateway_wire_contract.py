@@ -20,6 +20,7 @@ from holdfast.protocol.errors import (
     NotAllowedError,
     TooLargeError,
 )
+from holdfast.protocol.limits import MAX_PORT_SUBJECTS_BYTES
 from tests.support.leaf_nats import running_leaf_nats
 from tests.support.nats_server import NatsServer
 from tests.support.received import DEADLINE_SECONDS
@@ -242,6 +243,31 @@ async def test_text_that_would_break_a_line_is_refused(world: World) -> None:
             await world.client.subscribe(bad, print)
     with pytest.raises(InvalidArgumentError):
         world.leaf.deliver("a", b"", reply="b", subject="no.ack")
+
+
+@pytest.mark.parametrize("subject", ["k" * 4080, "k" * 20_000, "é" * 2020])
+async def test_a_subscription_that_nats_would_end_the_connection_for_is_refused(
+    world: World, subject: str
+) -> None:
+    """Each reconnect would subscribe to it again."""
+    with pytest.raises(InvalidArgumentError):
+        await world.client.subscribe(subject, print)
+    await world.client.flush()
+    longest = "k" * MAX_PORT_SUBJECTS_BYTES
+    await world.client.subscribe(longest, print)
+    await world.client.flush()
+    assert world.client.connected
+
+
+async def test_who_is_told_to_end_as_a_flush_is_answered_ends(world: World) -> None:
+    flushing = asyncio.get_running_loop().create_task(world.client.flush())
+    flushes: set[asyncio.Future[object]] = world.client._flushes  # type: ignore[attr-defined]
+    # It has begun, and no answer can have come.
+    await asyncio.sleep(0)
+    next(iter(flushes)).set_result(None)
+    flushing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await flushing
 
 
 async def test_messages_arrive_in_order_with_their_header_blocks(world: World) -> None:

@@ -16,8 +16,8 @@ from typing import Final
 from holdfast.gateway.jetstream.wire.asking import Asking
 from holdfast.gateway.jetstream.wire.callbacks import call_all
 from holdfast.gateway.jetstream.wire.line_text import (
+    check_subscription,
     decoded,
-    is_field,
     is_reply_subject,
     is_wire_subject,
     subject_fields,
@@ -105,10 +105,7 @@ class ClientConnection(ClientPort):
         *,
         quick: Quick | None = None,
     ) -> PortSubscription:
-        if not is_wire_subject(subject):
-            raise InvalidArgumentError(argument="subject", reason=f"{subject[:100]!r}")
-        if queue and not is_field(queue):
-            raise InvalidArgumentError(argument="queue", reason=f"{queue[:100]!r}")
+        check_subscription(subject, queue)
         if self._client.is_closed:
             raise _closed()
         heard = functools.partial(self._heard, callback)
@@ -168,7 +165,8 @@ class ClientConnection(ClientPort):
         # A reconnect restores the subscriptions, and what was published before it is lost.
         self._flushes.add(answered)
         try:
-            await asyncio.wait_for(answered, _FLUSH_SECONDS)
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await answered
         except TimeoutError as error:
             reason = f"no answer within {_FLUSH_SECONDS:g} s"
             raise ConnectionFailedError(url="NATS", reason=reason) from error

@@ -31,6 +31,16 @@ def is_wire_subject(text: str) -> bool:
     return is_field(text) and ".." not in text and text[0] != "." and text[-1] != "."
 
 
+def check_subscription(subject: str, queue: str) -> None:
+    """Raise InvalidArgumentError unless a client can subscribe to this. nats-server closes the
+    connection for a line that is too long, and would close each later one, which subscribes anew.
+    """
+    if not is_wire_subject(subject) or len(subject.encode()) > MAX_PORT_SUBJECTS_BYTES:
+        raise _invalid("subject", subject)
+    if queue and not is_field(queue):
+        raise _invalid("queue", queue)
+
+
 def is_reply_subject(text: str) -> bool:
     """Tell whether `text` may be answered to: a subject without wildcards."""
     return is_wire_subject(text) and "*" not in text and ">" not in text

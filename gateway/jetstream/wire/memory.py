@@ -25,10 +25,9 @@ from holdfast.gateway.jetstream.wire.callbacks import call, call_all
 from holdfast.gateway.jetstream.wire.interest import Interest, SubjectWatch, has_wildcard
 from holdfast.gateway.jetstream.wire.line_text import (
     ACKS,
+    check_subscription,
     delivery_fields,
-    is_field,
     is_reply_subject,
-    is_wire_subject,
     subject_fields,
 )
 from holdfast.gateway.jetstream.wire.pipe import Pipe
@@ -342,10 +341,7 @@ class MemoryClient(_MemoryPort, ClientPort):
         *,
         quick: Quick | None = None,
     ) -> PortSubscription:
-        if not is_wire_subject(subject):
-            raise InvalidArgumentError(argument="subject", reason=f"{subject[:100]!r}")
-        if queue and not is_field(queue):
-            raise InvalidArgumentError(argument="queue", reason=f"{queue[:100]!r}")
+        check_subscription(subject, queue)
         if self._closed:
             raise _closed_error()
         if quick is not None:
@@ -390,7 +386,8 @@ class MemoryClient(_MemoryPort, ClientPort):
         if self._connected:
             self._out.send(lambda: self._in.send(lambda: _finish(answered)))
         try:
-            await asyncio.wait_for(answered, _FLUSH_SECONDS)
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await answered
         except TimeoutError as error:
             reason = f"no answer within {_FLUSH_SECONDS:g} s"
             raise ConnectionFailedError(url="NATS", reason=reason) from error
