@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Iterable
 from typing import Final
 
 from holdfast.protocol import subject_filters
@@ -66,19 +65,3 @@ def is_subset(subject: str, of: str) -> bool:
         if token == ">" or (token != expected and expected != "*"):
             return False
     return len(inner) == len(outer)
-
-
-def any_collide(subjects: Iterable[str], others: Iterable[str]) -> bool:
-    """Return whether any of the first collides with any of the second."""
-    others = tuple(others)
-    return any(subject_filters.overlaps(subject, other) for subject in subjects for other in others)
-
-
-def first_overlap(subjects: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first two subjects of a list that collide, None if there are none."""
-    seen = tuple(subjects)
-    for index, subject in enumerate(seen):
-        for other in seen[index + 1 :]:
-            if subject_filters.overlaps(subject, other):
-                return subject, other
-    return None

@@ -16,8 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.gateway.jetstream.api import names
+from holdfast.protocol.limits import MAX_MESSAGE_SUBJECT_BYTES
 
 _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*\((.*)\)\s*\}\}")
+#: Functions are longer than what they make.
+_MAX_DESTINATION_BYTES: Final = 4 * MAX_MESSAGE_SUBJECT_BYTES
 _MAX_INT32: Final = (1 << 31) - 1
 #: Makes one token, or several joined by dots, of the tokens of a subject.
 _Part = Callable[[Sequence[str]], str]
@@ -54,6 +57,17 @@ class SubjectTransform:
         if self._rest_at is not None:
             made += tokens[self._rest_at :]
         return ".".join(made)
+
+
+def check_transform(source: str, destination: str) -> None:
+    """Raise TransformError unless clients may ask for this transform. What it makes is bounded too,
+    since a destination can name a long token many times."""
+    if (
+        len(source.encode()) > MAX_MESSAGE_SUBJECT_BYTES
+        or len(destination.encode()) > _MAX_DESTINATION_BYTES
+    ):
+        raise TransformError("invalid subject")
+    SubjectTransform(source, destination)
 
 
 def _is_destination(destination: str) -> bool:

@@ -24,7 +24,12 @@ from holdfast.gateway.jetstream.api.requests.verbs import ApiCall, ApiVerb, pars
 from holdfast.gateway.jetstream.streams.account import Account
 from holdfast.gateway.jetstream.streams.context import GatewayContext
 from holdfast.gateway.jetstream.wire.ports import PortMessage, PortSubscription
-from holdfast.protocol.errors import ConnectionFailedError, HoldfastError
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    HoldfastError,
+    InvalidArgumentError,
+    TooLargeError,
+)
 from holdfast.protocol.limits import MAX_API_REQUESTS
 
 logger = logging.getLogger("holdfast.gateway")
@@ -33,6 +38,8 @@ logger = logging.getLogger("holdfast.gateway")
 QUEUE: Final = "hf.js"
 _REQUIRED_LEVEL: Final = "Nats-Required-Api-Level"
 _OURS: Final = "Holdfast-Gateway"
+#: Why a request is refused whose answer NATS would not carry.
+ANSWER_TOO_LARGE: Final = "the answer is larger than a message may be"
 
 #: Answers a request: the body of the reply, or None if it has been answered.
 Handler = Callable[[ApiCall, PortMessage], Awaitable[bytes | None]]
@@ -121,6 +128,9 @@ class ApiRouter:
             body = await self._handlers[call.verb](call, message)
         except ApiError as error:
             self._refuse(call, message, error)
+        except (InvalidArgumentError, TooLargeError) as error:
+            # What JetStream would accept, and the stream's store does not.
+            self._refuse(call, message, errors.stream_general_error(error))
         except HoldfastError as error:
             logger.warning("jetstream.request_failed verb=%s reason=%s", call.verb, error)
             self._refuse(call, message, errors.temporarily_unavailable())
@@ -142,13 +152,17 @@ class ApiRouter:
     def _reply(self, call: ApiCall, message: PortMessage, body: bytes) -> None:
         context = self._context
         if len(body) > context.client.max_payload_bytes - len(self._ours):
-            error = errors.stream_general_error("the answer is larger than a message may be")
-            self._refuse(call, message, error)
-        elif call.verb.startswith("CONSUMER."):
-            # In order with what the consumer delivers.
-            context.leaf.deliver(message.reply, body)
-        else:
-            context.client.publish(message.reply, body, headers=self._ours)
+            self._refuse(call, message, errors.stream_general_error(ANSWER_TOO_LARGE))
+            return
+        try:
+            if call.verb.startswith("CONSUMER."):
+                # In order with what the consumer delivers.
+                context.leaf.deliver(message.reply, body)
+            else:
+                context.client.publish(message.reply, body, headers=self._ours)
+        except InvalidArgumentError as error:
+            # Its reply subject is longer than NATS carries.
+            logger.debug("jetstream.not_answered verb=%s reason=%s", call.verb, error)
 
 
 def _is_supported(level: str) -> bool:

@@ -7,8 +7,6 @@ client publishes next is stored.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -42,7 +40,7 @@ from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig, Storag
 from holdfast.gateway.jetstream.catalogue.catalogue import Catalogue, StreamEntry
 from holdfast.gateway.jetstream.catalogue.draft import CatalogueChange, CatalogueDraft
 from holdfast.gateway.jetstream.catalogue.keeper import CatalogueKeeper
-from holdfast.gateway.jetstream.serving.api_router import Handler
+from holdfast.gateway.jetstream.serving.api_router import ANSWER_TOO_LARGE, Handler
 from holdfast.gateway.jetstream.serving.served_streams import ServedStreams
 from holdfast.gateway.jetstream.serving.stream_infos import StreamInfos
 from holdfast.gateway.jetstream.streams.account import Account
@@ -51,6 +49,8 @@ from holdfast.gateway.jetstream.streams.new_stream import NewStream
 from holdfast.gateway.jetstream.streams.reading import find
 from holdfast.gateway.jetstream.streams.served_stream import ServedStream
 from holdfast.gateway.jetstream.wire.ports import PortMessage
+from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
+from holdfast.protocol.subject_filters import check_filter
 
 #: Heads that are asked for at a time.
 _HEADS: Final = 256
@@ -205,16 +205,15 @@ class StreamApi:
     async def _info(self, call: ApiCall, message: PortMessage) -> bytes:
         asked = StreamInfoRequest.parse(message.payload)
         served = await self._served(call)
-        deleted: list[int] = []
-        if asked.deleted_details:
-            deleted = [seq async for seqs in served.store.gaps() for seq in seqs]
-        subjects: Mapping[str, int] = {}
+        most_bytes = self._context.client.max_payload_bytes
+        deleted = await _deleted(served, most_bytes) if asked.deleted_details else []
+        subjects: dict[str, int] = {}
+        subject_count = 0
         if asked.subjects_filter:
-            subjects = await _subjects(served, asked.subjects_filter)
-        page = itertools.islice(subjects.items(), asked.offset, asked.offset + SUBJECTS_IN_A_PAGE)
-        info = self._infos.info(served.entry, await served.state(deleted, dict(page)))
+            subjects, subject_count = await _subjects(served, asked, most_bytes)
+        info = self._infos.info(served.entry, await served.state(deleted, subjects))
         return stream_info_reply(
-            info, self._context.now_ms(), subject_count=len(subjects), offset=asked.offset
+            info, self._context.now_ms(), subject_count=subject_count, offset=asked.offset
         )
 
     async def _delete(self, call: ApiCall, message: PortMessage) -> bytes:
@@ -364,11 +363,37 @@ def _found(source: Catalogue | CatalogueDraft, name: str) -> StreamEntry:
     return entry
 
 
-async def _subjects(served: ServedStream, wanted: str) -> dict[str, int]:
+async def _deleted(served: ServedStream, most_bytes: int) -> list[int]:
+    """Return the removed seqs. Raises ApiError if they are too many for an answer."""
+    found: list[int] = []
+    async for seqs in served.store.gaps():
+        found += seqs
+        # A digit and a comma each, at the least.
+        if 2 * len(found) > most_bytes:
+            raise errors.stream_general_error(ANSWER_TOO_LARGE)
+    return found
+
+
+async def _subjects(
+    served: ServedStream, asked: StreamInfoRequest, most_bytes: int
+) -> tuple[dict[str, int], int]:
+    """Return a page of the subjects that match a filter, and how many match. Raises ApiError if the
+    page is too large for an answer."""
     found: dict[str, int] = {}
+    try:
+        wanted = check_filter(asked.subjects_filter)
+    except (InvalidArgumentError, TooLargeError):
+        # No message has such a subject.
+        return found, 0
+    count = size_bytes = 0
     after: str | None = None
     while True:
         page, after = await served.store.subjects(wanted, after_subject=after)
-        found |= {each.subject: each.count for each in page}
+        for each in page[max(0, asked.offset - count) :][: SUBJECTS_IN_A_PAGE - len(found)]:
+            found[each.subject] = each.count
+            size_bytes += len(each.subject)
+        count += len(page)
+        if size_bytes > most_bytes:
+            raise errors.stream_general_error(ANSWER_TOO_LARGE)
         if after is None:
-            return found
+            return found, count

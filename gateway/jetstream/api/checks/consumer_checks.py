@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from holdfast.gateway.jetstream.api import errors, names
+from holdfast.gateway.jetstream.api import errors, names, subject_lists
 from holdfast.gateway.jetstream.api.consumer_config import (
     AckPolicy,
     ApiConsumerConfig,
@@ -32,6 +32,7 @@ from holdfast.gateway.jetstream.api.times import (
     SECOND,
     format_duration,
 )
+from holdfast.protocol.subject_filters import overlaps
 
 DEFAULT_ACK_WAIT: Final = 30 * SECOND
 DEFAULT_MAX_ACK_PENDING: Final = 1000
@@ -152,10 +153,16 @@ def check_update(
 
 def _check_unique(config: ApiConsumerConfig, others: Mapping[str, ApiConsumerConfig]) -> None:
     """In a work queue each message is for one consumer."""
+    filters = config.filters
+    if not filters:
+        return
+    if any(not other.filters for other in others.values()):
+        raise errors.consumer_workqueue_not_unique()
+    too_many = subject_lists.excess_between(filters, (each.filters for each in others.values()))
+    if too_many:
+        raise errors.stream_invalid_config(too_many)
     for other in others.values():
-        if config.filters and (
-            not other.filters or names.any_collide(config.filters, other.filters)
-        ):
+        if subject_lists.any_meets(filters, other.filters, overlaps):
             raise errors.consumer_workqueue_not_unique()
 
 
@@ -279,12 +286,15 @@ def _check_filters(config: ApiConsumerConfig) -> None:
     if "" in config.filter_subjects:
         raise errors.consumer_empty_filter()
     filters = config.filters
-    for index, subject in enumerate(filters):
+    too_many = subject_lists.excess(filters)
+    if too_many:
+        raise errors.stream_invalid_config(too_many)
+    meeting = subject_lists.first_meeting(filters, names.is_subset)
+    for subject in filters:
         if not names.is_subject(subject):
             raise errors.stream_invalid_config("invalid subject")
-        for at, other in enumerate(filters):
-            if at != index and names.is_subset(subject, other):
-                raise errors.consumer_filters_overlap()
+        if meeting is not None and subject == meeting[0]:
+            raise errors.consumer_filters_overlap()
 
 
 def _check_start(config: ApiConsumerConfig) -> None:

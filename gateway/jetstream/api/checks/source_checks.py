@@ -5,15 +5,15 @@ Only streams of the same account are copied: `external` is refused.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.gateway.jetstream.api import errors, names
+from holdfast.gateway.jetstream.api import errors, names, subject_lists
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from holdfast.gateway.jetstream.api.stream_source import ALL_SUBJECTS, StreamSource
-from holdfast.gateway.jetstream.api.subject_transform import SubjectTransform, TransformError
+from holdfast.gateway.jetstream.api.subject_transform import TransformError, check_transform
 from holdfast.protocol.subject_filters import overlaps
 
 #: Sources of one stream. Each is followed by its gateway, and has a cursor in the stream's store.
@@ -45,6 +45,7 @@ def check_mirror(config: ApiStreamConfig) -> None:
         raise errors.mirror_multiple_filters()
     if config.subject_delete_marker_ttl > 0:
         raise errors.stream_invalid_config("subject delete markers forbidden on mirrors")
+    _check_filter_count((mirror,), _OF_MIRRORS)
     _check_transforms(mirror, _OF_MIRRORS)
     if not mirror.external and not _is_stream(mirror.name):
         raise errors.mirror_invalid_name()
@@ -61,6 +62,7 @@ def check_sources(config: ApiStreamConfig) -> None:
         raise errors.stream_invalid_config("sources of counters are not supported")
     if len(config.sources) > MAX_SOURCES:
         raise errors.stream_invalid_config(f"at most {MAX_SOURCES} sources are supported")
+    _check_filter_count(config.sources, _OF_SOURCES)
     index_names: set[str] = set()
     consumers: set[tuple[str, str]] = set()
     for each in config.sources:
@@ -103,22 +105,31 @@ def check_origins(config: ApiStreamConfig, find: FindStream) -> None:
 def _check_cycle(config: ApiStreamConfig, find: FindStream) -> None:
     """Raise 10052 if messages would come back to a stream from which they came."""
     visited: set[str] = set()
-    waiting = [config]
+    #: Each is visited once: there may be more ways to a stream than anybody can go.
+    found = {config.name}
+    waiting = deque([config])
     while waiting:
-        here = waiting.pop(0)
+        here = waiting.popleft()
         visited.add(here.name)
         for each in here.sources:
             if each.name in visited:
                 wanted = each.filter_subject
                 if not wanted or any(overlaps(subject, wanted) for subject in here.subjects):
                     raise errors.stream_invalid_config("detected cycle")
-            elif (origin := find(each.name)) is not None:
-                waiting.append(origin)
+            elif each.name not in found:
+                found.add(each.name)
+                waiting += _existing(find, each.name)
         if here.mirror is not None:
             if here.mirror.name in visited:
                 raise errors.stream_invalid_config("detected cycle")
-            if (origin := find(here.mirror.name)) is not None:
-                waiting.append(origin)
+            if here.mirror.name not in found:
+                found.add(here.mirror.name)
+                waiting += _existing(find, here.mirror.name)
+
+
+def _existing(find: FindStream, name: str) -> list[ApiStreamConfig]:
+    origin = find(name)
+    return [] if origin is None else [origin]
 
 
 def _is_stream(name: str) -> bool:
@@ -159,6 +170,16 @@ _OF_SOURCES: Final = _TransformErrors(
 )
 
 
+def _check_filter_count(origins: Sequence[StreamSource], of: _TransformErrors) -> None:
+    too_many = subject_lists.excess([each for given in origins for each in _filters_of(given)])
+    if too_many:
+        raise of.filter(too_many)
+
+
+def _filters_of(given: StreamSource) -> list[str]:
+    return [each.src or ALL_SUBJECTS for each in given.subject_transforms]
+
+
 def _check_transforms(given: StreamSource, of: _TransformErrors) -> None:
     if given.filter_subject and not names.is_subject(given.filter_subject):
         raise of.filter(f"invalid subject {given.filter_subject}")
@@ -167,13 +188,11 @@ def _check_transforms(given: StreamSource, of: _TransformErrors) -> None:
             raise of.filter(f"invalid subject {each.src}")
         try:
             if each.dest:
-                SubjectTransform(each.src, each.dest)
+                check_transform(each.src, each.dest)
         except TransformError as error:
             raise of.destination(error) from error
-    filters = [each.src or ALL_SUBJECTS for each in given.subject_transforms]
-    for one, other in itertools.permutations(filters, 2):
-        if of.collide(one, other):
-            raise of.overlap()
+    if subject_lists.first_meeting(_filters_of(given), of.collide) is not None:
+        raise of.overlap()
 
 
 def _check_here(given: StreamSource) -> None:

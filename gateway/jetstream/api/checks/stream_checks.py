@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from holdfast.gateway.jetstream.api import errors, names
+from holdfast.gateway.jetstream.api import errors, names, subject_lists
 from holdfast.gateway.jetstream.api.checks.source_checks import check_mirror, check_sources
 from holdfast.gateway.jetstream.api.limits import (
     MAX_DESCRIPTION_LENGTH,
@@ -32,7 +32,7 @@ from holdfast.gateway.jetstream.api.stream_config import (
     StorageType,
     StreamPlacement,
 )
-from holdfast.gateway.jetstream.api.subject_transform import SubjectTransform, TransformError
+from holdfast.gateway.jetstream.api.subject_transform import TransformError, check_transform
 from holdfast.gateway.jetstream.api.times import MILLISECOND, MINUTE, SECOND
 from holdfast.protocol.subject_filters import overlaps
 
@@ -290,7 +290,11 @@ def _with_rollups(config: ApiStreamConfig) -> ApiStreamConfig:
 
 
 def _check_subjects(config: ApiStreamConfig, reserved: Sequence[str]) -> None:
-    for index, subject in enumerate(config.subjects):
+    too_many = subject_lists.excess(config.subjects)
+    if too_many:
+        raise errors.stream_invalid_config(too_many)
+    meeting = subject_lists.first_meeting(config.subjects, overlaps)
+    for subject in config.subjects:
         if not names.is_subject(subject):
             raise errors.stream_invalid_config("invalid subject")
         if not config.no_ack:
@@ -313,9 +317,10 @@ def _check_subjects(config: ApiStreamConfig, reserved: Sequence[str]) -> None:
                 raise errors.stream_invalid_config(
                     f'subject "{subject}" overlaps with "{each}", which is reserved'
                 )
-        for other in config.subjects[index + 1 :]:
-            if overlaps(subject, other):
-                raise errors.stream_invalid_config(f'subject "{subject}" overlaps with "{other}"')
+        if meeting is not None and subject == meeting[0]:
+            raise errors.stream_invalid_config(
+                f'subject "{subject}" overlaps with "{meeting[1]}"'
+            )
 
 
 def _check_account(config: ApiStreamConfig, limits: AccountLimits) -> None:
@@ -338,7 +343,7 @@ def _with_mappings(
             raise errors.transform_invalid_source(f"invalid subject {mapping.src}")
         try:
             if mapping.dest:
-                SubjectTransform(mapping.src, mapping.dest)
+                check_transform(mapping.src, mapping.dest)
         except TransformError as error:
             raise errors.transform_invalid_destination(error) from error
     if config.republish is not None:
@@ -364,13 +369,13 @@ def _republish(config: ApiStreamConfig, asked: Republish, pedantic: bool) -> Rep
         if pedantic:
             raise errors.pedantic("implicit republish based on subject transform")
         asked = replace(asked, src=mapping.dest, dest=mapping.dest)
-    if names.any_collide([asked.dest], config.subjects):
+    if any(overlaps(asked.dest, each) for each in config.subjects):
         raise errors.stream_invalid_config(
             "stream configuration for republish destination forms a cycle"
         )
     try:
         if asked.dest:
-            SubjectTransform(asked.src, asked.dest)
+            check_transform(asked.src, asked.dest)
     except TransformError as error:
         raise errors.stream_invalid_config(
             "stream configuration for republish with transform from "

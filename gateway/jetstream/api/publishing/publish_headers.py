@@ -211,7 +211,7 @@ class BatchPart:
 
 def has_batch(block: bytes) -> bool:
     """Return whether a message is of an atomic batch."""
-    return _BATCH_ID in block
+    return _BATCH_ID in block and bool(get_raw(block, _BATCH_ID))
 
 
 def batch_part(block: bytes, config: ApiStreamConfig) -> BatchPart | None:

@@ -76,10 +76,3 @@ def _matched(filter_: str) -> set[str]:
 @given(_FILTERS, _FILTERS)
 def test_subsets_are_what_the_matched_subjects_say(one: str, other: str) -> None:
     assert names.is_subset(one, other) == (_matched(one) <= _matched(other))
-
-
-def test_the_first_overlap_of_a_list_is_told() -> None:
-    assert names.first_overlap(["a", "b.*", "c.>", "b.x"]) == ("b.*", "b.x")
-    assert names.first_overlap(["a", "b.*", "c.>"]) is None
-    assert names.any_collide(["x", "c.>"], iter(["c.d"]))
-    assert not names.any_collide(["x"], ["y"])

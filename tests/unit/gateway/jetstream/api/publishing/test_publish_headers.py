@@ -240,6 +240,7 @@ def test_a_message_has_a_place_in_its_batch(
 def test_a_message_without_a_batch_has_none() -> None:
     for fields in ({}, {"Nats-Batch-Id": "", "Nats-Batch-Sequence": "1"}):
         assert batch_part(headers.build(fields), _config(ATOMIC)) is None
+        assert not has_batch(headers.build(fields))
     assert not has_batch(headers.build({"X": "1"}))
 
 

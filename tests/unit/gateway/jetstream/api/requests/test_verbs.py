@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.gateway.jetstream.api import names
 from holdfast.gateway.jetstream.api.requests.verbs import ApiCall, ApiVerb, parse_call, subjects
+from holdfast.gateway.jetstream.api.subject_lists import first_meeting
+from holdfast.protocol.subject_filters import overlaps
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_what_is_subscribed_for_a_verb_is_what_it_is_called_by() -> None:
             assert call is not None and call.verb is verb, subject
     everything = [subject for verb in ApiVerb for subject in subjects(verb)]
     # CONSUMER.CREATE.> would hear every other creation too.
-    assert names.first_overlap(everything) is None
+    assert first_meeting(everything, overlaps) is None
 
 
 @given(st.text(alphabet="STREAMCONUINFO.CRGET*>x ", max_size=30))
