@@ -115,6 +115,11 @@ class ConnectedOwners:
         """The tenant of the stores."""
         return self._settings.tenant
 
+    @property
+    def timeout_seconds(self) -> float:
+        """How long to wait for an owner, or a server, that cannot be reached."""
+        return self._settings.timeout
+
     async def find(self, name: str, kind: str | None) -> StoreId:
         """Return the store of that name. Raises NotFoundError, or InvalidArgumentError for two."""
         check_store(name)

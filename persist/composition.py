@@ -23,7 +23,7 @@ from holdfast.persist.bucket_only.bucket_mode import BucketMode
 from holdfast.persist.encryption.key_book import KeyBook
 from holdfast.persist.encryption.key_keeping import KeyKeeping
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.jobs.administration import Administrator, BucketJobs
+from holdfast.persist.jobs.administration import Administrator, BucketJobs, ErasingJobs
 from holdfast.persist.jobs.beginning_in_memory import EphemeralBeginnings
 from holdfast.persist.jobs.closing import StoreCloser
 from holdfast.persist.jobs.deleting import DeletionJobs
@@ -32,6 +32,8 @@ from holdfast.persist.jobs.forking import ForkJobs
 from holdfast.persist.jobs.placing import DraftPlacing
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.jobs.purging import PurgeJobs
+from holdfast.persist.jobs.reencrypting import ReencryptJobs
+from holdfast.persist.jobs.replacing import StoreReplacement
 from holdfast.persist.jobs.sharing import Sharing
 from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.life_phase import LifePhase
@@ -507,9 +509,15 @@ def _administrator(
     )
     if tier is None:
         placing = DraftPlacing(life, storage.placement(None))
-        purges = PurgeJobs(life, closer, coordination, deletions, placing, None, read_keys)
-        jobs = BucketJobs(None, None)
-        return Administrator(life.server, deletions, jobs, purges, erasure, life.audit)
+        replacement = StoreReplacement(life, closer, coordination, placing, None)
+        erasing = ErasingJobs(
+            PurgeJobs(deletions, replacement),
+            ReencryptJobs(closer, replacement, None, read_keys),
+            erasure,
+        )
+        return Administrator(
+            life.server, deletions, BucketJobs(None, None), erasing, life.audit
+        )
     past = PointInTimeRestore(
         tier.snapshotter.manifests,
         disk=life.disk,
@@ -519,12 +527,19 @@ def _administrator(
         keep=options.tier_policy.keep,
     )
     placing = DraftPlacing(life, storage.placement(past.publish))
-    purges = PurgeJobs(life, closer, coordination, deletions, placing, manifests, read_keys)
+    replacement = StoreReplacement(life, closer, coordination, placing, manifests)
+    url = tier.bucket.url
+    erasing = ErasingJobs(
+        PurgeJobs(deletions, replacement),
+        # Each reads the newest version of a table, and keeps no rows afterwards.
+        ReencryptJobs(closer, replacement, lambda: Archive(url).bodies, read_keys),
+        erasure,
+    )
     versions = VersionJobs(life, closer, coordination, past, placing, tier.snapshotter.snapshot)
     sharing = Sharing(life, tier.snapshotter.manifests, options.tier_policy.keep)
     forks = ForkJobs(life, closer, coordination, versions, past, placing, sharing, quotas.take_room)
     jobs = BucketJobs(versions, forks)
-    return Administrator(life.server, deletions, jobs, purges, erasure, life.audit)
+    return Administrator(life.server, deletions, jobs, erasing, life.audit)
 
 
 def _load(life: Incarnation, open_stores: OpenStores, loads: StoreLoads, limit: int) -> ServerLoad:

@@ -446,6 +446,9 @@ MAX_HISTORY: Final = 64
 #: have the same limit of their own.
 MAX_DESTROYING: Final = 32
 MAX_DESTROYING_OF_TENANT: Final = 4
+#: Stores of which a server looks for what is void in one sweep, which reads all logs and lists the
+#: tenant's snapshots. Their names, of up to MAX_NAME_BYTES, fit in a message of NATS.
+MAX_SWEPT_STORES: Final = 1024
 #: Messages that the loop removes from a file at once, in about 40 ms. If there are more, a thread
 #: removes them, this many in each transaction.
 MAX_TRIMMED_ROWS: Final = 16_384

@@ -44,7 +44,7 @@ class Erasure:
     """One erasure, and what it has done so far."""
 
     tenant: str
-    #: None for a whole tenant.
+    #: None for a whole tenant, and for several stores.
     store: StoreId | None = None
     #: What owners up to this epoch wrote of the store goes.
     epoch: int = 0
@@ -61,6 +61,8 @@ class Erasure:
     remains_of_forks: list[JsonObject] = field(default_factory=list)
     #: Stores that were made of the store, and may hold what is erased.
     forks: list[str] = field(default_factory=list)
+    #: In place of `store` and `epoch`, several stores, each with its epoch.
+    epochs: Mapping[StoreId, int] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -68,11 +70,14 @@ class Erasure:
         return not any(row["holds_values"] for row in self.remains)
 
     @property
-    def wanted(self) -> dict[str, object]:
-        """What servers are asked to look for."""
+    def sweep(self) -> tuple[str, dict[str, object]]:
+        """What servers are asked to do: the verb, and what they shall look for."""
+        if self.epochs:
+            rows = [[int(each.kind), each.name, epoch] for each, epoch in self.epochs.items()]
+            return "sweep_stores", {"tenant": self.tenant, "stores": rows}
         if self.store is None:
-            return {"tenant": self.tenant}
-        return {"store": list(self.store), "epoch": self.epoch}
+            return "sweep", {"tenant": self.tenant}
+        return "sweep", {"store": list(self.store), "epoch": self.epoch}
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Count what a job has removed."""
@@ -345,7 +350,8 @@ async def _sweep(owners: ConnectedOwners, done: Erasure) -> bool:
             unreached.append(server.server)
             continue
         try:
-            reports.append(await owners.ask_server(server.server, "sweep", **done.wanted))
+            verb, wanted = done.sweep
+            reports.append(await owners.ask_server(server.server, verb, **wanted))
         except UnavailableError:
             unreached.append(server.server)
     if not reports:
@@ -375,7 +381,8 @@ def _erase_from(done: Erasure, urls: tuple[str, ...], place: int | str | None) -
         from holdfast.shared_fs.archive.table_location import TableLocation
         from holdfast.shared_fs.erasure.sought import Sought
         from holdfast.spark.tables.erasing import erase_rows
-    sought = Sought(check_tenant(done.tenant), done.store, done.epoch)
+    epochs = None if done.store is None else {done.store: done.epoch}
+    sought = Sought(check_tenant(done.tenant), epochs)
     for url in urls:
         location = TableLocation(url)
         report = erase_rows(location, sought, place)

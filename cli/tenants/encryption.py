@@ -1,4 +1,5 @@
-"""`holdfast tenant encrypt`, `keys`, `rotate-key`, `rewrap` and `shred`: the keys of a tenant."""
+"""`holdfast tenant encrypt`, `keys`, `rotate-key`, `drop-key`, `rewrap` and `shred`: the keys of a
+tenant."""
 
 from __future__ import annotations
 
@@ -65,11 +66,13 @@ class _Place:
     def registry(self) -> KeyRegistry:
         return _registry(self._shared, self._bucket)
 
-    def leave(self, action: AuditAction, record: KeyRecord) -> None:
-        """Tell the audit log what was done, and show what there is now."""
-        current = 0 if record.current is None else record.current.id
+    def leave(self, action: AuditAction, record: KeyRecord, key: int | None = None) -> None:
+        """Tell the audit log what was done, to a key or else to the current one, and show what
+        there is now."""
+        if key is None:
+            key = 0 if record.current is None else record.current.id
         leave_for_audit(
-            *(self._shared, self._bucket, action), tenant=self.tenant, details={"key": current}
+            *(self._shared, self._bucket, action), tenant=self.tenant, details={"key": key}
         )
         self.show(record)
 
@@ -101,6 +104,12 @@ class _Place:
                 (each.id, each.master, _day(each.made), each is current) for each in record.keys
             ]
             print_table(("key", "master key", "made", "for new values"), cells)
+
+
+def registry_of(data: Path | None, bucket: str | None) -> KeyRegistry:
+    """Return the registry of a cluster, by its shared file system or else its bucket. Raises
+    StorageError."""
+    return _registry(None if data is None else shared_folder(data.resolve()), bucket)
 
 
 def _registry(shared: Path | None, bucket: str | None) -> KeyRegistry:
@@ -162,6 +171,24 @@ def rotate_key(place: _Place, master_keys: MasterKeyOptions) -> None:
     """
     record = place.registry().rotate(place.tenant, _only(master_keys), _now())
     place.leave(AuditAction.TENANT_KEY_ROTATED, record)
+
+
+@click.command("drop-key")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_place_options
+@click.argument("key", type=click.IntRange(1))
+def drop_key(place: _Place, key: int, yes: bool) -> None:
+    """Destroy one former data key of TENANT, whose number is KEY.
+
+    You cannot undo this: nobody can read what is still encrypted with it. First let `holdfast
+    tenant reencrypt` report that everything was encrypted anew. Copies of the keys in backups are
+    yours to remove.
+    """
+    if not yes:
+        text = f"Destroy key {key} of {place.tenant}, and whatever is still encrypted with it?"
+        click.confirm(text, abort=True, err=True)
+    record = place.registry().drop(place.tenant, key)
+    place.leave(AuditAction.TENANT_KEY_DROPPED, record, key)
 
 
 @click.command()

@@ -19,6 +19,7 @@ from holdfast.cli.settings import Settings, client_command, pass_settings, share
 from holdfast.cli.tenants.bucket import bucket
 from holdfast.cli.tenants.encryption import (
     KeysOfTenant,
+    drop_key,
     encrypt,
     keys,
     rewrap,
@@ -65,7 +66,7 @@ tenant.add_command(set_quota)
 tenant.add_command(show)
 tenant.add_command(policy)
 tenant.add_command(bucket)
-for _command in (encrypt, keys, rotate_key, reencrypt, rewrap, shred):
+for _command in (encrypt, keys, rotate_key, reencrypt, drop_key, rewrap, shred):
     tenant.add_command(_command)
 
 

@@ -19,6 +19,7 @@ from holdfast.persist.jobs.erasure import ErasureJobs
 from holdfast.persist.jobs.forking import ForkJobs, ForkPoint
 from holdfast.persist.jobs.job_table import JobTable, Report
 from holdfast.persist.jobs.purging import PurgeJobs
+from holdfast.persist.jobs.reencrypting import ReencryptJobs
 from holdfast.persist.jobs.versions import VersionJobs
 from holdfast.persist.recovery.point_in_time import RestoreTarget
 from holdfast.protocol import frames
@@ -37,7 +38,7 @@ from holdfast.protocol.errors import (
     UnavailableError,
     internal_error,
 )
-from holdfast.protocol.limits import MAX_ARRAY_LENGTH, MAX_INTEGER
+from holdfast.protocol.limits import MAX_ARRAY_LENGTH, MAX_INTEGER, MAX_SWEPT_STORES
 from holdfast.protocol.names import (
     StoreId,
     StoreKind,
@@ -64,8 +65,8 @@ _ACTIONS: Final = {
 }
 #: Of a request to fork: it is kept in the manifest.
 _MAX_REQUEST_LENGTH: Final = 64
-#: The verbs that may name a tenant in place of a store. What they do, another one has decided.
-_OF_TENANTS: Final = frozenset(["sweep", "remains"])
+#: The verbs that may name a tenant, or several stores. What they do, another one has decided.
+_SWEEPS: Final = frozenset(["sweep", "sweep_stores", "remains"])
 
 
 class BucketJobs(NamedTuple):
@@ -73,6 +74,14 @@ class BucketJobs(NamedTuple):
 
     versions: VersionJobs | None
     forks: ForkJobs | None
+
+
+class ErasingJobs(NamedTuple):
+    """The jobs after which what was there before is void, and those that remove it."""
+
+    purges: PurgeJobs
+    reencryption: ReencryptJobs
+    erasure: ErasureJobs
 
 
 class Administrator:
@@ -83,15 +92,13 @@ class Administrator:
         server: str,
         deletions: DeletionJobs,
         bucket_jobs: BucketJobs,
-        purges: PurgeJobs,
-        erasure: ErasureJobs,
+        erasing: ErasingJobs,
         audit: Audit = NO_AUDIT,
     ) -> None:
         self._server = server
         self._deletions = deletions
         self._versions, self._forks = bucket_jobs
-        self._purges = purges
-        self._erasure = erasure
+        self._purges, self._reencryption, self._erasure = erasing
         self._audit = audit
         self._jobs = JobTable(server)
         self._mishaps = Mishaps(logger)
@@ -192,7 +199,7 @@ class Administrator:
         """Return the job that is asked for; the audit log gets how it ends, if it changes
         anything."""
         work = self._work(fields)
-        if fields.get("verb") in _OF_TENANTS:
+        if fields.get("verb") in _SWEEPS:
             return work
         action = _ACTIONS.get(str(fields.get("verb")))
         store = _store(fields.get("store"))
@@ -222,6 +229,8 @@ class Administrator:
             return partial(self._erasure.remains, _sought(fields))
         if fields.get("verb") == "sweep":
             return partial(self._erasure.sweep, _sought(fields))
+        if fields.get("verb") == "sweep_stores":
+            return partial(self._erasure.sweep, _sought_of_stores(fields))
         store = _store(fields.get("store"))
         match fields.get("verb"):
             case "versions":
@@ -252,7 +261,8 @@ class Administrator:
                     return partial(self._purges.store, store)
                 return partial(self._purges.value, store, place)
             case "reencrypt":
-                return partial(self._purges.reencrypt, store)
+                with_archived = bool(fields.get("with_archived"))
+                return partial(self._reencryption.reencrypt, store, with_archived=with_archived)
             case unknown:
                 raise InvalidArgumentError(argument="verb", reason=f"{unknown!r:.80} is unknown")
 
@@ -339,7 +349,22 @@ def _sought(fields: Mapping[str, Any]) -> Sought:
     if fields.get("store") is None:
         return Sought(check_tenant(str(fields.get("tenant"))))
     store = _store(fields.get("store"))
-    return Sought(check_tenant(store.tenant), store, _integer(fields, "epoch") or 0)
+    return Sought(check_tenant(store.tenant), {store: _integer(fields, "epoch") or 0})
+
+
+def _sought_of_stores(fields: Mapping[str, Any]) -> Sought:
+    """Return what a request looks for: some stores of a tenant, each up to an epoch."""
+    tenant, found = check_tenant(str(fields.get("tenant"))), {}
+    rows = fields.get("stores")
+    if type(rows) is not list or not 0 < len(rows) <= MAX_SWEPT_STORES:
+        reason = f"it must be a list of 1 to {MAX_SWEPT_STORES} stores"
+        raise InvalidArgumentError(argument="stores", reason=reason)
+    for row in rows:
+        if type(row) is not list or len(row) != 3:
+            reason = "each must be a list of kind, name and epoch"
+            raise InvalidArgumentError(argument="stores", reason=reason)
+        found[_store([tenant, *row[:2]])] = _integer({"epoch": row[2]}, "epoch") or 0
+    return Sought(tenant, found)
 
 
 def _integer(fields: Mapping[str, Any], name: str) -> int | None:

@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.persist.incarnation import Incarnation
@@ -70,8 +71,8 @@ class ErasureJobs:
         """Remove what this server may, and report that and what is left."""
         life = self._life
         files = 0
-        if sought.store is not None:
-            files = await self._sweep_files(sought.store, sought.epoch)
+        for store, epoch in (sought.epochs or {}).items():
+            files += await self._sweep_files(store, epoch)
         # Logs first: what they make needless may be needed by stores that have no snapshot yet.
         await self._turnover.commit_log()
         await self._turnover.bucket_logs()
@@ -122,10 +123,19 @@ class ErasureJobs:
         return remove_files(life.disk, life.layout, store, void) if void else 0
 
     def _forks(self, sought: Sought) -> list[StoreId]:
-        """Return the forks that may hold what is sought of a store, and are no part of it."""
-        if self._manifests is None or sought.store is None:
+        """Return the forks that may hold what is sought of one store, and are no part of it. Of
+        several stores nobody asks that, and it would take some requests for each."""
+        if self._manifests is None or sought.epochs is None or len(sought.epochs) != 1:
             return []
-        return forks_of(self._manifests(), sought.store)
+        [store] = sought.epochs
+        return forks_of(self._manifests(), store)
+
+    def _is_current(self, sought: Sought, path: Path) -> bool:
+        """Tell whether a file of this server's own disk is that of an open store. It has its
+        owner's epoch, whatever its name says."""
+        store = sought.store_of_file(path)
+        opened = self._open_stores.find(store) if store is not None else None
+        return opened is not None and not sought.has(opened.id, opened.epoch)
 
     def _erase(self, sought: Sought) -> ErasedObjects:
         if self._manifests is None:
@@ -135,11 +145,12 @@ class ErasureJobs:
 
     def _look(self, sought: Sought, looked: Looked) -> Iterator[Remain]:
         life = self._life
-        opened = self._open_stores.find(sought.store) if sought.store is not None else None
         for found in remains_on_disk(life.layout, life.disk, sought, looked):
-            # The file of an open store has its owner's epoch, whatever its name says.
-            is_current = opened is not None and opened.epoch > sought.epoch
-            if found.place is Place.STORES and is_current and not self._shares_files:
+            if (
+                found.place is Place.STORES
+                and not self._shares_files
+                and self._is_current(sought, life.layout.root / found.where)
+            ):
                 continue
             where = found.where if self._shares_files else f"{life.server}: {found.where}"
             yield Remain(found.place, where, found.size_bytes)

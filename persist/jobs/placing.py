@@ -26,6 +26,9 @@ class Continuation(NamedTuple):
     revision: int
     last_seq: int
     outcomes: list[WriterOutcome]
+    #: The number of the data key with which all values of the draft were encrypted anew; 0 if they
+    #: were not.
+    key: int = 0
 
 
 class DraftPlacing:
@@ -58,6 +61,8 @@ class DraftPlacing:
                 last_seq=onward.last_seq,
             )
             file.take(onward.epoch, life.server, life.id)
+            if onward.key:
+                file.note_rewritten(onward.key, onward.epoch)
             revision = file.meta.revision
         finally:
             file.close()

@@ -128,7 +128,9 @@ class Archiver:
             return True
         entry = await self._run_in_thread(lambda: self._manifests().find(store.id))
         mark = entry.archive if entry is not None else None
-        if mark is None:
+        rewritten = store.file.encryption.state.rewritten
+        if mark is None or (rewritten is not None and mark.epoch < rewritten.epoch):
+            # What was exported before the values were encrypted anew is not what the file has.
             return False
         self._archive.look_again(mark.table)
         count = 0

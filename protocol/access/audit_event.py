@@ -47,6 +47,7 @@ class AuditAction(StrEnum):
     TENANT_LIMITED = "tenant.limited"
     TENANT_ENCRYPTED = "tenant.encrypted"
     TENANT_KEY_ROTATED = "tenant.key_rotated"
+    TENANT_KEY_DROPPED = "tenant.key_dropped"
     TENANT_KEYS_REWRAPPED = "tenant.keys_rewrapped"
     TENANT_SHREDDED = "tenant.shredded"
     TENANT_DESTROYED = "tenant.destroyed"

@@ -7,9 +7,10 @@
     tenants/<tenant>             its data keys, each wrapped by a master key
 
 Servers look at `index` every other second, one small object, and read only the tenants that have
-changed. Keys are replaced before the index says so, and never removed but all at once: then nobody
-can read the tenant's values again. If a writer dies in between, the change is seen with the next
-one; the command has failed, and its repetition is such a change. Calls block.
+changed. Keys are replaced before the index says so, and removed only by an operator: one with which
+nothing is encrypted any more, or all at once, and then nobody can read the tenant's values again.
+If a writer dies in between, the change is seen with the next one; the command has failed, and its
+repetition is such a change. Calls block.
 """
 
 from __future__ import annotations
@@ -122,6 +123,24 @@ class KeyRegistry:
             return self._grown(record, master, now)
 
         return self._change([tenant], rotated)[0]
+
+    def drop(self, tenant: str, key: int) -> KeyRecord:
+        """Destroy a former data key of a tenant, for good. Does nothing if that was done. Raises
+        InvalidArgumentError for the current one and for one that never was, and as `rotate`."""
+
+        def dropped(record: KeyRecord) -> KeyRecord:
+            _check_encrypted(record)
+            assert record.current is not None
+            if key == record.current.id:
+                reason = "new values are encrypted with it: rotate first, and reencrypt"
+                raise InvalidArgumentError(argument="key", reason=reason)
+            if not 0 < key < record.current.id:
+                reason = f"tenant {tenant!r} has no key {key}"
+                raise InvalidArgumentError(argument="key", reason=reason)
+            kept = tuple(each for each in record.keys if each.id != key)
+            return KeyRecord(tenant, kept)
+
+        return self._change([tenant], dropped)[0]
 
     def rewrap(
         self, tenant: str, masters: Mapping[str, MasterKey], new: MasterKey

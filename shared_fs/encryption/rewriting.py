@@ -1,19 +1,23 @@
 """Writes the values of a file anew, encrypted with the current key: those in clear, and those under
 former keys.
 
-For a copy that nobody else has (`persist/jobs/purging.py`). Rows keep seq, revision, time and
+For a copy that nobody else has (`persist/jobs/reencrypting.py`). Rows keep seq, revision, time and
 everything else but value and headers, and a leaf stays what it was, so the store is the same to
-whoever reads it. Work is done in transactions of bounded size; each can be repeated. Messages in
-the archive have no value here, and stay there as they are.
+whoever reads it. Work is done in transactions of bounded size; each can be repeated.
+
+Messages in the archive have no value here. They stay there as they are, or come back into the file
+first: a block has checksums of what the table has, so it cannot name other bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.shared_fs.store_file import schema
-from holdfast.shared_fs.store_file.applying import unpack_headers
+from holdfast.shared_fs.store_file.applying import pack_headers, unpack_headers
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
 from holdfast.shared_fs.store_file.chain.kept_leaves import kept_leaf_of, kept_leaf_of_set
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box, leaf_in_box
 from holdfast.shared_fs.store_file.store_file import FileParts
@@ -46,6 +50,28 @@ _OUTCOMES: Final = (
 )
 _UPDATE_OUTCOME: Final = "UPDATE outcomes SET outcome = ? WHERE writer = ? AND counter = ?"
 _KEY_ID: Final = slice(2, 6)
+_INSERT: Final = schema.INSERT_MESSAGE
+_DELETE_LEAF: Final = "DELETE FROM leaves WHERE seq = ?"
+
+# Whether anything has to be rewritten: scans
+_HAS_ROW: Final = (
+    "SELECT EXISTS (SELECT 1 FROM {table} WHERE " + _NOT_CURRENT.format("headers") + ")"
+)
+#: One in clear that was written later is none of a counter.
+_HAS_OUTCOME: Final = (
+    "SELECT EXISTS (SELECT 1 FROM outcomes WHERE substr(outcome, 1, 1) = x'C1'"
+    " AND substr(outcome, 3, 4) IS NOT ?)"
+)
+#: A chunk as long as its part of the value is in clear.
+_HAS_CHUNK: Final = (
+    "SELECT EXISTS (SELECT 1 FROM (SELECT length(c.data) AS kept, substr(c.data, 3, 4) AS key,"
+    " lead(c.offset, 1, b.size) OVER (PARTITION BY c.body ORDER BY c.offset) - c.offset AS clear"
+    " FROM chunks AS c JOIN bodies AS b ON b.id = c.body WHERE b.upload IS NOT NULL)"
+    " WHERE kept = clear OR key IS NOT ?)"
+)
+
+#: Returns values and headers of archived messages of one store.
+ReadsBodies = Callable[[Sequence[ArchivedMessage]], Bodies]
 
 
 class Recipher(Protocol):
@@ -67,10 +93,12 @@ class Recipher(Protocol):
 
 
 class Rewritten(NamedTuple):
-    """How many values and chunks were written anew."""
+    """How many values and chunks were written anew, and how many messages came back from the
+    archive."""
 
     values: int
     chunks: int
+    brought_back: int = 0
 
 
 class ValueRewriting:
@@ -82,13 +110,29 @@ class ValueRewriting:
         self._subjects = file.subjects
         self._chain = file.chain
         self._encryption = file.encryption
+        self._archived = file.archived
         self._is_stream = file.is_stream
 
-    def run(self, cipher: Recipher) -> Rewritten:
-        """Rewrite everything. Raises what the cipher raises, and StorageError."""
+    def is_needed(self, key: int) -> bool:
+        """Tell whether the file has anything in clear or under another key than the one of this
+        number. Reads all of it."""
+        current = (key.to_bytes(4),)
+        tables = ["messages"] if self._is_stream else ["entries"]
+        if self._has("history"):
+            tables.append("history")
+        asked = [_HAS_ROW.format(table=table) for table in tables] + [_HAS_OUTCOME]
+        if self._has("bodies"):
+            asked.append(_HAS_CHUNK)
+        return any(self._execute(each, current).get for each in asked)
+
+    def run(self, cipher: Recipher, bodies: ReadsBodies | None = None) -> Rewritten:
+        """Rewrite everything. With `bodies`, archived messages come back into the file. Raises what
+        the cipher and `bodies` raise, and StorageError."""
         current = cipher.current_id.to_bytes(4)
-        values = 0
+        values, brought_back = 0, 0
         if self._is_stream:
+            if bodies is not None and self._archived.exists:
+                brought_back = self._bring_back(bodies)
             subject = SUBJECT if self._subjects.exists else "NULL"
             values += self._rows(cipher, current, "messages", "seq", f"{_COLUMNS}, {subject}")
         else:
@@ -97,10 +141,37 @@ class ValueRewriting:
                 values += self._rows(cipher, current, "history", "revision", f"{_COLUMNS}, key")
         chunks = self._chunks(cipher, current) if self._has("bodies") else 0
         self._outcomes(cipher, current)
-        return Rewritten(values, chunks)
+        return Rewritten(values, chunks, brought_back)
 
     def _has(self, table: str) -> bool:
         return any(name == table for (name,) in self._execute(schema.SELECT_TABLES).fetchall())
+
+    # Archived messages
+    def _bring_back(self, bodies: ReadsBodies) -> int:
+        """Put archived messages back into the file, as they were archived."""
+        count, last = 0, 0
+        while True:
+            messages = list(islice(self._archived.messages(last + 1), _ROWS_AT_ONCE))
+            if not messages:
+                return count
+            found = bodies(messages)
+            with self._transaction():
+                for message in messages:
+                    self._insert(message, *found[message.seq, message.revision])
+                self._archived.remove([message.seq for message in messages])
+            count, last = count + len(messages), messages[-1].seq
+
+    def _insert(self, message: ArchivedMessage, value: bytes, headers: Any) -> None:
+        packed = pack_headers(headers)
+        if is_box(packed):
+            if not self._subjects.is_marked:
+                self._subjects.mark()
+            self._encryption.mark(is_chained=leaf_in_box(packed) is not None)
+        row = (message.seq, message.revision, message.time, value, packed)
+        self._execute(_INSERT, row)
+        if self._chain.exists:
+            # The leaf of what is in the file is made of that.
+            self._execute(_DELETE_LEAF, (message.seq,))
 
     # Rows
     def _rows(self, cipher: Recipher, current: bytes, table: str, place: str, columns: str) -> int:

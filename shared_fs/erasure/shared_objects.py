@@ -23,7 +23,7 @@ def let_go(manifests: Manifests, sought: Sought) -> list[str]:
     keys = []
     for parent, entry in _forked(manifests, sought):
         mine = list(shared_with(parent, entry, sought))
-        if mine or _is_sought(parent, sought):
+        if mine or sought.has_store(parent):
             release(manifests, parent)
         keys += [fork.key for fork in mine]
     return keys
@@ -53,10 +53,6 @@ def shared_with(parent: StoreId, entry: StoreEntry, sought: Sought) -> Iterator[
     for fork in entry.forks:
         if fork.key and sought.has(fork.store(parent), fork.epoch):
             yield fork
-
-
-def _is_sought(store: StoreId, sought: Sought) -> bool:
-    return sought.store in (None, store)
 
 
 def _forked(manifests: Manifests, sought: Sought) -> Iterator[tuple[StoreId, StoreEntry]]:

@@ -140,13 +140,14 @@ def remains_on_disk(
     """Yield what the file system has. Raises StorageFailedError."""
     looked = Looked() if looked is None else looked
     stores = layout.root / "stores" / sought.tenant
-    if sought.store is not None:
-        stores = layout.store(sought.store).parent
+    tombstones = {layout.tombstone(store) for store in sought.epochs or ()}
+    if len(tombstones) == 1:
+        [stores] = {tombstone.parent for tombstone in tombstones}
     for path, size_bytes in _files(disk, stores):
         looked[Place.STORES] += 1
         where = str(path.relative_to(layout.root))
         if path.name.endswith(_TOMBSTONE):
-            if sought.store is None or path == layout.tombstone(sought.store):
+            if sought.epochs is None or path in tombstones:
                 yield Remain(Place.TOMBSTONES, where, size_bytes)
         elif sought.has_file(path):
             yield Remain(Place.STORES, where, size_bytes)
@@ -157,7 +158,7 @@ def remains_on_disk(
             continue
         for path, size_bytes in _files(disk, quarantine / folder):
             yield Remain(Place.QUARANTINE, str(path.relative_to(layout.root)), size_bytes)
-    if sought.store is None and sought.tenant in LateQuotaRegistry(layout.quotas).read().tenants:
+    if sought.epochs is None and sought.tenant in LateQuotaRegistry(layout.quotas).read().tenants:
         yield Remain(Place.QUOTA, str(layout.quotas.relative_to(layout.root)), 0)
     where = str(layout.encryption.relative_to(layout.root))
     yield from _keys(LateKeyRegistry(layout.encryption), where, sought)
@@ -175,7 +176,7 @@ def remains_on_disk(
 
 def _keys(registry: ReadsKeys, where: str, sought: Sought) -> Iterator[Remain]:
     """Yield the keys of a tenant that were not destroyed."""
-    if sought.store is not None:
+    if sought.epochs is not None:
         return
     try:
         found = registry.read().tenants.get(sought.tenant)
@@ -191,7 +192,7 @@ def remains_in_bucket(
 ) -> Iterator[Remain]:
     """Yield what the bucket has. Raises BucketError, NewerFormatError."""
     looked = Looked() if looked is None else looked
-    if sought.store is None and sought.tenant in registry_in_bucket(bucket).read().tenants:
+    if sought.epochs is None and sought.tenant in registry_in_bucket(bucket).read().tenants:
         yield Remain(Place.QUOTA, QUOTAS_PREFIX, 0)
     yield from _keys(keys_in_bucket(bucket), KEYS_PREFIX, sought)
     yield from _tombstones(bucket, sought)
@@ -242,11 +243,12 @@ def _has_partition(bucket: Bucket, sought: Sought) -> bool:
 
 def _tombstones(bucket: Bucket, sought: Sought) -> Iterator[Remain]:
     manifests = open_manifests(bucket)
-    if sought.store is not None:
-        found = manifests.find(sought.store)
-        entries = [(sought.store, found)] if found is not None else []
+    if sought.epochs is not None and len(sought.epochs) == 1:
+        [store] = sought.epochs
+        found = manifests.find(store)
+        entries = [(store, found)] if found is not None else []
     else:
-        entries = [each for each in manifests.entries() if each[0].tenant == sought.tenant]
+        entries = [each for each in manifests.entries() if sought.has_store(each[0])]
     for store, entry in entries:
         if not entry.versions and entry.deleted is not None:
             yield Remain(Place.TOMBSTONES, f"the manifest of {store}", 0)

@@ -50,8 +50,9 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, StoreMeta
+from holdfast.shared_fs.store_file.archived_blocks import ArchivedBlocks
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
-from holdfast.shared_fs.store_file.encrypted.encrypted_rows import StoredEncryption
+from holdfast.shared_fs.store_file.encrypted.encrypted_rows import RewriteMark, StoredEncryption
 from holdfast.shared_fs.store_file.reading.file_rows import LARGEST_SEQ
 from holdfast.shared_fs.store_file.sqlite_connection import (
     connect,
@@ -96,6 +97,7 @@ class FileParts(NamedTuple):
     subjects: StoredSubjects
     chain: StoredChain
     encryption: StoredEncryption
+    archived: ArchivedBlocks
     is_stream: bool
 
 
@@ -534,20 +536,10 @@ class StoreFile(StoreChanges):
         raises.
         """
         self._connection.pragma("secure_delete", "on")
-        is_stream = self.store.kind == StoreKind.STREAM
-        done = work(
-            FileParts(
-                self._execute,
-                self._transaction,
-                self.subjects,
-                self.chain,
-                self.encryption,
-                is_stream,
-            )
-        )
+        done = work(self.parts)
         size_bytes: Any
         with self._transaction():
-            if is_stream:
+            if self.store.kind == StoreKind.STREAM:
                 sums = self.subjects.variant(schema.SUM_MESSAGES)
                 [(_, size_bytes)] = self._execute(sums, (1, LARGEST_SEQ)).fetchall()
                 if self._archived.exists:
@@ -560,6 +552,26 @@ class StoreFile(StoreChanges):
         self.meta = meta
         self._leave_nothing_deleted()
         return done
+
+    @property
+    def parts(self) -> FileParts:
+        """What a rewriting of values uses, and who looks whether one is needed."""
+        return FileParts(
+            self._execute,
+            self._transaction,
+            self.subjects,
+            self.chain,
+            self.encryption,
+            self._archived,
+            self.store.kind == StoreKind.STREAM,
+        )
+
+    @raises_ours
+    def note_rewritten(self, key: int, epoch: int) -> None:
+        """Note that all values, but those of archived messages, were encrypted anew with a key when
+        an owner took `epoch`; in a transaction of its own."""
+        with self._transaction():
+            self.encryption.note_rewritten(RewriteMark(key, epoch, self.archived_count()))
 
     def _leave_nothing_deleted(self) -> None:
         """Leave no byte of what was deleted: dropped chunks, the log of changes, unused pages."""

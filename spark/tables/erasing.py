@@ -1,4 +1,5 @@
-"""Erases rows from the table: from its files, from files of its past, and from its log.
+"""Erases rows from the table: from its files, from files of its past, and from its log. Others may
+take their place: `reencrypting.py`.
 
     files with such rows ──▶ the same files without them ──▶ one commit ──▶ a checkpoint ──▶ the
     files of earlier versions, and the log before the checkpoint, are removed
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,7 +52,6 @@ _ERASED_COLUMNS: Final = (
     *("key", "headers", "value", "subject", "large_bytes", "large_sha256", "expires"),
     *("stored_headers", "stored_value"),
 )
-_SOUGHT_COLUMNS: Final = ("store", "kind", "operation", "epoch", "seq", "key")
 #: Tries of the commit. Each one is lost to another commit.
 _TRIES: Final = 5
 #: In the description of the commit.
@@ -80,8 +80,27 @@ class TableErasure:
         return asdict(self)
 
 
+class RowErasure(Protocol):
+    """Which rows go from a table, and what stays in their place."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that `matches` looks at, besides the tenant's."""
+
+    def matches(self, rows: pa.Table | pa.RecordBatch) -> Any:
+        """Return for each row whether it is sought. Rows without a tenant are of this one."""
+
+    def without(self, read: pa.Table, layout: TableLayout, *, is_latest: bool) -> pa.Table:
+        """Return rows without the sought ones, and with what stays of them, in order."""
+
+
 class RowFilter:
-    """Tells which rows are sought: of a tenant, a store up to an epoch, or one value of it."""
+    """The rows of a tenant, of some stores up to an epoch, or of one value."""
+
+    columns = ("store", "kind", "operation", "epoch", "seq", "key")
 
     def __init__(self, sought: Sought, place: int | str | None = None) -> None:
         """`place` is the seq or key of one message or entry of the store."""
@@ -91,13 +110,16 @@ class RowFilter:
 
     def matches(self, rows: pa.Table | pa.RecordBatch) -> Any:
         """Return for each row whether it is sought. Rows without a tenant are of this one."""
-        mask = self.of_tenant(rows)
-        store = self._sought.store
-        if store is None:
+        mask = rows_of_tenant(rows, self.tenant)
+        if self._sought.epochs is None:
             return mask
-        mask = pc.and_(mask, pc.equal(rows.column("store"), store.name))
-        mask = pc.and_(mask, pc.equal(rows.column("kind"), StoreKind(store.kind).word))
-        mask = pc.and_(mask, pc.less_equal(rows.column("epoch"), self._sought.epoch))
+        of_stores: Any = pa.array([False] * rows.num_rows)
+        for store, epoch in self._sought.epochs.items():
+            of_one = pc.equal(rows.column("store"), store.name)
+            of_one = pc.and_(of_one, pc.equal(rows.column("kind"), StoreKind(store.kind).word))
+            of_one = pc.and_(of_one, pc.less_equal(rows.column("epoch"), epoch))
+            of_stores = pc.or_(of_stores, of_one)
+        mask = pc.and_(mask, of_stores)
         if isinstance(self._place, str):
             mask = pc.and_(mask, pc.equal(rows.column("key"), self._place))
         elif self._place is not None:
@@ -105,16 +127,37 @@ class RowFilter:
             mask = pc.and_(mask, pc.and_(of_one, pc.equal(rows.column("seq"), self._place)))
         return pc.fill_null(mask, False)
 
-    @property
-    def keeps_leaves(self) -> bool:
-        """Whether leaves of what is erased stay: the chain of the store goes on."""
-        return self._place is not None
+    def without(self, read: pa.Table, layout: TableLayout, *, is_latest: bool) -> pa.Table:
+        """Return rows without the sought ones. Of one value, a leaf and the chain after it stay in
+        a row that has nothing else: the chain of the store goes on."""
+        sought = self.matches(read)
+        others = read.filter(pc.invert(sought))
+        # The latest table has nothing but what exists.
+        if self._place is None or is_latest:
+            return others
+        erased = read.filter(pc.and_(sought, pc.is_valid(read.column("leaf"))))
+        if not erased.num_rows:
+            return others
+        # Of a set, the chain knows the revision.
+        numbers = pc.coalesce(erased.column("seq"), erased.column("revision"))
+        erased = with_column(erased, "seq", numbers)
+        erased = with_column(erased, "operation", pa.repeat(LEAF, erased.num_rows))
+        for name in _ERASED_COLUMNS:
+            nothing = pa.nulls(erased.num_rows, read.schema.field(name).type)
+            erased = with_column(erased, name, nothing)
+        return in_order(pa.concat_tables([others, erased]), layout)
 
-    def of_tenant(self, rows: pa.Table | pa.RecordBatch) -> Any:
-        """Return for each row whether it is of the tenant."""
-        if "tenant" not in rows.schema.names:
-            return pa.array([True] * rows.num_rows)
-        return pc.fill_null(pc.equal(rows.column("tenant"), self.tenant), False)
+
+def rows_of_tenant(rows: pa.Table | pa.RecordBatch, tenant: str) -> Any:
+    """Return for each row whether it is of a tenant."""
+    if "tenant" not in rows.schema.names:
+        return pa.array([True] * rows.num_rows)
+    return pc.fill_null(pc.equal(rows.column("tenant"), tenant), False)
+
+
+def with_column(rows: pa.Table, name: str, column: Any) -> pa.Table:
+    """Return rows with another column in the place of the one of that name."""
+    return rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
 
 
 def erase_rows(
@@ -126,11 +169,16 @@ def erase_rows(
     Raises TableConflictError if others commit again and again, ForeignTableError,
     TableDamagedError, OSError, and errors of deltalake and boto3.
     """
+    return erase_from(location, RowFilter(sought, place))
+
+
+def erase_from(location: TableLocation, rows: RowErasure) -> TableErasure:
+    """Erase rows from a table of changes, its past, and the latest table beside it. Raises as
+    `erase_rows`, and what `rows` raises."""
     done = TableErasure(location.url)
     table = ChangesTable(location)
     if not table.exists:
         return done
-    rows = RowFilter(sought, place)
     _erase_from(table, rows, done)
     done.version = table.version
     kept = LatestTable(table)
@@ -140,7 +188,7 @@ def erase_rows(
     return done
 
 
-def _erase_from(table: ChangesTable, rows: RowFilter, done: TableErasure) -> None:
+def _erase_from(table: ChangesTable, rows: RowErasure, done: TableErasure) -> None:
     table.evolve()
     location = table.location
     with TemporaryDirectory(prefix="holdfast-") as folder:
@@ -159,7 +207,7 @@ def _erase_from(table: ChangesTable, rows: RowFilter, done: TableErasure) -> Non
 
 
 def _erase_files(
-    table: ChangesTable, rows: RowFilter, folder: Path, done: TableErasure
+    table: ChangesTable, rows: RowErasure, folder: Path, done: TableErasure
 ) -> dict[str, int]:
     """Commit files without the sought rows in place of those that have some. Return all files that
     have some, which no version names any more, with their number."""
@@ -189,7 +237,7 @@ def _erase_files(
 
 
 def _files_with(
-    table: ChangesTable, rows: RowFilter, folder: Path, done: TableErasure
+    table: ChangesTable, rows: RowErasure, folder: Path, done: TableErasure
 ) -> Iterator[tuple[str, int]]:
     """Yield every file that has sought rows, of the table or not, and how many."""
     location = table.location
@@ -198,11 +246,11 @@ def _files_with(
             local = location.get_file(path, folder / "looked-at.parquet")
             with pq.ParquetFile(local) as opened:
                 of_file = ["tenant"] if "tenant" in opened.schema_arrow.names else []
-                columns = opened.read([*of_file, *_SOUGHT_COLUMNS])
+                columns = opened.read([*of_file, *rows.columns])
         except FileNotFoundError:
             continue  # It was collected meanwhile.
         done.files += 1
-        done.rows += pc.sum(rows.of_tenant(columns)).as_py() or 0
+        done.rows += pc.sum(rows_of_tenant(columns, rows.tenant)).as_py() or 0
         count = pc.sum(rows.matches(columns)).as_py() or 0
         if count:
             yield path, count
@@ -225,11 +273,10 @@ def _files_of(table: ChangesTable, tenant: str) -> list[str]:
 
 
 def _rewritten(
-    table: ChangesTable, files: list[DeltaFile], rows: RowFilter, folder: Path
+    table: ChangesTable, files: list[DeltaFile], rows: RowErasure, folder: Path
 ) -> list[AddedFile]:
     """Write files again without the sought rows, and return those that have any row left."""
-    # The latest table has nothing but what exists.
-    keeps_leaves = rows.keeps_leaves and not isinstance(table, LatestTable)
+    is_latest = isinstance(table, LatestTable)
     added: list[AddedFile] = []
     location, layout = table.location, table.layout
     for file in files:
@@ -238,37 +285,12 @@ def _rewritten(
         with TableWriter(location, name, layout) as writer, pq.ParquetFile(local) as opened:
             for group in range(opened.num_row_groups):
                 read = conformed(opened.read_row_group(group), layout)
-                kept = _without(read, rows, layout, keeps_leaves=keeps_leaves)
+                kept = rows.without(read, layout, is_latest=is_latest)
                 for batch in kept.to_batches():
                     if batch.num_rows:
                         writer.write_file_rows(file.known_partition, batch)
             added += writer.finish()
     return added
-
-
-def _without(
-    read: pa.Table, rows: RowFilter, layout: TableLayout, *, keeps_leaves: bool
-) -> pa.Table:
-    """Return rows without the sought ones. With `keeps_leaves`, a leaf and the chain after it stay
-    in a row that has nothing else of the message or set."""
-    sought = rows.matches(read)
-    others = read.filter(pc.invert(sought))
-    if not keeps_leaves:
-        return others
-    erased = read.filter(pc.and_(sought, pc.is_valid(read.column("leaf"))))
-    if not erased.num_rows:
-        return others
-    # Of a set, the chain knows the revision.
-    numbers = pc.coalesce(erased.column("seq"), erased.column("revision"))
-    erased = _with_column(erased, "seq", numbers)
-    erased = _with_column(erased, "operation", pa.repeat(LEAF, erased.num_rows))
-    for name in _ERASED_COLUMNS:
-        erased = _with_column(erased, name, pa.nulls(erased.num_rows, read.schema.field(name).type))
-    return in_order(pa.concat_tables([others, erased]), layout)
-
-
-def _with_column(rows: pa.Table, name: str, column: Any) -> pa.Table:
-    return rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
 
 
 def _was_interrupted(location: TableLocation) -> bool:

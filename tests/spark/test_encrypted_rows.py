@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 from zlib import crc32
 
@@ -23,10 +23,11 @@ from holdfast.protocol.errors import (
     DecryptionFailedError,
     InvalidArgumentError,
     KeyUnavailableError,
+    TenantShreddedError,
 )
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.messages import LargeValue
-from holdfast.protocol.names import StoreId
+from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.archive.table_chain import check_table_chain, link_of_row
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.bucket.bucket import open_bucket
@@ -61,6 +62,7 @@ from holdfast.spark.rows.rows import (
     rows_of_change,
     set_row,
 )
+from holdfast.spark.tables.reencrypting import rewrite_rows
 from tests.support import archive_world
 from tests.support.bucket_world import BucketWorld, kv, stream
 from tests.support.raw_search import files_with
@@ -254,6 +256,78 @@ def test_an_export_with_the_keys_writes_clear_values_and_headers_to_a_table_of_i
     for table in (own, f"file://{link}/{folder.name}"):
         with pytest.raises(InvalidArgumentError, match="another one than the bucket's own"):
             encrypted.export(table)
+
+
+def test_rows_under_a_former_key_are_encrypted_anew_in_the_table_and_the_key_can_go(
+    encrypted: Encrypted, registry: KeyRegistry, tmp_path: Path
+) -> None:
+    large = LargeValue(b"u" * 16, 12, sha256(b"large enough").digest(), crc32(b"large enough"))
+    notes = [
+        [changes.CHANGE_SET_MESSAGE, 1, b"secret", {"user": "ada"}],
+        [changes.CHANGE_PUT_CHUNK, large.upload_id, 0, b"large enough", large.crc32],
+        [changes.CHANGE_SET_MESSAGE, 2, list(large), {"a": "b"}],
+        [changes.CHANGE_SET_MESSAGE, 3, b""],
+    ]
+    encrypted.set(NOTES, *notes)
+    encrypted.set(SETTINGS, [changes.CHANGE_SET_ENTRY, "theme", b"secret"])
+    world, fork = encrypted.world, stream("fork")
+    of_parent = cipher(registry, NOTES).encrypted
+    world.create(fork)
+    world.change(fork, of_parent([changes.CHANGE_SET_MESSAGE, 1, b"shared"], 1))
+    # Of another place, so nobody can read it; and in clear, with a header that looks like a box.
+    world.change(fork, of_parent([changes.CHANGE_SET_MESSAGE, 2, b"moved"], 77))
+    odd = {BOX_HEADER: base64.b64encode(b"\x00" * 90).decode()}
+    world.change(fork, [changes.CHANGE_SET_MESSAGE, 3, b"clear", odd])
+    world.publish()
+    own = TableLocation(default_table(world.url))
+    export_module.export(cast(Any, None), world.url)
+    registry.rotate("acme", MASTER, 2)
+    encrypted.set(SETTINGS, [changes.CHANGE_SET_ENTRY, "later", b"secret"])
+    world.publish()
+    export_module.export(cast(Any, None), world.url)
+
+    def rows() -> list[dict[str, Any]]:
+        found = DeltaTable(own.uri).to_pyarrow_table().to_pylist()
+        return sorted(found, key=lambda row: (row["store"], row["revision"]))
+
+    before = rows()
+    with pytest.raises(KeyUnavailableError):
+        rewrite_rows(own, "acme", registry, {})
+    assert rows() == before
+    done = rewrite_rows(own, "acme", registry, MASTERS)
+    assert (done.erasure.erased_rows, done.unreadable, done.has_clear) == (6, 2, False), rows()
+    assert done.erasure.left == []
+    assert [what for what, *_ in done.remains()] == ["rows that do not decrypt"]
+    after = rows()
+    changed = ("headers", "value", "large_sha256")
+    assert [{**row, **dict.fromkeys(changed)} for row in after] == [
+        {**row, **dict.fromkeys(changed)} for row in before
+    ]
+    registry.drop("acme", 1)
+    reader, shown = TableCipher(registry, MASTERS), []
+    for row in after:
+        odd_one = row["store"] == "fork" and row["seq"] > 1
+        if row["large_bytes"] is None and not odd_one:
+            place = row["seq"] or row["key"]
+            store = StoreId("acme", StoreKind[row["kind"].upper()], row["store"])
+            shown.append(
+                reader.row(store, place, row["revision"], row["value"], dict(row["headers"]))
+            )
+    assert shown == [
+        (b"shared", {}), (b"secret", {"user": "ada"}), (b"", {}), (b"secret", {}), (b"secret", {}),
+    ]  # fmt: skip
+    again = rewrite_rows(own, "acme", registry, MASTERS)
+    assert (again.erasure.erased_rows, again.unreadable) == (0, 2)
+    registry.shred("acme", 9)
+    with pytest.raises(TenantShreddedError):
+        rewrite_rows(own, "acme", registry, MASTERS)
+    assert rewrite_rows_of_nobody(own, registry) == 0
+
+
+def rewrite_rows_of_nobody(table: TableLocation, registry: KeyRegistry) -> int:
+    """A tenant whose name nobody has: none of its rows is touched."""
+    registry.encrypt(["other"], MASTER, 1)
+    return rewrite_rows(table, "other", registry, MASTERS).erasure.erased_rows
 
 
 def test_the_chain_of_a_store_is_proved_by_a_table_in_clear(encrypted: Encrypted) -> None:

@@ -112,16 +112,16 @@ def test_a_purged_key_is_in_no_file_no_past_and_no_log(place: tuple[str, Any]) -
     # A leftover of a run that never committed.
     write(location, [row(SETTINGS, 1, key=KEY, value=SECRET)])
     assert len(search(SECRET)) == 2
-    done = erase_rows(location, Sought(ACME, SETTINGS, 1), KEY)
+    done = erase_rows(location, Sought(ACME, {SETTINGS: 1}), KEY)
     assert (done.erased_rows, done.rewritten_files, done.removed_files) == (3, 2, 3)
     assert done.left == []
     assert search(SECRET) == []
     # What owners of a later epoch wrote stays.
     assert rows_of(location) == [("notes", 1), ("settings", 2), ("settings", 4)]
-    again = erase_rows(location, Sought(ACME, SETTINGS, 1), KEY)
+    again = erase_rows(location, Sought(ACME, {SETTINGS: 1}), KEY)
     assert (again.erased_rows, again.version) == (0, done.version)
     # Nor is the key in the log's statistics, once it is nowhere in the table.
-    assert erase_rows(location, Sought(ACME, SETTINGS, 2), KEY).erased_rows == 1
+    assert erase_rows(location, Sought(ACME, {SETTINGS: 2}), KEY).erased_rows == 1
     assert search(KEY.encode()) == []
     # Exports go on.
     export(location, [row(NOTES, 2, seq=2)])
@@ -133,10 +133,10 @@ def test_a_message_and_a_store_and_a_tenant_go_and_nothing_else(tmp_path: Path) 
     mine = [row(NOTES, 1, seq=1, value=SECRET), row(NOTES, 2, seq=2), row(SETTINGS, 1, key="a")]
     export(location, [*mine, row(NOTES, 3, seq=1, operation="trim")])
     export(location, [row(NOTES, 1, seq=1, value=b"another's")], "other")
-    one = erase_rows(location, Sought(ACME, NOTES, 1), 1)
+    one = erase_rows(location, Sought(ACME, {NOTES: 1}), 1)
     # A trim names a seq too, and stays.
     assert (one.erased_rows, len(rows_of(location))) == (1, 4)
-    assert erase_rows(location, Sought(ACME, NOTES, 1)).erased_rows == 2
+    assert erase_rows(location, Sought(ACME, {NOTES: 1})).erased_rows == 2
     assert rows_of(location) == [("notes", 1), ("settings", 1)]
     assert erase_rows(location, Sought(ACME)).erased_rows == 1
     assert rows_of(location) == [("notes", 1)]
@@ -165,8 +165,8 @@ def test_an_erasure_that_was_killed_at_a_step_is_done_again(
             }[step]
         )
         with pytest.raises(Killed):
-            erase_rows(location, Sought(ACME, SETTINGS, 1), KEY)
-    done = erase_rows(location, Sought(ACME, SETTINGS, 1), KEY)
+            erase_rows(location, Sought(ACME, {SETTINGS: 1}), KEY)
+    done = erase_rows(location, Sought(ACME, {SETTINGS: 1}), KEY)
     assert done.left == []
     assert rows_of(location) == [("notes", 1)]
     for value in (SECRET, KEY.encode()):
@@ -179,11 +179,11 @@ def test_an_export_that_began_before_cannot_bring_rows_back(tmp_path: Path) -> N
     running = ChangesTable(location)
     version = watermarks.next_version(running.export_version)
     marks = watermarks.write_marks(tmp_path / "marks", {})
-    erase_rows(location, Sought(ACME, SETTINGS, 1))
+    erase_rows(location, Sought(ACME, {SETTINGS: 1}))
     files = write(location, [row(SETTINGS, 2, key=KEY, value=SECRET)])
     with pytest.raises(TableConflictError):
         running.append(version, files, marks, {})
     # What it has left is found, and goes when the erasure is run again.
     assert files_with(SECRET, tmp_path)
-    assert erase_rows(location, Sought(ACME, SETTINGS, 1)).removed_files == 1
+    assert erase_rows(location, Sought(ACME, {SETTINGS: 1})).removed_files == 1
     assert files_with(SECRET, tmp_path) == []

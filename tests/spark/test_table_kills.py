@@ -54,7 +54,7 @@ def rows_of(location: TableLocation) -> list[tuple[str, int]]:
 
 # What processes do
 def erase(url: str) -> None:
-    erase_rows(TableLocation(url), Sought(ACME, SETTINGS, 1), KEY)
+    erase_rows(TableLocation(url), Sought(ACME, {SETTINGS: 1}), KEY)
 
 
 def compact(url: str) -> None:
@@ -170,7 +170,7 @@ def test_erasures_compactions_and_exports_at_once_lose_nothing_and_keep_no_secre
         process.join(SECONDS)
     assert {process.exitcode for process in processes} == {0}
     # Of those that ran at the same time, one may have left a file that another could not see.
-    done = erase_rows(location, Sought(ACME, SETTINGS, 1), KEY)
+    done = erase_rows(location, Sought(ACME, {SETTINGS: 1}), KEY)
     assert done.left == []
     found = rows_of(location)
     assert [one for one in found if one[0] != OTHER.name] == expected

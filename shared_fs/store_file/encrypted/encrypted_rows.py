@@ -7,6 +7,12 @@ With the first one in a chain it gets ENCRYPTED_CHAIN_FORMAT. Files without one 
 
 `former_names` lists the names under which its values may have been encrypted, besides its own: a
 fork has values of its parent.
+
+`rewritten` says that an owner has encrypted all values anew: with which key, when it took which
+epoch, and how many archived messages it has left as they were. It goes wherever the content goes,
+and says something of the store with this name alone. It proves nothing of values that were written
+later, nor of copies: `persist/jobs/reencrypting.py` looks at both. Most files have no such table,
+and earlier versions of holdfast overlook it.
 """
 
 from __future__ import annotations
@@ -23,6 +29,22 @@ _RAISE_FORMAT: Final = "PRAGMA user_version = {}"
 _CREATE: Final = "CREATE TABLE former_names(name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID"
 _SELECT_NAMES: Final = "SELECT name FROM former_names ORDER BY name"
 _INSERT_NAME: Final = "INSERT OR IGNORE INTO former_names VALUES (?)"
+_HAS_REWRITTEN: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'rewritten')"
+_CREATE_REWRITTEN: Final = """
+CREATE TABLE IF NOT EXISTS rewritten(
+    name TEXT PRIMARY KEY,
+    key INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    archived INTEGER NOT NULL
+) STRICT, WITHOUT ROWID
+"""
+_SELECT_REWRITTEN: Final = (
+    "SELECT key, epoch, archived FROM rewritten"
+    " WHERE name = (SELECT name FROM meta WHERE id = 1)"
+)
+_INSERT_REWRITTEN: Final = (
+    "INSERT OR REPLACE INTO rewritten SELECT name, ?, ?, ? FROM meta WHERE id = 1"
+)
 
 
 class Cipher(Protocol):
@@ -35,6 +57,17 @@ class Cipher(Protocol):
     def chunk(self, upload_id: bytes, offset: int, data: bytes) -> bytes: ...
 
 
+class RewriteMark(NamedTuple):
+    """That all values of a file were encrypted anew."""
+
+    #: The number of the data key.
+    key: int
+    #: That of the owner which began with the new values. What has an earlier one is void.
+    epoch: int
+    #: How many archived messages were left as they were.
+    archived: int
+
+
 class EncryptionState(NamedTuple):
     """Whether a file has encrypted values, and its former names."""
 
@@ -42,6 +75,7 @@ class EncryptionState(NamedTuple):
     former_names: tuple[str, ...] = ()
     #: Some of the values have their leaf.
     is_chained: bool = False
+    rewritten: RewriteMark | None = None
 
 
 NO_ENCRYPTION: Final = EncryptionState()
@@ -68,7 +102,15 @@ class StoredEncryption:
         """Read the state from a file of ENCRYPTED_FORMAT."""
         names = tuple(str(row[0]) for row in self._execute(_SELECT_NAMES))
         version = self._execute("PRAGMA user_version").get
-        self.state = EncryptionState(True, names, version >= schema.ENCRYPTED_CHAIN_FORMAT)
+        row: Any = None
+        if self._execute(_HAS_REWRITTEN).get:
+            row = self._execute(_SELECT_REWRITTEN).get
+        self.state = EncryptionState(
+            True,
+            names,
+            version >= schema.ENCRYPTED_CHAIN_FORMAT,
+            None if row is None else RewriteMark(*row),
+        )
 
     def go_back(self, state: EncryptionState) -> None:
         """Return to the state before a transaction that is rolled back."""
@@ -84,6 +126,13 @@ class StoredEncryption:
         version = schema.ENCRYPTED_CHAIN_FORMAT if is_chained else schema.ENCRYPTED_FORMAT
         self._execute(_RAISE_FORMAT.format(version))
         self.state = self.state._replace(exists=True, is_chained=is_chained)
+
+    def note_rewritten(self, rewritten: RewriteMark) -> None:
+        """Note that all values were encrypted anew. Without any, there is nothing to note."""
+        if self.state.exists:
+            self._execute(_CREATE_REWRITTEN)
+            self._execute(_INSERT_REWRITTEN, rewritten)
+            self.state = self.state._replace(rewritten=rewritten)
 
     def becomes_other(self, former_name: str) -> None:
         """Note that the file becomes that of a store with another name."""

@@ -42,7 +42,7 @@ from holdfast.cli.settings import CLIENT_OPTIONS, NATS_OPTIONS
 from holdfast.cli.stores.configuring import config_json
 from holdfast.cli.stores.details import StoreDetails, to_json
 from holdfast.cli.tenants.bucket import places_report
-from holdfast.cli.tenants.reencrypting import rewriting_report
+from holdfast.cli.tenants.reencrypting import Rewriting
 from holdfast.cli.tenants.use import tenant_row
 from holdfast.cli.watching.servers import part_row
 from holdfast.client.wire.router import AskedOfServer, LoadOfServer, Rebalance
@@ -84,6 +84,7 @@ from holdfast.spark.export.export import ExportReport
 from holdfast.spark.export.latest_view import LatestReport
 from holdfast.spark.replay import ImportReport
 from holdfast.spark.tables.erasing import TableErasure
+from holdfast.spark.tables.reencrypting import TableRewriting
 from tests.support import documents
 from tests.support.documents import ROOT, documented_json, fenced, read
 from tests.unit.cli.test_watching import a_cost, a_report
@@ -190,20 +191,18 @@ def test_the_defaults_of_the_document_are_those_of_the_commands() -> None:
 shape = partial(documents.shape, leave_out=("headers", "skipped"))
 
 
-REWRITTEN: Any = (
-    Erasure(
-        "acme",
-        STORE,
-        looked_at={"store files": 9, "logs": 2},
-        remains=[
-            {
-                "place": "tables", "count": 1, "bytes": 0, "holds_values": True,
-                "example": "t: notes", "removed_by": "you",
-            }
-        ],
-    ),
-    {"values": 1, "chunks": 0, "archived": 0},
-)
+REWRITTEN = Rewriting(
+    "acme",
+    {STORE: {"epoch": 4, "values": 1, "chunks": 0, "archived": 0, "table": ""}},
+    [FAILURE],
+    tables=[TableRewriting(TableErasure("t"), 0, has_clear=False).to_json()],
+    in_tables=[
+        {
+            "place": "tables", "count": 1, "bytes": 0, "holds_values": True,
+            "example": "t: notes", "removed_by": "you",
+        }
+    ],
+)  # fmt: skip
 
 
 def documented(path: str) -> Any:
@@ -241,7 +240,7 @@ def documented(path: str) -> Any:
             "tenant bucket TENANT",
             places_report("acme", [TenantPlace("acme", 1, "s3://acme-data/holdfast")]),
         ),
-        ("tenant reencrypt TENANT [STORE...]", rewriting_report("acme", [REWRITTEN], [FAILURE])),
+        ("tenant reencrypt TENANT [STORE...]", REWRITTEN.to_json()),
         ("tenant show TENANT", {**tenant_row(TENANT), "servers": [ASKED._asdict()]}),
         ("backup [STORE...]", {"backups": [version_row(STORE, VERSION)], "failed": [FAILURE]}),
         ("backups STORE", {"backups": [version_row(STORE, VERSION)]}),

@@ -20,9 +20,11 @@ from holdfast.coordinator.answering.parsing import (
 )
 from holdfast.coordinator.answering.requests import store_count
 from holdfast.coordinator.state.state_file import open_state_file
-from holdfast.persist.jobs.administration import Administrator, BucketJobs
+from holdfast.persist.jobs.administration import Administrator, BucketJobs, ErasingJobs
 from holdfast.persist.jobs.deleting import DeletionJobs
+from holdfast.persist.jobs.erasure import ErasureJobs
 from holdfast.persist.jobs.forking import ForkJobs
+from holdfast.persist.jobs.reencrypting import ReencryptJobs
 from holdfast.persist.life_phase import LifePhase
 from holdfast.persist.peers.commands import Commands
 from holdfast.persist.peers.coordination import Coordination
@@ -99,6 +101,8 @@ JOBS = [
      "seq": 3, "revision": None, "least": 4, "request": "r"},
     {"job": "j", "store": [1, "one"], "parent": [1, "two"], "revision": 4, "request": "r"},
     {"job": "j", "parent": [2, "two"]},
+    {"job": "j", "verb": "sweep_stores", "tenant": "acme", "stores": [[1, "one", 3], [2, "b", 4]]},
+    {"job": "j", "verb": "reencrypt", "store": ["acme", 1, "one"], "with_archived": True},
 ]  # fmt: skip
 
 
@@ -222,7 +226,10 @@ async def test_whatever_operators_ask_of_a_server_it_answers() -> None:
             life = a_life(Layout(Path("/nowhere")))
             forks = ForkJobs(life, *[nothing] * 7)
             jobs = BucketJobs(None, forks)
-            administrator = Administrator("a", deletions, jobs, nothing, nothing)
+            erasure = ErasureJobs(life, *[nothing] * 4, shares_files=True)
+            reencryption = ReencryptJobs(*[nothing] * 4)
+            erasing = ErasingJobs(nothing, reencryption, erasure)
+            administrator = Administrator("a", deletions, jobs, erasing)
             replies = [
                 administrator.command(message),
                 administrator.destroy("acme", message),

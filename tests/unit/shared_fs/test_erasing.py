@@ -26,7 +26,7 @@ from tests.support.raw_search import holds
 from tests.unit.shared_fs.test_collecting import START_MS, World, store
 
 SECRET = bytes.fromhex("1f7be2905c3d4a8896f1d0b35ae7c6024d9b8e71")
-NOTES = Sought(TenantName("acme"), store("notes"), 1)
+NOTES = Sought(TenantName("acme"), {store("notes"): 1})
 
 
 @pytest.fixture

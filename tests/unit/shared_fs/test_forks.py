@@ -267,7 +267,9 @@ def test_an_erasure_tells_what_forks_hold_and_follows_it_through_a_fork(world: W
     forked(world, "fork")
     delete(world, "notes", 1)
     world.now_ms += 1
-    of_parent, of_fork = (Sought(TenantName("acme"), store(name), 5) for name in ("notes", "fork"))
+    of_parent, of_fork = (
+        Sought(TenantName("acme"), {store(name): 5}) for name in ("notes", "fork")
+    )
 
     def places(sought: Sought) -> set[Place]:
         found = {each.place for each in remains_in_bucket(world.bucket, sought)}
@@ -293,7 +295,7 @@ def test_a_value_that_is_purged_from_a_fork_leaves_the_parent_as_it_is(world: Wo
     world.publish("fork", scrubbed)
     drop_versions(world.manifests, store("fork"), 2)
     world.now_ms += 1
-    of_fork = Sought(TenantName("acme"), store("fork"), 2)
+    of_fork = Sought(TenantName("acme"), {store("fork"): 2})
     erase_objects(world.manifests, of_fork, lambda: world.now_ms)
     assert world.has(version.key)
     assert [each.place for each in remains_in_bucket(world.bucket, of_fork)] == []

@@ -10,7 +10,7 @@ from holdfast.protocol.names import StoreId, StoreKind, TenantName
 from holdfast.shared_fs.erasure.sought import Sought
 
 NOTES = StoreId("acme", StoreKind.STREAM, "notes")
-PAST = Sought(TenantName("acme"), NOTES, 4)
+PAST = Sought(TenantName("acme"), {NOTES: 4})
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,25 @@ PAST = Sought(TenantName("acme"), NOTES, 4)
 )
 def test_files_of_earlier_owners_are_sought_and_no_others(name: str, is_sought: bool) -> None:
     assert PAST.has_file(PurePath(name)) is is_sought
+
+
+def test_files_of_several_stores_are_told_apart_whatever_dots_their_names_have() -> None:
+    dotted = StoreId("acme", StoreKind.STREAM, "notes.stream.4")
+    odd = StoreId("acme", StoreKind.KV, "notes.db.x")
+    past = Sought(TenantName("acme"), {NOTES: 4, dotted: 2, odd: 7})
+    found = {
+        name: past.store_of_file(PurePath(name))
+        for name in (
+            *("notes.stream.4.db", "notes.stream.4.stream.2.db-wal", "notes.db.x.kv.7.db.draft"),
+            *("notes.stream.4.stream.3.db", "notes.db.x.stream.1.db", "notes.stream.x.db"),
+        )
+    }
+    assert [*found.values()] == [NOTES, dotted, odd, None, None, None]
+    assert past.has_quarantined("notes.stream.4.stream.5.ab")
+    assert past.has_quarantined("notes.stream.4") and not past.has_quarantined("notes.kv.4")
+    assert (past.has(dotted, 2), past.has(dotted, 3), past.has(odd, 3)) == (True, False, True)
+    assert past.snapshot_folder == "snapshots/acme/"
+    assert PAST.snapshot_folder == "snapshots/acme/notes.stream/"
 
 
 def test_a_store_that_took_the_name_later_is_not_sought() -> None:

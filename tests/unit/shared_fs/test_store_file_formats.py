@@ -126,6 +126,26 @@ def test_encrypted_values_of_format_9_are_read_and_written(path: Path) -> None:
     file.close()
 
 
+def test_the_mark_of_a_rewritten_file_is_that_of_its_own_name(path: Path) -> None:
+    marked = f"""{_FORMAT_9}
+CREATE TABLE rewritten(
+    name TEXT PRIMARY KEY,
+    key INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    archived INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO rewritten VALUES ('a.b', 1, 9, 0), ('fork', 2, 3, 4);
+"""
+    write_file(path, 9, marked)
+    file = StoreFile.open(path, StoreId("acme", StoreKind.STREAM, "fork"))
+    assert file.encryption.state.rewritten == (2, 3, 4)
+    file.note_rewritten(3, 8)
+    file.close()
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute("SELECT * FROM rewritten ORDER BY name").fetchall()
+    assert rows == [("a.b", 1, 9, 0), ("fork", 3, 8, 0)]
+
+
 def write_format_1(path: Path, kind: StoreKind) -> None:
     write_file(path, 1, _FORMAT_1[kind])
 

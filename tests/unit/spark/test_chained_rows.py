@@ -403,7 +403,7 @@ def test_an_erasure_keeps_the_leaf_and_never_the_value(world: BucketWorld, is_kv
     export(world)
     store, place = (RATES, "secret") if is_kv else (LEDGER, 3)
     epoch = world.held[store].epoch
-    done = erase_rows(location(world), Sought(TenantName("acme"), store, epoch), place)
+    done = erase_rows(location(world), Sought(TenantName("acme"), {store: epoch}), place)
     assert done.erased_rows == 1
     assert done.left == []
     folder = location(world).folder
@@ -486,7 +486,7 @@ def test_a_table_of_an_earlier_version_gets_the_chain_with_the_next_export(
     merged = merge(job, found.files())
     found.replace(merged.replaced, merged.added)
     sound(world, LEDGER, *links)
-    erase_rows(location(world), Sought(TenantName("acme"), LEDGER, 1), 3)
+    erase_rows(location(world), Sought(TenantName("acme"), {LEDGER: 1}), 3)
     sound(world, LEDGER, *links)
 
 

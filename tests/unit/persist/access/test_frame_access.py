@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.access.token_meter import TokenMeters
-from holdfast.persist.jobs.administration import Administrator, BucketJobs
+from holdfast.persist.jobs.administration import Administrator, BucketJobs, ErasingJobs
 from holdfast.persist.jobs.forking import ForkJobs
 from holdfast.persist.store.open_stores import OpenStores
 from holdfast.persist.write_path.incoming import Incoming, take_apart
@@ -169,7 +169,8 @@ def test_the_audit_log_has_who_configured_a_store_and_how_and_no_other_operation
 async def test_a_fork_needs_to_read_the_parent_and_to_write_the_fork() -> None:
     nothing: Any = None
     forks = ForkJobs(a_life(Layout(Path("/nowhere"))), *[nothing] * 7)
-    server = Administrator("a", nothing, BucketJobs(None, forks), nothing, nothing)
+    erasing = ErasingJobs(nothing, nothing, nothing)
+    server = Administrator("a", nothing, BucketJobs(None, forks), erasing)
 
     def missing(rights: Right, stores: list[str], *, prepares: bool = False) -> str:
         """Return the right that is missing; nothing if the job begins."""

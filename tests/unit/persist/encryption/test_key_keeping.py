@@ -11,7 +11,7 @@ import pytest
 from holdfast.persist.encryption import key_keeping
 from holdfast.persist.encryption.key_book import KeyBook
 from holdfast.persist.encryption.key_keeping import KeyKeeping
-from holdfast.persist.jobs.purging import PurgeJobs
+from holdfast.persist.jobs.reencrypting import ReencryptJobs
 from holdfast.protocol.errors import NotFoundError, StorageError, StoreDamagedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.bucket.bucket_errors import BucketUnavailableError
@@ -118,6 +118,6 @@ async def test_a_store_is_encrypted_anew_with_the_key_that_the_registry_has_then
             raise NotFoundError(what="stream", name=store.name)
 
     nothing: Any = None
-    jobs = PurgeJobs(nothing, cast(Any, Closer()), *[nothing] * 4, found.begin)
+    jobs = ReencryptJobs(cast(Any, Closer()), nothing, nothing, found.begin)
     with pytest.raises(NotFoundError):
         await jobs.reencrypt(StoreId("acme", StoreKind.STREAM, "notes"))

@@ -165,6 +165,30 @@ def test_a_tenant_is_encrypted_once_and_its_key_is_rotated_and_kept(registry: Ke
     assert [each.made for each in registry.record("acme").keys] == [5, 7]
 
 
+def test_a_former_key_is_destroyed_for_good_and_neither_the_current_one_nor_an_unknown_one(
+    registry: KeyRegistry,
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="not encrypted"):
+        registry.drop("acme", 1)
+    registry.encrypt(["acme"], MASTER, 5)
+    for refused in (1, 2, 0, -1):
+        with pytest.raises(InvalidArgumentError):
+            registry.drop("acme", refused)
+    registry.rotate("acme", MASTER, 6)
+    known = registry.read()
+    assert [each.id for each in registry.drop("acme", 1).keys] == [2]
+    assert registry.read(known) is not known, "servers see it"
+    assert registry.drop("acme", 1) == registry.record("acme"), "once more changes nothing"
+    found = keys_now(registry, MASTER)
+    with pytest.raises(KeyUnavailableError):
+        found.key(1)
+    registry.rotate("acme", MASTER, 7)
+    assert keys_now(registry, MASTER).current_id == 3, "its number is not used again"
+    registry.shred("acme", 8)
+    with pytest.raises(TenantShreddedError):
+        registry.drop("acme", 2)
+
+
 def test_a_clock_that_goes_back_or_stands_changes_neither_keys_nor_their_order(
     registry: KeyRegistry,
 ) -> None:
