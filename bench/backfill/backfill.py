@@ -2,26 +2,30 @@
 
 A stream of a stated size has left the memory of the host. At its tail, one writer appends at a
 fixed rate, one follower hears of each message, and one reader asks for the last one again and
-again. Their latencies are measured alone, and beside a process that reads the stream from its
-beginning (`reader.py`). Latencies count from when an append was due. Client, reader, nats-server
-and servers share the machine, so its scheduling is part of what is measured; `--read-mib` bounds
-what the reader takes of it."""
+again. Their latencies are measured alone, beside a process that reads the stream from its
+beginning (`reader.py`), and beside processes that use as much of the machine as that reader and its
+share of nats-server do, and read as many bytes from the disk, but ask nothing of the server
+(`burner.py`). Latencies count from when an append was due. Client, reader, nats-server and servers
+share the machine, so its scheduling is part of what is measured: what the server itself adds is
+what a backfill costs more than the burners. `--read-mib` bounds what the reader takes."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
+from holdfast.bench.backfill.letting_go import let_go
 from holdfast.bench.backfill.sides import (
     HOLDFAST,
     JETSTREAM,
@@ -38,6 +42,8 @@ from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import (
     BenchProcess,
     JetStreamSync,
+    NatsServer,
+    ProcessUsage,
     running_cluster,
     running_nats,
 )
@@ -46,7 +52,11 @@ from holdfast.bench.read_back import WrongReadBackError
 WORK_NAMES: Final = (HOLDFAST, JETSTREAM)
 _ALONE: Final = "alone"
 _BESIDE: Final = "beside a backfill"
-_FIGURES: Final = ("*_p50_ms", "*_p99_ms", "*_bytes_per_second")
+_BURNED: Final = "beside burners"
+_FIGURES: Final = ("*_p50_ms", "*_p99_ms", "*_bytes_per_second", "*_processor_ratio")
+_NATS: Final = "nats-server"
+#: The file that burners read, at most: larger than what the disk itself keeps in its memory.
+_BURNED_BYTES: Final = 256 << 20
 #: Messages that are filled in at a time.
 _PIECE: Final = 1 << 16
 _WARM_SECONDS: Final = 2.0
@@ -89,7 +99,9 @@ def run(options: BenchOptions, settings: BackfillSettings | None = None) -> Repo
 
 def _of_holdfast(options: BenchOptions, settings: BackfillSettings, folder: Path) -> Work:
     with running_cluster(options, folder) as cluster:
-        tail = MeasuredTail(options, settings, cluster.url, HOLDFAST, cluster.data)
+        tail = MeasuredTail(
+            options, settings, cluster.url, HOLDFAST, cluster.data, cluster.usage
+        )
         uvloop.run(tail.fill())
         work = uvloop.run(tail.measure())
         cluster.check()
@@ -99,11 +111,18 @@ def _of_holdfast(options: BenchOptions, settings: BackfillSettings, folder: Path
 def _of_jetstream(options: BenchOptions, settings: BackfillSettings, folder: Path) -> Work:
     # With a sync before each ack it would take hours to fill.
     with running_nats(options, folder, JetStreamSync.DEFAULT) as nats_server:
-        tail = MeasuredTail(options, settings, nats_server.url, JETSTREAM, nats_server.store_folder)
+        tail = _jetstream_tail(options, settings, nats_server)
         uvloop.run(tail.fill())
     with running_nats(options, folder, JetStreamSync.ALWAYS) as nats_server:
-        tail = MeasuredTail(options, settings, nats_server.url, JETSTREAM, nats_server.store_folder)
+        tail = _jetstream_tail(options, settings, nats_server)
         return uvloop.run(tail.measure())
+
+
+def _jetstream_tail(
+    options: BenchOptions, settings: BackfillSettings, nats_server: NatsServer
+) -> MeasuredTail:
+    files, usage = nats_server.store_folder, nats_server.usage
+    return MeasuredTail(options, settings, nats_server.url, JETSTREAM, files, usage)
 
 
 def table(report: Report) -> Table:
@@ -115,15 +134,24 @@ class MeasuredTail:
     """Those at the tail of the large stream of one side."""
 
     def __init__(
-        self, options: BenchOptions, settings: BackfillSettings, url: str, kind: str, files: Path
+        self,
+        options: BenchOptions,
+        settings: BackfillSettings,
+        url: str,
+        kind: str,
+        files: Path,
+        usage: Callable[[], Mapping[str, ProcessUsage]],
     ) -> None:
-        """`files` is the folder of the side's files."""
+        """`files` is the folder of the side's files, `usage` tells what its processes use."""
         self._options = options
         self._settings = settings
         self._url = url
         self._kind = kind
         self._files = files
+        self._usage = usage
         self._last_seq = settings.count
+        #: What the last round of each kind measured.
+        self._latest: dict[str, Figures] = {}
 
     async def fill(self) -> None:
         """Make and fill the stream."""
@@ -137,23 +165,22 @@ class MeasuredTail:
 
     async def measure(self) -> Work:
         """Measure in turns. The stream is filled."""
-        rounds: dict[str, list[Figures]] = {_ALONE: [], _BESIDE: []}
+        rounds: dict[str, list[Figures]] = {_ALONE: [], _BESIDE: [], _BURNED: []}
         async with connected_side(self._kind, self._url) as side:
-            for number, how in turns((_ALONE, _BESIDE), self._options.rounds):
+            # Burners burn what the last backfill took, which the warm-up measures first.
+            for number, how in turns(tuple(rounds), self._options.rounds):
                 told = f"round {number}" if number else "warm-up"
                 self._options.say(f"backfill: {self._kind} {how}, {told}")
                 self._let_go()
                 if how == _ALONE:
-                    figures = await self._round(side)
+                    figures = await self._used_round(side)
+                elif how == _BESIDE:
+                    figures = await self._beside_backfill(side)
                 else:
-                    with self._backfill() as reader:
+                    with self._burners():
                         await asyncio.sleep(_WARM_SECONDS)
-                        before = reader.progress()
-                        figures = dict(await self._round(side))
-                        read_bytes, seconds = reader.progress()
-                        figures["read_bytes_per_second"] = (read_bytes - before[0]) / max(
-                            seconds - before[1], 1e-9
-                        )
+                        figures = await self._used_round(side)
+                self._latest[how] = figures
                 if number:
                     rounds[how].append(figures)
         measured = {how: Measurement(tuple(of_side)) for how, of_side in rounds.items()}
@@ -162,6 +189,30 @@ class MeasuredTail:
             for figure in ("ack_p99_ms", "delivery_p99_ms", "get_p99_ms")
         )
         return Work(self._kind, self._kind, measured, goals)
+
+    async def _beside_backfill(self, side: BackfillSide) -> Figures:
+        with self._backfill() as reader:
+            await asyncio.sleep(_WARM_SECONDS)
+            before, used_before = reader.progress(), reader.processor_seconds()
+            began_at = time.monotonic()
+            figures = dict(await self._used_round(side))
+            read_bytes, seconds = reader.progress()
+            used_seconds = reader.processor_seconds() - used_before
+        figures["read_bytes_per_second"] = (read_bytes - before[0]) / max(
+            seconds - before[1], 1e-9
+        )
+        figures["reader_processor_ratio"] = used_seconds / (time.monotonic() - began_at)
+        return figures
+
+    async def _used_round(self, side: BackfillSide) -> Figures:
+        """Measure a round, and which share of a processor the side's processes use meanwhile."""
+        before, began_at = self._usage(), time.monotonic()
+        figures = dict(await self._round(side))
+        seconds = time.monotonic() - began_at
+        for name, used in self._usage().items():
+            part = (used.cpu_seconds - before[name].cpu_seconds) / seconds
+            figures[f"{name.replace('-', '_')}_processor_ratio"] = part
+        return figures
 
     async def _round(self, side: BackfillSide) -> Figures:
         settings, first = self._settings, self._last_seq + 1
@@ -232,10 +283,39 @@ class MeasuredTail:
             log_file.unlink(missing_ok=True)
 
 
+    @contextmanager
+    def _burners(self) -> Iterator[None]:
+        """Run a burner for the reader, which reads from the disk too, and one for what a backfill
+        adds to nats-server, if that is not the server itself."""
+        backfill, alone = self._latest[_BESIDE], self._latest[_ALONE]
+        shares = [(backfill["reader_processor_ratio"], backfill["read_bytes_per_second"])]
+        if self._kind == HOLDFAST:
+            name = f"{_NATS.replace('-', '_')}_processor_ratio"
+            shares.append((max(0.0, backfill[name] - alone[name]), 0.0))
+        program = [sys.executable, "-P", "-m", "holdfast.bench.backfill.burner"]
+        with tempfile.TemporaryDirectory(dir=self._options.directory) as folder, ExitStack() as all:
+            path = Path(folder) / "burned"
+            size_bytes = min(_BURNED_BYTES, self._settings.count * VALUE_BYTES)
+            with path.open("wb") as file:
+                for _ in range(0, size_bytes, VALUE_BYTES):
+                    file.write(os.urandom(VALUE_BYTES))
+            let_go(Path(folder))
+            for share, bytes_per_second in shares:
+                command = [*program, str(share), str(bytes_per_second), str(path)]
+                log_file = Path(folder) / "burner.log"
+                process = BenchProcess("burner", self._options.tethered(command), log_file)
+                all.callback(process.kill)
+                all.callback(process.check)
+            yield
+
+
 class _Reader:
     def __init__(self, process: BenchProcess, log_file: Path) -> None:
         self._process = process
         self._log_file = log_file
+
+    def processor_seconds(self) -> float:
+        return self._process.usage().cpu_seconds
 
     def progress(self) -> tuple[float, float]:
         """Return how many bytes it has read, in how many seconds."""
