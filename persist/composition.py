@@ -468,7 +468,7 @@ def _write_path(
     inbox, progress = Inbox(life.server), LogProgress()
     open_stores.leases.attach(inbox)
     materialiser = Materialiser(open_stores.leases, progress, life.run_in_thread, tasks)
-    archive_reads = ArchiveReads(archive, inbox)
+    archive_reads = ArchiveReads(archive, inbox, life)
     prefetcher = Prefetcher(life, cache, inbox, threads.prefetch)
     releaser = Releaser(
         life,

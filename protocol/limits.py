@@ -401,6 +401,9 @@ MAX_COLD_READ_BYTES: Final = 256 * KIB
 MAX_COLD_MEMORY_BYTES: Final = 64 * MIB
 #: A read of the archive that takes longer is answered with `unavailable`, and clients ask again.
 ARCHIVE_READ_SECONDS: Final = 20.0
+#: What is fetched of the archive before somebody asks, on one server. One tenant alone gets half:
+#: the largest window of one reader (MAX_WINDOW_BYTES).
+MAX_ARCHIVE_AHEAD_BYTES: Final = 64 * MIB
 #: How long a server with the role `archive` has for an answer. A row group of 64 MiB takes a
 #: second or two from S3. Two are asked at most, and the owner still has time to read itself.
 ARCHIVE_ASK_SECONDS: Final = 5.0
@@ -535,6 +538,7 @@ assert ARCHIVE_READ_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert PREFETCH_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert PAGE_BYTES <= START_WINDOW_BYTES <= PREFETCH_STEP_BYTES <= MAX_WINDOW_BYTES
 assert 4 * MAX_WINDOW_BYTES <= MAX_PREFETCHED_BYTES
+assert 2 * MAX_WINDOW_BYTES <= MAX_ARCHIVE_AHEAD_BYTES
 assert 2 * ARCHIVE_ASK_SECONDS <= ARCHIVE_READ_SECONDS / 2
 assert SYNC_STALL_SECONDS < PUT_STALL_SECONDS < OPERATION_TIMEOUT_SECONDS
 assert LOG_SEGMENT_BYTES * 4 <= LOG_CAP_BYTES

@@ -64,6 +64,10 @@ class ReadsArchive(Protocol):
     def bodies(self, messages: Sequence[ArchivedMessage]) -> Bodies:
         """Return values and headers of archived messages of one store."""
 
+    def warm(self, messages: Sequence[ArchivedMessage]) -> None:
+        """Read what has the last of these messages into memory, if there is room once what has
+        none from the first one on was dropped."""
+
     def look_again(self, table: str) -> None:
         """Make the next read of a table look up its newest version."""
 
@@ -133,6 +137,22 @@ class ArchiveAccess:
             raise
         self._sources.add("fallback", len(left))
         return {**told, **found}
+
+    async def warm(self, messages: Sequence[ArchivedMessage]) -> None:
+        """Have whoever reads the archive for a reader, which is at the first of these messages and
+        will come to the last one, prepare for that. Raises HoldfastError."""
+        if self._reads_itself:
+            self.kept_rows.used()
+            await self._run_in_thread(lambda: self._archive.warm(messages))
+            return
+        # The one that will be asked then: it may be another one from that day on.
+        last = messages[-1]
+        servers = ranked(*choice_of([last]), await self._helpers.named(Role.ARCHIVE))
+        for server in servers[:1]:
+            ask = ArchiveAsk(last.place, messages, is_ahead=True)
+            payload = frames.encode_control(**ask.to_wire())
+            subject = self._subjects.archive(server)
+            await self._bus.request(subject, payload, ARCHIVE_ASK_SECONDS)
 
     def look_again(self, table: str) -> None:
         """Have reads from now on use a version of a table that is looked up from now on.

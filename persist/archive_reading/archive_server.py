@@ -112,6 +112,9 @@ class ArchiveServer:
                 limit_bytes = self._bus.max_payload_bytes - FRAME_RESERVE_BYTES
 
                 def work() -> tuple[bytes, int]:
+                    if ask.is_ahead:
+                        archive.warm(ask.messages)
+                        return frames.encode_control(bodies=[]), 0
                     bodies = answer_of(ask, archive.bodies(ask.messages), limit_bytes)
                     return frames.encode_control(bodies=bodies), len(bodies)
 

@@ -56,6 +56,8 @@ class ArchiveAsk(NamedTuple):
     messages: Sequence[ArchivedMessage]
     #: How long ago the version of the table may have been looked up, at most.
     age_ms: int | None = None
+    #: Nobody waits: a reader is at the first message, and will come to the last.
+    is_ahead: bool = False
 
     def to_wire(self) -> dict[str, object]:
         """Return the fields of the request."""
@@ -63,7 +65,8 @@ class ArchiveAsk(NamedTuple):
             _MESSAGE.pack(each.seq, each.revision, each.time, each.size_bytes, each.checksum)
             for each in self.messages
         )
-        return {**self.place._asdict(), "messages": packed, "age_ms": self.age_ms}
+        fields = {**self.place._asdict(), "messages": packed, "age_ms": self.age_ms}
+        return {**fields, "ahead": True} if self.is_ahead else fields
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> ArchiveAsk:
@@ -81,6 +84,9 @@ class ArchiveAsk(NamedTuple):
         check_store(place.name)
         if age_ms is not None and (type(age_ms) is not int or not 0 <= age_ms <= MAX_INTEGER):
             raise MalformedFrameError(reason="ask of the archive: an age in milliseconds, or none")
+        is_ahead = fields.get("ahead", False)
+        if type(is_ahead) is not bool:
+            raise MalformedFrameError(reason="ask of the archive: whether it is ahead")
         count, rest = divmod(len(packed), _MESSAGE.size)
         if rest or not 1 <= count <= PAGE_ROWS:
             reason = f"ask of the archive: {len(packed)} bytes of messages"
@@ -98,9 +104,9 @@ class ArchiveAsk(NamedTuple):
                 and 0 <= each.checksum < 1 << 32
             ):
                 raise MalformedFrameError(reason=f"ask of the archive: no message: {each}")
-        if count > 1 and sum(each.size_bytes for each in messages) > PAGE_BYTES:
+        if not is_ahead and count > 1 and sum(each.size_bytes for each in messages) > PAGE_BYTES:
             raise MalformedFrameError(reason="ask of the archive: more than a page")
-        return cls(place, messages, age_ms)
+        return cls(place, messages, age_ms, is_ahead)
 
 
 def parts_of(messages: Sequence[ArchivedMessage]) -> Iterator[list[ArchivedMessage]]:

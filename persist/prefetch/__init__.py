@@ -1,1 +1,1 @@
-"""Readers of large files that are behind: what they read next comes into memory before they ask."""
+"""Readers that are behind, in large files or in the archive: what comes next is in memory then."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.persist.archive_reading.archive_server import PARALLEL_ASKS
+from holdfast.persist.prefetch.archive_ahead import PARALLEL_AHEAD, PARALLEL_WARM
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.tier_threads import TierThreads
 from holdfast.persist.tier.cold_stores import PARALLEL_FETCHES
@@ -14,6 +15,8 @@ from holdfast.persist.write_path.archive_reads import PARALLEL_READS
 _SNAPSHOT_THREADS: Final = 4
 #: As many as may be fetched for one server.
 _BLOCK_THREADS: Final = PARALLEL_FETCHES
+#: So that what a read waits for never waits for what is read ahead.
+_ARCHIVE_THREADS: Final = PARALLEL_READS + PARALLEL_AHEAD + PARALLEL_WARM
 #: For two publishings at once: that of a pass, and that of snapshots that writes wait for.
 _PUBLISH_THREADS: Final = 2 * PARALLEL_SHARDS
 
@@ -29,7 +32,7 @@ class TierPools:
         # Separate pools: foreground reads must not queue behind background work.
         self.cold_stores = run_in_thread or self._pool("cold", PARALLEL_FETCHES)
         self.blocks = run_in_thread or self._pool("blocks", _BLOCK_THREADS)
-        self.archive = run_in_thread or self._pool("archive", PARALLEL_READS)
+        self.archive = run_in_thread or self._pool("archive", _ARCHIVE_THREADS)
         self.asked_archive = run_in_thread or self._pool("asked", PARALLEL_ASKS)
 
     def stop(self) -> None:

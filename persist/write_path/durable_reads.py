@@ -84,6 +84,9 @@ class DurableReads:
             results = self._read_synced(store, arrival, bounds)
             if is_large:
                 self._prefetcher.has_read(store, arrival.group.operations, results, disk_reads)
+            file = store.contents.file
+            if file is not None and file.has_archived:
+                self._archive_reads.has_read(store, arrival, results)
             outcome = frames.encode_outcome(store.epoch, store.time, 0, results)
         except FencedError:
             raise
@@ -111,7 +114,7 @@ class DurableReads:
         return len(outcome)
 
     def _read_synced(self, store: Store, arrival: Arrival, bounds: ReadBounds) -> list[Any]:
-        operations, archived = arrival.group.operations, arrival.archived
+        operations, archived = arrival.group.operations, self._archive_reads.at_hand(store, arrival)
         if store.last_tick <= self._progress.synced_tick:
             heads = reads.head_without_file(store, self._server, operations)
             if heads is not None:

@@ -10,6 +10,7 @@ which may be compressed. Invariants:
 - Either everything requested is returned or ArchiveMissingError is raised, never a part.
 - The files are those of the table's newest version. If a file is gone (merged with others, and
   collected) or a message is not found, the version is looked up once more before that is an error.
+- A row group that several threads want at the same time is read once, whatever their streams.
 - Memory is bounded whatever the table's size: only rows of some row groups, filtered to the
   requested store, and some open files are kept.
 
@@ -23,6 +24,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -47,14 +49,18 @@ from holdfast.shared_fs.store_file.encrypted.encrypted_values import box_in_tabl
 from holdfast.shared_fs.store_file.exported_values import stored_again
 
 _KEPT_FILES: Final = 16
-#: The total size of rows that are kept, for a reader that pages through a long stream. The export
-#: writes row groups of up to 64 MiB.
-_KEPT_BYTES: Final = 96 * MIB
+#: The total size of rows that are kept, for a reader that pages through a long stream: where it is,
+#: and what comes next. The export writes row groups of up to 64 MiB.
+_KEPT_BYTES: Final = 160 * MIB
 _COLUMNS: Final = ["store", "kind", "operation", "seq", "revision", "time", "headers", "value"]
 #: For deltalake with S3. Without limits it retries for three minutes, longer than readers wait.
 _PATIENCE: Final = {"max_retries": "3", "retry_timeout": "10s", "timeout": "15s"}
 #: Delta may truncate the greatest text.
 _LAST_TEXT: Final = "\U0010ffff"
+
+
+#: The path of a file, the number of a row group, the tenant and the name of a stream.
+_RowsKey = tuple[str, int, str, str]
 
 
 class _File(NamedTuple):
@@ -96,6 +102,13 @@ class Archive:
             found |= self._table(place.table).bodies(place, wanted)
         return found
 
+    def warm(self, messages: Sequence[ArchivedMessage]) -> None:
+        """Read the row group that has the last of these messages of one stream, if there is room
+        for it in memory once those that have none from the first message on were dropped. Errors
+        as `bodies`, but that nothing is missing."""
+        first, last = messages[0], messages[-1]
+        self._table(last.place.table).warm(last.place, first.revision, last)
+
     def look_again(self, table: str) -> None:
         """Make the next read of a table look up its newest version.
 
@@ -133,8 +146,12 @@ class _Table:
         self._files: dict[str, list[_File]] | None = None
         self._layout = TableLayout()
         self._open: OrderedDict[str, Any] = OrderedDict()
-        self._rows: OrderedDict[tuple[str, int, str, str], Any] = OrderedDict()
+        self._rows: OrderedDict[_RowsKey, Any] = OrderedDict()
+        #: The last revision in each of them.
+        self._last_revisions: dict[_RowsKey, int] = {}
         self._rows_bytes = 0
+        #: Row groups that a thread is reading. Others that want one wait for that.
+        self._reading: dict[tuple[str, int], Future[Any]] = {}
 
     def look_again(self) -> None:
         with self._lock:
@@ -153,6 +170,35 @@ class _Table:
         except _Gone as error:
             raise self._missing(place, wanted, error) from error
 
+    def warm(self, place: ArchivePlace, passed_before: int, message: ArchivedMessage) -> None:
+        with contextlib.suppress(_Gone), self._errors_of(place):
+            for file in reversed(self._candidates(place, [message])):
+                with self._opened(file.path) as opened:
+                    for index in _groups_with(
+                        opened, place.name, message.revision, message.revision
+                    ):
+                        if self._has_room(opened, file.path, index, place, passed_before):
+                            self._group(opened, file.path, index, place)
+
+    def _has_room(
+        self, opened: Any, path: str, index: int, place: ArchivePlace, passed_before: int
+    ) -> bool:
+        """Tell whether a row group fits, beside what readers may be at. Drop what they have
+        passed: groups whose rows of the stream all are of revisions before `passed_before`."""
+        needed_bytes = opened.metadata.row_group(index).total_byte_size
+        with self._lock:
+            for key in [key for key in self._rows if key[2:] == (place.tenant, place.name)]:
+                if self._rows_bytes + needed_bytes <= _KEPT_BYTES:
+                    break
+                if self._last_revisions[key] < passed_before:
+                    self._drop(key)
+            is_new = (path, index, place.tenant, place.name) not in self._rows
+            return is_new and self._rows_bytes + needed_bytes <= _KEPT_BYTES
+
+    def _drop(self, key: _RowsKey) -> None:
+        self._rows_bytes -= self._rows.pop(key).nbytes
+        del self._last_revisions[key]
+
     def _missing(
         self, place: ArchivePlace, wanted: Sequence[ArchivedMessage], error: _Gone
     ) -> ArchiveMissingError:
@@ -165,8 +211,14 @@ class _Table:
         )
 
     def _tried(self, place: ArchivePlace, wanted: Sequence[ArchivedMessage]) -> Bodies:
-        try:
+        with self._errors_of(place):
             return self._read(place, wanted)
+
+    @contextlib.contextmanager
+    def _errors_of(self, place: ArchivePlace) -> Iterator[None]:
+        """Raise what is wrong with the table in the body as one of our errors, or as _Gone."""
+        try:
+            yield
         except ImportError as error:
             raise ArchiveUnreadableError(
                 store=place.name, reason=f"{error}. Try: {how_to_install('archive')}"
@@ -257,6 +309,7 @@ class _Table:
         with self._lock:
             self._files = None
             self._rows.clear()
+            self._last_revisions.clear()
             self._rows_bytes = 0
             opened, self._open = self._open, OrderedDict()
         for file in opened.values():
@@ -323,7 +376,7 @@ class _Table:
                 return kept
         # Where tenants share a file, it has their names.
         of_tenant = ["tenant"] if "tenant" in opened.schema_arrow.names else []
-        rows = opened.read_row_group(index, columns=[*of_tenant, *_COLUMNS])
+        rows = self._read_once(opened, path, index, [*of_tenant, *_COLUMNS])
         mask = pc.equal(rows.column("operation"), "set")
         identity = {"store": place.name, "kind": "stream", "tenant": place.tenant}
         for name in ["store", "kind", *of_tenant]:
@@ -332,9 +385,31 @@ class _Table:
         with self._lock:
             if rows.nbytes <= _KEPT_BYTES and key not in self._rows:
                 self._rows[key] = rows
+                self._last_revisions[key] = pc.max(rows.column("revision")).as_py() or 0
                 self._rows_bytes += rows.nbytes
             while self._rows_bytes > _KEPT_BYTES:
-                self._rows_bytes -= self._rows.popitem(last=False)[1].nbytes
+                self._drop(next(iter(self._rows)))
+        return rows
+
+    def _read_once(self, opened: Any, path: str, index: int, columns: list[str]) -> Any:
+        """Return a row group as it is. Several threads that want it at once have it read once."""
+        key = path, index
+        with self._lock:
+            reading = self._reading.get(key)
+            if reading is None:
+                mine: Future[Any] = Future()
+                self._reading[key] = mine
+        if reading is not None:
+            return reading.result()
+        try:
+            rows = opened.read_row_group(index, columns=columns)
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._reading[key]
+        mine.set_result(rows)
         return rows
 
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
 from holdfast.protocol.errors import ArchiveMissingError, UnavailableError
+from holdfast.shared_fs.archive import archive_table
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, ArchivePlace, checksum_of
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import headers_in_table
 from tests.support.s3_server import running_s3
+from tests.support.waiting import DEADLINE_SECONDS
 
 TIME = 1_800_000_000_000
 DATE = date.fromtimestamp(TIME // 1000)
@@ -151,3 +159,94 @@ def test_a_table_that_cannot_be_reached_is_no_loss(monkeypatch: pytest.MonkeyPat
     # Nobody listens there any more.
     with pytest.raises(UnavailableError):
         Archive(f"s3://b?endpoint=http://127.0.0.1:{port}&region=r").bodies([message(1)])
+
+
+def test_a_row_group_that_several_want_at_once_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket_url = f"file://{tmp_path / 'bucket'}"
+    write(TableLocation(default_table(bucket_url)), range(1, 21))
+    archive = Archive(bucket_url)
+    read_row_group = pq.ParquetFile.read_row_group
+    reads: list[int] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(file: pq.ParquetFile, index: int, **options: Any) -> pa.Table:
+        reads.append(index)
+        begun.set()
+        assert may_end.wait(DEADLINE_SECONDS)
+        if len(reads) == 1:
+            raise OSError(errno.EIO, "a bad moment")
+        return read_row_group(file, index, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", slow)
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(archive.bodies, [message(5)])
+        assert begun.wait(DEADLINE_SECONDS)
+        others = [pool.submit(archive.bodies, [message(seq)]) for seq in (6, 7)]
+        [table] = archive._tables.values()
+        until_waiting(table, 2)
+        may_end.set()
+        for each in (first, *others):
+            with pytest.raises(UnavailableError, match="a bad moment"):
+                each.result(DEADLINE_SECONDS)
+        assert reads == [0], "what fails is not tried again by each of them"
+        begun.clear()
+        may_end.clear()
+        again = [pool.submit(archive.bodies, [message(8)])]
+        assert begun.wait(DEADLINE_SECONDS)
+        again += [pool.submit(archive.bodies, [message(seq)]) for seq in (9, 10)]
+        until_waiting(table, 2)
+        may_end.set()
+        for seq, each in zip((8, 9, 10), again, strict=True):
+            assert each.result(DEADLINE_SECONDS) == {(seq, seq): content(seq)}
+    assert reads == [0, 0]
+
+
+def test_what_comes_next_is_read_ahead_only_if_what_readers_are_at_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket_url = f"file://{tmp_path / 'bucket'}"
+    location = TableLocation(default_table(bucket_url))
+    archive = Archive(bucket_url)
+    # There is no table yet: that is no error of somebody who does not read.
+    archive.warm([message(1), message(15)])
+    for start in (1, 11, 21):
+        write(location, range(start, start + 10))
+    reads: list[str] = []
+    read_row_group = pq.ParquetFile.read_row_group
+
+    def counted(file: pq.ParquetFile, index: int, **options: Any) -> pa.Table:
+        reads.append(str(index))
+        return read_row_group(file, index, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    archive.bodies([message(5)])
+    archive.warm([message(5), message(15)])
+    archive.warm([message(5), message(16)])
+    assert len(reads) == 2
+    assert archive.bodies([message(11)]) == {(11, 11): content(11)}
+    assert len(reads) == 2, "it was there"
+    # There is room for the third one only if the first leaves.
+    [table] = archive._tables.values()
+    group_bytes = [file.metadata.row_group(0).total_byte_size for file in table._open.values()]
+    monkeypatch.setattr(
+        archive_table, "_KEPT_BYTES", table._rows_bytes + max(group_bytes) - 1
+    )
+    archive.warm([message(5), message(25)])
+    assert len(reads) == 2
+    archive.warm([message(11), message(25)])
+    assert len(reads) == 3
+    archive.bodies([message(19), message(25)])
+    assert len(reads) == 3, "where the reader is stays"
+    archive.bodies([message(5)])
+    assert len(reads) == 4
+
+
+def until_waiting(table: Any, count: int) -> None:
+    """Return once so many threads wait for what another one reads."""
+    [reading] = table._reading.values()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while len(reading._condition._waiters) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

@@ -48,6 +48,7 @@ class Table:
         #: How often the table lacked a message that it is marked to have.
         self.lost_count = 0
         self.read_count = 0
+        self.warm_count = 0
 
     def archive(self, url: str) -> SimulatedArchive:
         return SimulatedArchive(self)
@@ -71,6 +72,9 @@ class SimulatedArchive:
                 store="notes", first_seq=missing[0], last_seq=missing[-1], table="t", reason="lost"
             )
         return {each: (self._known[each], None) for each in wanted}
+
+    def warm(self, messages: Sequence[ArchivedMessage]) -> None:
+        self._table.warm_count += 1
 
     def look_again(self, table: str) -> None:
         self._known = None

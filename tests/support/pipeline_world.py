@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from holdfast.persist.archive_reading.archive_access import ReadsArchive
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.run_in_thread import RunInThread
@@ -34,6 +35,8 @@ class World(WritePath):
         sync: RunInThread = at_once,
         host_cache: HostCache | None = None,
         prefetch: RunInThread = at_once,
+        archive: ReadsArchive | None = None,
+        in_thread: RunInThread = at_once,
     ) -> None:
         disk = Disk()
         network = MemoryNetwork()
@@ -42,9 +45,16 @@ class World(WritePath):
         self.peer = network.connect("peer")
         #: What its clock says.
         self.time = 1000
-        life = a_life(layout, bus=network.connect("server"), clock_ms=lambda: self.time)
+        life = a_life(
+            layout,
+            bus=network.connect("server"),
+            clock_ms=lambda: self.time,
+            run_in_thread=in_thread,
+        )
         log = CommitLog(disk, layout.log("a", "1"))
-        super().__init__(life, log, sync=sync, host_cache=host_cache, prefetch=prefetch)
+        super().__init__(
+            life, log, sync=sync, host_cache=host_cache, prefetch=prefetch, archive=archive
+        )
         self.stores = [self.open(name) for name in ("a", "b")]
         self.answers: dict[str, list[Any]] = {}
         self._arrived = asyncio.Event()
@@ -103,22 +113,27 @@ async def running(
     sync: RunInThread = at_once,
     host_cache: HostCache | None = None,
     prefetch: RunInThread = at_once,
+    archive: ReadsArchive | None = None,
+    in_thread: RunInThread = at_once,
 ) -> AsyncIterator[World]:
-    """A world whose pipeline runs, whose log is synced by `sync`, and whose host has this memory
-    for files."""
-    world = World(open_layout(root, Disk()), sync, host_cache, prefetch)
+    """A world whose pipeline runs, whose log is synced by `sync`, whose host has this memory for
+    files, and whose archived messages are in `archive`, which `in_thread` reads."""
+    world = World(open_layout(root, Disk()), sync, host_cache, prefetch, archive, in_thread)
     await world.peer.subscribe("reply.>", world._on_reply)
     pipeline = asyncio.create_task(world.pipeline.run())
     prefetching = asyncio.create_task(world.prefetcher.run())
+    reading = asyncio.create_task(world.archive_reads.run())
     try:
         async with asyncio.timeout(20):
             yield world
         assert not pipeline.done()
         assert host_cache is None or not prefetching.done()
+        assert not reading.done()
     finally:
         pipeline.cancel()
         prefetching.cancel()
-        await asyncio.wait([pipeline, prefetching])
+        reading.cancel()
+        await asyncio.wait([pipeline, prefetching, reading])
         for store in world.open_stores.stores():
             abandon(store)
         world.log.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+from holdfast.persist.archive_reading.archive_access import ArchiveAccess, ReadsArchive
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.prefetch.prefetching import Prefetcher
 from holdfast.persist.store.open_stores import OpenStores
@@ -29,6 +30,7 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.read_ahead.host_cache import HostCache
+from tests.support.near import helpers_of
 
 
 async def at_once(function: Callable[[], Any], /) -> Any:
@@ -81,6 +83,7 @@ class WritePath:
         sync: RunInThread = at_once,
         host_cache: HostCache | None = None,
         prefetch: RunInThread = at_once,
+        archive: ReadsArchive | None = None,
     ) -> None:
         self.life, self.log = life, log
         self.open_stores = open_stores or OpenStores()
@@ -91,7 +94,10 @@ class WritePath:
         self.materialiser = Materialiser(
             self.open_stores.leases, self.progress, life.run_in_thread, self.tasks
         )
-        self.archive_reads = ArchiveReads(None, self.inbox)
+        access = None
+        if archive is not None:
+            access = ArchiveAccess(archive, life, helpers_of({}), life.run_in_thread)
+        self.archive_reads = ArchiveReads(access, self.inbox, life)
         self.prefetcher = Prefetcher(life, host_cache, self.inbox, prefetch)
         durable_reads = DurableReads(
             life,

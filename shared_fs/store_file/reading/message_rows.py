@@ -96,6 +96,22 @@ class MessageRows(FileRows):
             return self._with_large(mixed_page_of(merged, max_rows, max_bytes, row_bytes))
         return self._with_large(page_of(rows, max_rows, max_bytes, row_bytes))
 
+    @raises_ours
+    def archived_page(
+        self, start_seq: int, before_seq: int | None, *, max_rows: int, max_bytes: int
+    ) -> tuple[list[ArchivedMessage], bool]:
+        """Return the archived messages from `start_seq` on and before another seq that fit in one
+        page, at least one if there is any, and whether there are more."""
+        end_seq = LARGEST_SEQ if before_seq is None else before_seq - 1
+        found: list[ArchivedMessage] = []
+        size_bytes = 0
+        for message in self._archived.messages(start_seq, end_seq):
+            size_bytes += message.size_bytes
+            if found and (size_bytes > max_bytes or len(found) == max_rows):
+                return found, True
+            found.append(message)
+        return found, False
+
     def page_of_seqs(self, seqs: list[int], *, max_bytes: int, row_bytes: int) -> RowPage:
         """Return messages that have subjects, by their seqs, as many as fit in one page."""
         if not seqs:

@@ -168,6 +168,7 @@ def test_who_pages_through_a_day_asks_the_same_server() -> None:
                 PLACE, [replace(each, size_bytes=PAGE_BYTES) for each in some(1, 2)]
             ).to_wire()["messages"]
         },
+        {"ahead": 1},
         {"age_ms": -1},
         {"age_ms": "1"},
         {"age_ms": True},
@@ -228,6 +229,7 @@ class Table:
     def __init__(self, bodies: dict[int, Body]) -> None:
         self.contents = bodies
         self.reads: list[list[int]] = []
+        self.warmed: list[list[int]] = []
         self.looks: list[str] = []
         self.forgotten = 0
         self.error: HoldfastError | None = None
@@ -241,6 +243,11 @@ class Table:
             (each.seq, each.revision): self.harm(each.seq, self.contents[each.seq])
             for each in messages
         }
+
+    def warm(self, messages: Sequence[ArchivedMessage]) -> None:
+        self.warmed.append([each.seq for each in messages])
+        if self.error is not None:
+            raise self.error
 
     def look_again(self, table: str) -> None:
         self.looks.append(table)
@@ -476,6 +483,28 @@ async def test_an_owner_that_cannot_read_itself_says_so_only_if_no_server_soon_c
     with pytest.raises(ArchiveUnreadableError):
         await zone.access.bodies(some(1))
     await zone.stop()
+
+
+async def test_the_server_that_will_be_asked_is_told_where_a_reader_will_come(
+    tmp_path: Path,
+) -> None:
+    zone = Zone(tmp_path, "r1", "r2", "r3", roles=(Role.PERSIST,))
+    await zone.start()
+    near = message_of(1, body_of(1), time=5 * DAY_MS)
+    far = message_of(9, body_of(9), time=6 * DAY_MS)
+    await zone.access.warm([near, far])
+    [first, *_] = zone.order([far])
+    assert {name: table.warmed for name, table in zone.tables.items() if table.warmed} == {
+        first: [[1, 9]]
+    }
+    assert all(table.reads == [] for table in (*zone.tables.values(), zone.own))
+    # That is no reason for the owner to read it.
+    zone.tables[first].error = UnavailableError(reason="away")
+    await zone.access.warm([near, far])
+    await zone.stop()
+    with pytest.raises(UnavailableError):
+        await zone.access.warm([near, far])
+    assert zone.own.warmed == [] == zone.own.reads
 
 
 async def test_what_does_not_fit_in_one_answer_is_asked_for_again(tmp_path: Path) -> None:

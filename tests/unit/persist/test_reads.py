@@ -346,7 +346,7 @@ async def test_a_page_that_moves_on_between_two_tries_is_answered_all_the_same(
     inbox: Any = SimpleNamespace(submit_again=read, refuse_waiting=pytest.fail)
     life = a_life(Layout(tmp_path))
     access = ArchiveAccess(archive, life, helpers_of({}), at_once)
-    archived_reads = ArchiveReads(access, inbox)
+    archived_reads = ArchiveReads(access, inbox, life)
     async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
         work = tasks.create_task(archived_reads.run())
         group = frames.Group(StoreKind.STREAM, "a", 0, 0, 0, [operation])
