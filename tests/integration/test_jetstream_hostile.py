@@ -13,10 +13,13 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 
+from holdfast.client import connect
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig
 from holdfast.gateway.jetstream.api.requests.verbs import ApiVerb
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
-from tests.support.jetstream import JetStreamWorld, running_jetstream
+from holdfast.gateway.jetstream.catalogue.catalogue import CATALOGUE_KV, key_of
+from tests.support.cluster import TENANT
+from tests.support.jetstream import JetStreamWorld, running_jetstream, tried_again
 from tests.support.process import Process
 
 _NUMBERS: Final = (0, 1, -1, 255, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 10**30)
@@ -141,6 +144,28 @@ async def test_requests_without_sense_get_errors_that_say_so(
         await client.publish("$JS.API.INFO", b"", reply="r" * 4040)
         await client.flush()
     assert "Traceback" not in gateway.log
+
+
+async def test_what_a_foreign_hand_puts_into_the_catalogue_costs_no_other_stream(
+    world: JetStreamWorld, gateway: Process
+) -> None:
+    """Whoever may write to the kv could end each gateway, also one that starts anew."""
+    bad = (
+        {"name": "bad", "subjects": [1]},
+        {"name": "bad", "max_bytes": float("inf")},
+        {"name": "bad", "subjects": ["x"], "retention": 7},
+    )
+    async with world.client() as client, connect(world.nats.url, tenant=TENANT) as native:
+        js = client.jetstream()
+        await js.add_stream(name="other", subjects=["other"])
+        for config in bad:
+            entry = {"store": "bad", "created_ms": 1, "config": config}
+            await native.kv(CATALOGUE_KV).set(key_of("bad"), json.dumps(entry).encode())
+            assert (await js.publish("other", b"v")).seq > 0
+            assert [each.config.name for each in await js.streams_info()] == ["other"]
+        gateway.kill()
+        world.start_gateway()
+        assert (await tried_again(lambda: js.publish("other", b"v"))).seq > len(bad)
 
 
 async def test_a_flood_of_requests_without_sense_costs_nobody_else_anything(

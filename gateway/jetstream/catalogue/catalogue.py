@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from holdfast.gateway.jetstream.api import names
 from holdfast.gateway.jetstream.catalogue.subject_index import SubjectIndex
 from holdfast.protocol.errors import InvalidNameError, MalformedFrameError
 from holdfast.protocol.limits import MAX_NAME_BYTES
@@ -89,16 +90,24 @@ class StreamEntry:
         """Return the entry that a key holds. Raises MalformedFrameError."""
         try:
             found = json.loads(value)
-            config = found["config"]
-            if config["name"] != name:
+            config, created_ms = found["config"], found["created_ms"]
+            subjects, max_bytes = config.get("subjects") or [], config.get("max_bytes") or 0
+            if config["name"] != name or not names.is_name(name):
                 raise ValueError("another name")
+            if not (type(created_ms) is type(max_bytes) is int and type(subjects) is list):
+                raise ValueError("other types")
+            if not all(type(each) is str and names.is_subject(each) for each in subjects):
+                raise ValueError("subjects that are none")
             entry = cls.of(
                 config,
                 str(check_store(found["store"])),
-                int(found["created_ms"]),
+                created_ms,
                 deleting=bool(found.get("deleting", False)),
             )
-        except (ValueError, KeyError, TypeError, RecursionError, InvalidNameError) as error:
+        except (
+            *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+            InvalidNameError,
+        ) as error:
             reason = f"the catalogue's entry of stream {name!r:.80}: {error}"
             raise MalformedFrameError(reason=reason) from error
         return entry

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final, TypeVar
 
+from holdfast.gateway.jetstream.api.errors import ApiError
 from holdfast.gateway.jetstream.api.replies import ApiStreamInfo, ApiStreamState
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from holdfast.gateway.jetstream.catalogue.catalogue import Catalogue, StreamEntry
@@ -79,11 +80,17 @@ class StreamInfos:
             states |= _states(answer)
         missing = [name for name in asked if name not in states]
         states |= await self._stored_states(missing)
-        return [
-            self.info(entry, states[name])
-            for name in asked
-            if name in states and (entry := self._entry(name)) is not None
-        ]
+        found: list[ApiStreamInfo] = []
+        for name in asked:
+            entry, state = self._entry(name), states.get(name)
+            if entry is None or state is None:
+                continue
+            try:
+                found.append(self.info(entry, state))
+            except ApiError as error:
+                # What a foreign hand has put into the catalogue costs its stream alone.
+                logger.warning("jetstream.stream_unreadable reason=%s: %s", name, error)
+        return found
 
     async def usage(self) -> AccountUsage:
         """Return what all streams use together, which gateways serve."""
@@ -94,7 +101,7 @@ class StreamInfos:
         return total
 
     def info(self, entry: StreamEntry, state: ApiStreamState) -> ApiStreamInfo:
-        """Return a StreamInfo."""
+        """Return a StreamInfo. Raises ApiError for a configuration that makes no sense."""
         config = ApiStreamConfig.from_json(entry.config)
         return ApiStreamInfo(config, entry.created_ms, state, self._context.domain)
 

@@ -41,6 +41,12 @@ def test_an_entry_is_read_as_it_was_written() -> None:
         b'{"store":"a/b","created_ms":1,"config":{"name":"S"}}',
         b'{"store":"S","created_ms":"x","config":{"name":"S"}}',
         b'{"store":"S","created_ms":1,"config":7}',
+        b'{"store":"S","created_ms":1e999,"config":{"name":"S"}}',
+        b'{"store":"S","created_ms":1,"config":{"name":"S","max_bytes":1e999}}',
+        b'{"store":"S","created_ms":1,"config":{"name":"S","max_bytes":"9"}}',
+        b'{"store":"S","created_ms":1,"config":{"name":"S","subjects":[1]}}',
+        b'{"store":"S","created_ms":1,"config":{"name":"S","subjects":["a..b"]}}',
+        b'{"store":"S","created_ms":1,"config":{"name":"S","subjects":{"a":1}}}',
         b"[" * 100_000,
     ],
 )
