@@ -218,7 +218,7 @@ def stored_messages(rows: list[list[Any]]) -> list[ServedMessage | tuple[list[An
     ):
         # What a gateway wrote: without a Python call for each.
         return [
-            _new(ServedMessage, (seq, subject, time, headers or b"", value))
+            _new(ServedMessage, (seq, subject or "", time, headers or b"", value))
             for seq, _, time, value, headers, subject in rows
         ]
     return [_stored_message(row) for row in rows]

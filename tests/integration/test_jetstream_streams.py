@@ -502,7 +502,8 @@ async def test_an_object_is_stored_in_pieces_and_got_back(world: JetStreamWorld)
 async def test_a_native_client_sees_the_stream_and_writes_to_it(world: JetStreamWorld) -> None:
     async with world.client() as client, connect(world.nats.url, tenant=TENANT) as hf:
         js = client.jetstream()
-        await js.add_stream(name="native", subjects=["native.*"], storage=StorageType.MEMORY)
+        settings = StreamConfig(storage=StorageType.MEMORY, allow_direct=True)
+        await js.add_stream(settings, name="native", subjects=["native.*"])
         await js.publish("native.a", b"1", headers={"k": "v"})
         stream = hf.stream("native")
         message = await stream.get(1)
@@ -511,6 +512,9 @@ async def test_a_native_client_sees_the_stream_and_writes_to_it(world: JetStream
         await stream.append(b"2", subject="native.b", headers={"h": "text"})
         found = await js.get_msg("native", 2)
         assert found.data == b"2" and found.headers == {"h": "text"}
+        await stream.append(b"3")
+        without = await js.get_msg("native", 3, direct=True)
+        assert (without.data, without.subject) == (b"3", "")
 
 
 async def test_a_new_stream_takes_a_store_that_nobody_has_used_or_an_earlier_try_has_left(

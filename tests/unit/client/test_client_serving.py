@@ -83,6 +83,9 @@ def test_rows_of_a_gateway_and_of_native_clients_are_one_page() -> None:
         ServedMessage(7, "", 1001, BLOCK, b"x"),
         ServedMessage(8, "", 1001, b"", b"y"),
     ]
+    assert stored_messages([[9, 12, 1001, b"z", None, None]]) == [
+        ServedMessage(9, "", 1001, b"", b"z")
+    ]
     assert stored_messages([]) == []
 
 
