@@ -12,6 +12,7 @@ from typing import Any, Final
 import nats.errors
 import pytest
 from nats.aio.client import Client
+from nats.js.errors import APIError
 
 from holdfast.client import connect
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig
@@ -144,6 +145,36 @@ async def test_requests_without_sense_get_errors_that_say_so(
         await client.publish("$JS.API.INFO", b"", reply="r" * 4040)
         await client.flush()
     assert "Traceback" not in gateway.log
+
+
+async def test_messages_whose_answers_nats_cannot_carry_cost_nobody_anything(
+    world: JetStreamWorld, gateway: Process
+) -> None:
+    """They are as long as a client may send them, and longer than a gateway may."""
+    inbox = "r" * 4030
+    async with world.client() as client, world.client() as attacker:
+        js = client.jetstream()
+        settings = {"name": "S", "subjects": ["s.*"], "allow_batched": True, "max_msgs": 3}
+        settings |= {"discard": "new", "allow_atomic": True}
+        assert not await _error(client, "STREAM.CREATE.S", settings)
+        for number in range(3):
+            await attacker.publish("s.1", b"v", reply=f"{inbox}.b{number}.10.ok.1.0.$FI")
+            await attacker.publish("s.1", b"v", reply=inbox)
+            await attacker.publish("s.1", b"v", reply=inbox, headers={"Nats-Batch-Id": "b"})
+        await attacker.flush()
+        await asyncio.gather(*(_full(client) for _ in range(5)))
+        assert not await _error(client, "STREAM.UPDATE.S", settings | {"allow_batched": False})
+        assert not await _error(client, "STREAM.DELETE.S", {})
+        await js.add_stream(name="T", subjects=["s.*"])
+        assert (await js.publish("s.1", b"v")).seq == 1
+    assert "Traceback" not in gateway.log
+
+
+async def _full(client: Client) -> None:
+    """Publish to a stream that is full, or soon is."""
+    with contextlib.suppress(APIError):
+        while True:
+            await client.jetstream().publish("s.1", b"v", timeout=20.0)
 
 
 async def test_what_a_foreign_hand_puts_into_the_catalogue_costs_no_other_stream(

@@ -153,16 +153,11 @@ class ApiRouter:
         context = self._context
         if len(body) > context.client.max_payload_bytes - len(self._ours):
             self._refuse(call, message, errors.stream_general_error(ANSWER_TOO_LARGE))
-            return
-        try:
-            if call.verb.startswith("CONSUMER."):
-                # In order with what the consumer delivers.
-                context.leaf.deliver(message.reply, body)
-            else:
-                context.client.publish(message.reply, body, headers=self._ours)
-        except InvalidArgumentError as error:
-            # Its reply subject is longer than NATS carries.
-            logger.debug("jetstream.not_answered verb=%s reason=%s", call.verb, error)
+        elif call.verb.startswith("CONSUMER."):
+            # In order with what the consumer delivers.
+            context.leaf.deliver(message.reply, body)
+        else:
+            context.client.publish(message.reply, body, headers=self._ours)
 
 
 def _is_supported(level: str) -> bool:

@@ -18,7 +18,7 @@ from holdfast.gateway.jetstream.wire.callbacks import call_all
 from holdfast.gateway.jetstream.wire.line_text import (
     check_subscription,
     decoded,
-    is_reply_subject,
+    is_answerable,
     is_wire_subject,
     subject_fields,
 )
@@ -184,7 +184,7 @@ class ClientConnection(ClientPort):
         if not is_wire_subject(subject_text):
             self._malformed(subject)
             return
-        if reply and not is_reply_subject(reply_text):
+        if reply and not is_answerable(reply_text):
             self._malformed(reply)
             reply_text = ""
         callback(_new_message(PortMessage, (subject_text, reply_text, headers, payload)))

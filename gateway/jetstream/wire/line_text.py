@@ -46,6 +46,12 @@ def is_reply_subject(text: str) -> bool:
     return is_wire_subject(text) and "*" not in text and ">" not in text
 
 
+def is_answerable(text: str) -> bool:
+    """Tell whether a client can answer to `text`. A longer line than it may send has room for a
+    longer reply subject than it may publish to."""
+    return is_reply_subject(text) and len(text.encode()) <= MAX_PORT_SUBJECTS_BYTES
+
+
 def decoded(field: bytes) -> str:
     """Return the text of a field; "" if it is not UTF-8."""
     try:
