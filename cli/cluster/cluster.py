@@ -53,6 +53,7 @@ from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
     LoginFailedError,
+    StorageFailedError,
     UnavailableError,
 )
 from holdfast.protocol.frames import encode_control
@@ -253,6 +254,8 @@ class Cluster:
             self.gateway = self._part(jetstream_part.PART, [*program, "gateway", *arguments])
             tasks.create_task(self._supervise(self.gateway))
             await self._wait_for_jetstream()
+        for part in self.parts:
+            part.works()
 
     async def wait_until_live(self) -> None:
         """Return once the coordinator says that all servers are live. Raises StartTimeoutError."""
@@ -484,7 +487,7 @@ async def running_cluster(options: ClusterOptions, say: Say) -> AsyncIterator[Cl
 
 
 def _as_failure(part: Part, error: OSError) -> HoldfastError:
-    failure = StartTimeoutError(timeout_seconds=0, reason=f"{part.name}: {error}")
+    failure = StorageFailedError(reason=f"{part.name} cannot be started: {error}")
     failure.__cause__ = error
     return failure
 

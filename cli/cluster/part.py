@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.cluster.die_with_parent import tethered
-from holdfast.cli.cluster.restart import RestartPolicy, RestartVerdict
+from holdfast.cli.cluster.restart import SILENT_START_SECONDS, RestartPolicy, RestartVerdict
 from holdfast.protocol.errors import HoldfastError
 
 #: How long a part may take to end after SIGTERM.
@@ -89,6 +89,10 @@ class Part:
         finally:
             self._ended.set()
 
+    def works(self) -> None:
+        """Note that the part does its work, so that no later exit is taken for a failed start."""
+        self._policy.works()
+
     async def stop(self) -> None:
         """End the part with SIGTERM, and with SIGKILL if that takes too long."""
         self._stopping.set()
@@ -118,6 +122,7 @@ class Part:
             start_new_session=True,
         )
         self._process = process
+        began_at = asyncio.get_running_loop().time()
         try:
             if self._stopping.is_set():
                 process.terminate()
@@ -129,8 +134,9 @@ class Part:
             if process.returncode is None:
                 process.kill()
         if not self._stopping.is_set():
-            now = asyncio.get_running_loop().time()
-            await self._after_exit(exit_code, now - (self._spoke_at or now))
+            started_at = self._spoke_at or began_at + SILENT_START_SECONDS
+            lived_seconds = asyncio.get_running_loop().time() - started_at
+            await self._after_exit(exit_code, max(0.0, lived_seconds))
 
     async def _after_exit(self, exit_code: int, lived_seconds: float) -> None:
         decision = self._policy.ended(exit_code, lived_seconds)

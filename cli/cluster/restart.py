@@ -5,8 +5,9 @@
     exit code 2 before it ever ran for a while   wrong usage: give up
     exit code 1 before it ever ran for a while   give up after three times in a row
 
-A kill is never a reason to give up. Neither is the exit of a part that once ran: its configuration
-was right, so the reason (a full disk, NATS away) can pass.
+A kill is never a reason to give up. Neither is the exit of a part that once ran, or that the
+cluster has found at work: its configuration was right, so the reason (a full disk, NATS away) can
+pass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Final
 #: A part that lived this long after its first word has read its configuration and joined. The time
 #: before that word tells nothing: on a busy machine, starting Python alone takes seconds.
 RAN_SECONDS: Final = 5.0
+#: A part that has said nothing for this long after its start has started all the same: parts that
+#: have nothing to complain of are silent.
+SILENT_START_SECONDS: Final = 30.0
 FIRST_DELAY_SECONDS: Final = 0.1
 MAX_DELAY_SECONDS: Final = 5.0
 MAX_FAILED_STARTS: Final = 3
@@ -48,6 +52,10 @@ class RestartPolicy:
     _ever_ran: bool = field(default=False, init=False)
     _quick_exits: int = field(default=0, init=False)
     _failed_starts: int = field(default=0, init=False)
+
+    def works(self) -> None:
+        """Note that the part does its work: the cluster found that. A part may never say a word."""
+        self._ever_ran = True
 
     def ended(self, exit_code: int, lived_seconds: float) -> Decision:
         """Return what to do now that the part ended; a signal's number is a negative code.

@@ -57,3 +57,9 @@ def test_a_part_that_once_ran_is_never_given_up() -> None:
     policy = RestartPolicy()
     policy.ended(1, RAN_SECONDS)
     assert set(verdicts_on(policy, 1, 1, 1, 1, 2, 1)) == {RestartVerdict.RESTART}
+
+
+def test_a_part_that_the_cluster_found_at_work_is_never_given_up() -> None:
+    policy = RestartPolicy()
+    policy.works()
+    assert set(verdicts_on(policy, 1, 1, 1, 1, 2, 1)) == {RestartVerdict.RESTART}

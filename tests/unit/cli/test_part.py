@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -49,3 +50,28 @@ async def test_a_first_start_that_cannot_be_written_down_fails_and_a_later_one_g
     await said_until(part, said, "s1 | two")
     assert "cannot be written down" in said[0]
     assert log_file.read_text() == "one\ntwo\n"
+
+
+async def test_a_silent_part_that_worked_is_started_again_however_often_that_fails(
+    tmp_path: Path,
+) -> None:
+    """Parts have nothing to say unless something is wrong; then the disk is full, for a while."""
+    works = tmp_path / "works"
+    script = f"import os, sys, time; os.path.exists({str(works)!r}) and time.sleep(60); sys.exit(1)"
+    said: list[str] = []
+    command = (sys.executable, "-c", script)
+    part = Part("s1", command, log_file=tmp_path / "s1.log", say=said.append)
+    works.touch()
+    running = asyncio.create_task(part.keep_running())
+    async with asyncio.timeout(60):
+        while part.pid is None:
+            await asyncio.sleep(0.01)
+        part.works()
+        works.unlink()
+        part.signal(signal.SIGKILL)
+        while len(said) < 5:
+            assert not running.done(), await running
+            await asyncio.sleep(0.01)
+        await part.stop()
+        await running
+    assert [line for line in said if "exit code 1" in line]
