@@ -179,6 +179,9 @@ def connect(
     """
     check_timeout(timeout_seconds)
     check_patience("wait_seconds", wait_seconds)
+    if not isinstance(compression, bool):
+        reason = f"must be True or False, not {compression!r:.80}"
+        raise InvalidArgumentError(argument="compression", reason=reason)
     for argument, text in (("nats", nats), ("name", name)):
         if not isinstance(text, str):
             reason = f"must be text, not {type(text).__name__}"

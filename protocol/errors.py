@@ -21,6 +21,7 @@
     │   ├── ValueReplacedError      a large value was replaced or deleted while it was read
     │   ├── LargeValueNotHeldError  a local copy does not hold large values; use a reader
     │   ├── ForkedError             a child process used a blocking client of its parent
+    │   ├── OtherLoopError          a client was used outside of its event loop
     │   ├── BackgroundThreadError   a blocking call on the thread that has to answer it
     │   ├── TenantShreddedError     the keys of its encrypted values were destroyed
     │   ├── LastServerError         a drain would leave no server that takes stores
@@ -276,6 +277,18 @@ class ForkedError(RequestError):
     template = (
         "this blocking client belongs to process {made_in}, and this is its child {process_id}: "
         "connect again in the child"
+    )
+
+
+class OtherLoopError(RequestError):
+    """A client was used outside of the event loop in which it connected: in a second loop, in
+    another thread, or in a forked child. Nothing was sent.
+    """
+
+    code = "other_loop"
+    template = (
+        "this client belongs to another event loop: connect in this one, or use "
+        "holdfast.client.sync, whose clients serve all threads"
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from holdfast.protocol.errors import InvalidArgumentError
+from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.limits import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from holdfast.protocol.names import StoreId, StoreKind, check_store
 
@@ -121,6 +121,15 @@ class Subjects:
     prefix: str = DEFAULT_PREFIX
     grant: str = ""
     inboxes: str = DEFAULT_INBOXES
+
+    def __post_init__(self) -> None:
+        """Raises InvalidArgumentError for what is no prefix."""
+        try:
+            check_store(self.prefix)
+        except InvalidNameError as error:
+            # Any name of a store is good as the start of a subject.
+            reason = f"{self.prefix!r:.80} is not {error.fields['reason']}".partition(";")[0]
+            raise InvalidArgumentError(argument="prefix", reason=reason) from None
 
     # Clients to the coordinator
     def coordinator(self, tenant: str, verb: str) -> str:

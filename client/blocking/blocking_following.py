@@ -16,6 +16,7 @@ from holdfast.client.blocking.background import Background
 from holdfast.client.following.buffers import size_of
 from holdfast.client.following.pattern import PatternSubscription, StoreChange
 from holdfast.client.following.subscription import Subscription
+from holdfast.client.wire.operations import check_wait
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import TAKEN_OVER_BYTES, TAKEN_OVER_CHANGES
 from holdfast.protocol.messages import Change
@@ -39,10 +40,11 @@ class Following(ABC, Generic[C, _Wrapped]):
 
     def poll(self, timeout_seconds: float = 0) -> C | None:
         """Return the next change; None if there is none within `timeout_seconds`, or if the
-        subscription has ended.
+        subscription has ended. `float("inf")` waits for ever.
 
         Enter the subscription with `with` first: starting it takes longer than a short timeout.
         """
+        check_wait("timeout_seconds", timeout_seconds)
         if not self._held:
             self._background.run(self._take(timeout_seconds))
         return self._given() if self._held else None

@@ -17,7 +17,8 @@ from holdfast.protocol.messages import Change, V
 
 
 class Subscription(Following[Change[V], AsyncSubscription[V]], Generic[V]):
-    """An iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer.
+    """An iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer: who asks
+    while another waits for the next change gets InvalidArgumentError.
 
     End it with `with` or `close()`. `Client.close` ends it too, and so does dropping the last
     reference to it. The iteration then stops.
@@ -86,7 +87,8 @@ class Subscription(Following[Change[V], AsyncSubscription[V]], Generic[V]):
 
 
 class PatternSubscription(Following[StoreChange[V], AsyncPatternSubscription[V]], Generic[V]):
-    """An iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one consumer.
+    """An iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one consumer:
+    who asks while another waits for the next change gets InvalidArgumentError.
 
     End it with `with` or `close()`. `Client.close` ends it too, and so does dropping the last
     reference to it.

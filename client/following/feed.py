@@ -43,7 +43,8 @@ class Feed:
 
     async def listen(self) -> None:
         """Listen on the change subject. Once this returns, later broadcasts arrive unless NATS
-        loses them. Raises ConnectionFailedError, NotAllowedError."""
+        loses them. Raises ConnectionFailedError, NotAllowedError, OtherLoopError."""
+        self._link.check_loop()
         await self._listeners.add(self._subject, self)
         await self._link.confirm_listening(self._subject)
 

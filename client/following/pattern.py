@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Generic, NamedTuple, Self
 
 from holdfast.client.following.follower import Follower
+from holdfast.client.following.one_consumer import OneConsumer
 from holdfast.client.following.pattern_feed import PatternFeed
 from holdfast.client.values.codec import Codec
 from holdfast.client.values.values import Values
@@ -26,8 +27,8 @@ class StoreChange(NamedTuple, Generic[V]):
 
 
 class PatternSubscription(Generic[V]):
-    """An async iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for
-    one consumer.
+    """An async iterator of StoreChange. Made by `Client.subscribe` and `Client.watch`; for one
+    consumer: who asks while another waits for the next change gets InvalidArgumentError.
 
     End it with `async with` or `aclose()`. `Client.close` ends it too, and so does dropping the
     last reference to it.
@@ -45,6 +46,7 @@ class PatternSubscription(Generic[V]):
         self._feed = feed
         self._link = link
         self._codec = codec
+        self._consumer = OneConsumer()
 
     @property
     def revisions(self) -> dict[str, int]:
@@ -59,7 +61,8 @@ class PatternSubscription(Generic[V]):
 
     async def __aenter__(self) -> Self:
         """Start now: you receive every change from here on."""
-        await self._feed.start()
+        with self._consumer:
+            await self._feed.start()
         return self
 
     async def __aexit__(
@@ -76,12 +79,15 @@ class PatternSubscription(Generic[V]):
 
     async def __anext__(self) -> StoreChange[V]:
         feed = self._feed
-        await feed.start()
         while not feed.closed:
             found = self._pop()
             if found is not None:
                 return found
-            await feed.wait()
+            with self._consumer:
+                if feed.begun:
+                    await feed.wait()
+                else:
+                    await feed.start()
         raise StopAsyncIteration
 
     def _pop(self) -> StoreChange[V] | None:

@@ -155,12 +155,18 @@ class PatternFeed:
 
     # For the consumer
 
+    @property
+    def begun(self) -> bool:
+        """Whether `start` has returned."""
+        return self._begun
+
     async def start(self) -> None:
         """Listen, and find the existing stores. Once this returns, every later change will be given
         out. A second call does nothing. Raises what the listing or a read raises."""
         if self._begun or self.closed:
             return
         self._link.check_open()
+        self._link.check_loop()
         subject = self._subject_start + self._pattern
         if self._subscription is None:
             subscription = await self._link.bus.subscribe(subject, self._on_broadcast)

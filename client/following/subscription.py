@@ -13,6 +13,7 @@ from typing import Any, Generic, Self
 
 from holdfast.client.following.feed import TrackFeed
 from holdfast.client.following.follower import Follower
+from holdfast.client.following.one_consumer import OneConsumer
 from holdfast.client.following.track import Track, Wanted
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
@@ -22,7 +23,8 @@ from holdfast.protocol.messages import Change, V
 
 
 class Subscription(Generic[V]):
-    """An async iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer.
+    """An async iterator of Change. Made by `Stream.subscribe` and `KV.watch`; for one consumer:
+    who asks while another waits for the next change gets InvalidArgumentError.
 
     End it with `async with` or `aclose()`. `Client.close` ends it too, and so does dropping the
     last reference to it. The iteration then stops.
@@ -44,6 +46,7 @@ class Subscription(Generic[V]):
         self._feed = feed
         self._values = values
         self._meta_only = meta_only
+        self._consumer = OneConsumer()
 
     @property
     def revision(self) -> int | None:
@@ -61,7 +64,8 @@ class Subscription(Generic[V]):
     async def __aenter__(self) -> Self:
         """Start now: you receive every change from here on."""
         if not self._feed.track.begun:
-            await self._start()
+            with self._consumer:
+                await self._start()
         return self
 
     async def __aexit__(
@@ -82,12 +86,13 @@ class Subscription(Generic[V]):
             change = track.pop()
             if change is not None:
                 return self._shown(change)
-            if not track.begun:
-                await self._start()
-            elif track.wants_owner:
-                await track.advance()
-            else:
-                await feed.wait()
+            with self._consumer:
+                if not track.begun:
+                    await self._start()
+                elif track.wants_owner:
+                    await track.advance()
+                else:
+                    await feed.wait()
         raise StopAsyncIteration
 
     def _pop(self) -> Change[V] | None:

@@ -26,7 +26,7 @@ from holdfast.client.handles.acks import GatheredAcks
 from holdfast.client.handles.dead_letters import DELIVERED, TERMINATED, DeadLetter, DeadLetters
 from holdfast.client.values.values import Values
 from holdfast.client.wire.link import Link
-from holdfast.client.wire.operations import messages_from_wire, range_start
+from holdfast.client.wire.operations import check_wait, messages_from_wire, range_start
 from holdfast.client.wire.store_queue import StoreKey
 from holdfast.protocol.consumers import ConsumerConfig, ConsumerInfo, ConsumerSettings, delay_ms
 from holdfast.protocol.errors import (
@@ -202,6 +202,7 @@ class Consumer(Generic[V]):
             raise InvalidArgumentError(
                 argument="batch", reason=f"must be 1 to {MAX_FETCH}, not {batch!r}"
             )
+        check_wait("max_wait_seconds", max_wait_seconds)
         loop = asyncio.get_running_loop()
         end_at = loop.time() + max_wait_seconds
         id_ = await self._made(timeout_seconds)

@@ -320,6 +320,7 @@ class Stream(Generic[V]):
             message = await stream.get(7)
             await stream.set(7, message.value.upper(), expected_revision=message.revision)
         """
+        check_seq("seq", seq)
         data = self._values.encoded(value)
         replace = self._committing(
             *(seq, headers, (None, None, ttl_seconds), durability, timeout_seconds),

@@ -98,9 +98,12 @@ def codec_of(codec: Codec[V] | str | None) -> Codec[V] | Codec[Any]:
     """Return the codec of a name, or `codec` itself; None is "raw". Raises InvalidArgumentError."""
     if codec is None:
         return RAW
-    if not isinstance(codec, str):
-        return codec
-    if codec not in _CODECS:
+    if isinstance(codec, str):
+        found = _CODECS.get(codec)
+    else:
+        is_codec = all(callable(getattr(codec, name, None)) for name in ("encode", "decode"))
+        found = codec if is_codec else None
+    if found is None:
         words = ", ".join(_CODECS)
         raise InvalidArgumentError(argument="codec", reason=f"must be one of {words}, or a Codec")
-    return _CODECS[codec]
+    return found

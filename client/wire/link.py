@@ -34,6 +34,7 @@ from holdfast.protocol.errors import (
     HoldfastError,
     MalformedFrameError,
     NotAllowedError,
+    OtherLoopError,
     TooLargeError,
     error_from_wire,
 )
@@ -157,6 +158,15 @@ class Link:
         """Raise ConnectionFailedError if the link was closed or has failed."""
         if self._closed_by is not None:
             raise error_from_wire(self._closed_by.code, self._closed_by.fields)
+
+    def check_loop(self) -> None:
+        """Raise OtherLoopError unless this is a task or callback of the loop of this link."""
+        try:
+            is_own = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_own = False
+        if not is_own:
+            raise OtherLoopError
 
     async def close(self) -> None:
         """End every task, and fail what waits with ConnectionFailedError. Idempotent."""
@@ -425,12 +435,14 @@ class Link:
         self._rouse()
 
     def _rouse(self) -> None:
-        """Carry out the coalescer's effects in the next turn of the loop."""
+        """Carry out the coalescer's effects in the next turn of the loop. Raises OtherLoopError."""
         self._now = self._loop.time()
-        self._wake.set()
         if not self._awake:
+            # Once in a turn: for each operation it would cost too much.
+            self.check_loop()
             self._awake = True
             self._loop.call_soon(self._end_turn)
+        self._wake.set()
 
     def _end_turn(self) -> None:
         self._awake = False

@@ -7,6 +7,7 @@ sent, with InvalidArgumentError, InvalidNameError or TooLargeError.
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
@@ -378,11 +379,19 @@ def check_patience(argument: str, seconds: float | None) -> None:
         raise InvalidArgumentError(argument=argument, reason=reason)
 
 
+def check_wait(argument: str, seconds: float) -> None:
+    """Raise InvalidArgumentError unless it is a number of seconds; infinity waits for ever, and
+    below 0 there is no wait, as with a deadline that has passed."""
+    if type(seconds) not in (int, float) or math.isnan(seconds):
+        reason = f"must be a number of seconds, not {seconds!r:.80}"
+        raise InvalidArgumentError(argument=argument, reason=reason)
+
+
 def check_seq(argument: str, seq: int) -> int:
     """Return `seq`, a message's number: an int from 1."""
     if type(seq) is not int or not 1 <= seq < 1 << 63:
         raise InvalidArgumentError(
-            argument=argument, reason=f"must be an int of at least 1, not {seq!r}"
+            argument=argument, reason=f"must be an int of at least 1, below 2**63, not {seq!r:.80}"
         )
     return seq
 
@@ -400,14 +409,15 @@ def range_end(argument: str, seq: int | None) -> int | None:
 
 def _checked_bound(argument: str, seq: int) -> int:
     if type(seq) is not int or not -(1 << 63) <= seq < 1 << 63:
-        raise InvalidArgumentError(argument=argument, reason=f"must be an int, not {seq!r}")
+        reason = f"must be an int within 64 bits, not {seq!r:.80}"
+        raise InvalidArgumentError(argument=argument, reason=reason)
     return seq
 
 
 def check_count(argument: str, count: int) -> int:
     """Return `count`: an int from 0."""
     if type(count) is not int or not 0 <= count < 1 << 63:
-        reason = f"must be an int of at least 0, not {count!r}"
+        reason = f"must be an int of at least 0, below 2**63, not {count!r:.80}"
         raise InvalidArgumentError(argument=argument, reason=reason)
     return count
 
@@ -419,7 +429,8 @@ def checked_durability(durability: AnyDurability | None) -> int:
     try:
         if isinstance(durability, str):
             return int(Durability[durability.upper()])
-        return int(Durability(durability))
+        # True is not 1, which is the weakest level.
+        return int(Durability("" if isinstance(durability, bool) else durability))
     except (KeyError, ValueError):
         words = ", ".join(level.word for level in Durability)
         raise InvalidArgumentError(

@@ -431,6 +431,8 @@ class Tick:
         reason = (
             "level stored needs a server with a bucket"
             if durability == _STORED
+            else "only ephemeral stores have level memory"
+            if durability == _MEMORY
             else f"there is no level {durability}"
         )
         return InvalidArgumentError(argument="durability", reason=reason)

@@ -124,6 +124,9 @@ def own_token(
         return OwnToken(_reader(path)) if path else None
     if isinstance(given, str):
         return OwnToken(lambda: given) if _is_ours(given) else None
+    if not callable(given) and not isinstance(given, os.PathLike):
+        reason = f"must be text, a path or a callable, not {type(given).__name__}"
+        raise InvalidArgumentError(argument="token", reason=reason)
     if callable(given):
         first = given()
         return OwnToken(_first_then(first, given)) if _is_ours(first) else None

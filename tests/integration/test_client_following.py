@@ -79,6 +79,30 @@ async def test_a_follower_that_was_away_too_long_is_told_reset_and_given_all(
         assert values(await take(changes, 1)) == [b"5"]
 
 
+@pytest.mark.parametrize("pattern", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_subscription_is_for_one_consumer_and_tells_a_second_one(
+    client: Client, begun: bool, pattern: bool
+) -> None:
+    stream = client.stream("s")
+    await stream.append(b"1")
+    changes: Any = client.subscribe("*") if pattern else stream.subscribe(start_seq=2)
+    if begun:
+        await changes.__aenter__()
+    first = asyncio.create_task(anext(changes))
+    await asyncio.sleep(0)
+    with pytest.raises(InvalidArgumentError, match="invalid subscription: another one waits"):
+        await anext(changes)
+    while not first.done():
+        await stream.append(b"2")
+        await asyncio.sleep(0.01)
+    await first
+    # Nobody waits any more.
+    await stream.append(b"3")
+    await asyncio.wait_for(anext(changes), 10)
+    await changes.aclose()
+
+
 async def test_a_cancelled_anext_loses_nothing(client: Client) -> None:
     stream = client.stream("s")
     await stream.append_many([b"%d" % i for i in range(200)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Awaitable, Callable
 
 import pytest
 from nats.aio.client import Client as NatsClient
@@ -12,7 +13,12 @@ from holdfast.cli.advice import explain
 from holdfast.client import connect, sync
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.bus.login import NATS_OPTIONS
-from holdfast.protocol.errors import ConnectionFailedError, InvalidArgumentError, NotAllowedError
+from holdfast.protocol.errors import (
+    ConnectionFailedError,
+    InvalidArgumentError,
+    NotAllowedError,
+    OtherLoopError,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +101,40 @@ async def test_a_closed_client_says_so() -> None:
         await client.stream("s").append(b"v")
     with pytest.raises(ConnectionFailedError, match="the client has been closed"):
         await client.servers()
+
+
+async def test_a_client_used_outside_of_its_loop_says_so() -> None:
+    """Otherwise the call waits for an answer that comes to the other loop."""
+    client = await connect(bus=MemoryNetwork().connect("client"))
+    calls: tuple[Callable[[], Awaitable[object]], ...] = (
+        lambda: client.stream("s").append(b"v"),
+        lambda: client.stream("s").get(1),
+        lambda: anext(client.stream("s").subscribe(start_seq=1)),
+        lambda: anext(client.subscribe("*")),
+        lambda: anext(client.stream("s").get_all()),
+    )
+
+    async def elsewhere(call: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(OtherLoopError, match="another event loop"):
+            await call()
+
+    for call in calls:
+        await asyncio.to_thread(lambda call=call: asyncio.run(elsewhere(call)))
+    await client.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a.", "a.>", "*", 5, None, "ä", b"hf"])
+def test_what_is_no_prefix_is_refused_at_once(prefix: object) -> None:
+    for connecting in (connect, sync.connect):
+        with pytest.raises(InvalidArgumentError, match="invalid prefix") as caught:
+            connecting(prefix=prefix)
+        assert caught.value.fields["argument"] == "prefix"
+
+
+@pytest.mark.parametrize(
+    "options", [{"token": 5}, {"token": b"hft1"}, {"compression": "zstd"}, {"compression": None}]
+)
+def test_an_option_of_the_wrong_type_is_refused_by_name(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        connect(**options)
+    assert caught.value.fields["argument"] in options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -146,6 +147,9 @@ def test_durability_is_given_as_such_or_by_its_word() -> None:
     assert operations.checked_durability(None) == 0
     assert operations.checked_durability("applied") == 1
     assert operations.checked_durability(Durability.SYNCED) == 2
+    # As a number it would be the weakest level.
+    with pytest.raises(InvalidArgumentError):
+        operations.checked_durability(True)  # type: ignore[arg-type]
 
 
 def test_times_are_milliseconds_since_the_epoch() -> None:
@@ -161,3 +165,19 @@ def test_an_entry_is_not_taken_for_an_error_though_both_start_with_text() -> Non
     with pytest.raises(WrongLastSeqError) as caught:
         Link.unwrap((["wrong_last_seq", {"expected": 1, "actual": 2}], 0, Durability.SYNCED))
     assert caught.value.actual == 2
+
+
+def test_a_wait_is_a_number_and_may_be_over_or_endless() -> None:
+    for seconds in (0, -1.5, 0.1, 10**9, math.inf):
+        operations.check_wait("max_wait_seconds", seconds)
+    for wrong in (math.nan, "1", None, True):
+        with pytest.raises(InvalidArgumentError) as caught:
+            operations.check_wait("max_wait_seconds", wrong)  # type: ignore[arg-type]
+        assert caught.value.fields["argument"] == "max_wait_seconds"
+
+
+def test_a_number_beyond_64_bits_is_told_so() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"below 2\*\*63"):
+        operations.check_seq("seq", 1 << 63)
+    with pytest.raises(InvalidArgumentError, match="64 bits"):
+        operations.range_start("start_seq", 1 << 63)

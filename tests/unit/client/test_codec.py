@@ -70,3 +70,10 @@ def test_what_has_no_time_zone_or_no_form_is_refused(codec: Any, value: Any) -> 
 def test_a_timestamp_that_python_cannot_hold_is_unreadable() -> None:
     with pytest.raises(ValueUnreadableError):
         MSGPACK.decode(b"\xc7\x0c\xff\x00\x00\x00\x00\x7f\xff\xff\xff\xff\xff\xff\xff")
+
+
+@pytest.mark.parametrize("codec", ["yaml", "", 5, object(), json, b"json"])
+def test_what_is_no_codec_is_refused_when_the_handle_is_made(codec: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        codec_of(codec)
+    assert caught.value.fields["argument"] == "codec"
