@@ -6,7 +6,12 @@ import errno
 from typing import Final
 
 from holdfast.protocol.distribution import how_to_install
-from holdfast.protocol.errors import HoldfastError, StorageFailedError
+from holdfast.protocol.errors import (
+    HoldfastError,
+    InvalidNameError,
+    NotFoundError,
+    StorageFailedError,
+)
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -15,7 +20,7 @@ EXIT_INTERRUPTED: Final = 130
 #: By error code. The nearest class of the error with an entry counts, so the entry of a branch of
 #: the tree also serves the classes below it.
 _ADVICE: Final = {
-    "invalid_name": "a name of letters, digits, - and _, in tokens joined by dots",
+    "invalid_name": "a name of letters, digits, - and _, which starts with a letter",
     "invalid_seq": "holdfast stream info NAME shows the first and last seq",
     "wrong_last_seq": "holdfast stream info NAME, then repeat the command with that last seq",
     "wrong_last_msg_id": "read the last message, then repeat the command with its msg_id",
@@ -25,7 +30,6 @@ _ADVICE: Final = {
     "too_large": "smaller values, or fewer at a time",
     "not_allowed": "a NATS user with that permission: --nats nats://USER:PASSWORD@HOST:4222; see "
     "Permissions in docs/operations.md",
-    "not_found": "holdfast stream ls; holdfast kv ls; holdfast servers",
     "point_not_reached": "--nearest takes the nearest earlier point; holdfast backups STORE",
     "last_server": "start another server: holdfast persist --help; holdfast servers lists them",
     "server_in_use": "holdfast drain SERVER if it runs; for a dead one that owns stores: "
@@ -63,6 +67,7 @@ _ADVICE: Final = {
     "tokens_exclude_jetstream": "name another --data; or give the clients of JetStream a NATS "
     "account of their own, and run holdfast gateway: see docs/operations.md",
     "start_timeout": "read the logs in DATA/run; repeat the command with --verbose",
+    "source_failed": "check the URL of SOURCE and the account of its user, then repeat the command",
     "git": "--repo DIR names the folder of a git repository",
     "bench_process_failed": "repeat it on an idle machine, with enough space in --data",
     "wrong_read_back": "report this bug; the numbers of this run do not count",
@@ -78,11 +83,34 @@ _ADVICE: Final = {
 }
 
 
+#: What to try after a name that is not allowed, or that nothing has, by what it was to name. Other
+#: names are those of tenants, servers and the like, or have an error with an entry above.
+_NAME_ADVICE: Final = {
+    "store": "a name of letters, digits, - and _, in tokens joined by dots",
+    "pattern": "a name as holdfast stores shows it, with * for any token",
+    "key": "any text of at most 4096 bytes in UTF-8",
+}
+_MISSING_ADVICE: Final = {
+    "store": "holdfast stores lists them; --tenant NAME those of another tenant",
+    "live server": "holdfast servers lists them",
+    "server": "holdfast servers lists them",
+    "consumer": "holdfast stream consumers NAME lists them",
+    "dead letter": "holdfast stream dead-letters NAME CONSUMER lists them",
+    "token": "holdfast token list",
+    "server that takes stores": "holdfast servers lists them; holdfast undrain SERVER",
+}
+
+
 def advice_for(error: BaseException) -> str:
     """Return what to try after `error`."""
     if isinstance(error, StorageFailedError) and isinstance(error.__cause__, OSError):
         # It failed in this process: the folder is one that the command was given.
         return _advice_for_folder(error.__cause__)
+    if isinstance(error, (InvalidNameError, NotFoundError)):
+        by_what = _NAME_ADVICE if isinstance(error, InvalidNameError) else _MISSING_ADVICE
+        what = str(error.fields.get("what"))
+        if what in by_what:
+            return by_what[what]
     if isinstance(error, HoldfastError):
         codes = [error.code, *(getattr(cls, "code", "") for cls in type(error).__mro__)]
         for code in codes:
@@ -100,6 +128,8 @@ def _advice_for_folder(error: OSError) -> str:
         return "free some space, then repeat the command"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return "use a folder: a file is in its place"
+    if error.errno == errno.ENOENT:
+        return "name a folder that exists"
     if error.errno == errno.EIO:
         return "check the health of the disk, or use another folder"
     return "the same command with --help"
@@ -110,7 +140,7 @@ def explain(error: BaseException) -> str:
     text = str(error).rstrip(". ") or type(error).__name__
     if "Try: " in text:
         return text
-    return f"{text}. Try: {advice_for(error)}"
+    return f"{text}{'' if text.endswith('?') else '.'} Try: {advice_for(error)}"
 
 
 def exit_code_of(error: BaseException) -> int:

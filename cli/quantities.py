@@ -1,10 +1,11 @@
-"""Amounts on the command line, such as `30d`, `1000/s` and `10MB`: types of click options."""
+"""Amounts on the command line, such as `1.5`, `30d`, `1000/s` and `10MB`: types of options."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -23,6 +24,18 @@ _BYTES: Final = {
 }
 _AMOUNT: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([A-Za-z]*)")
 _A_SECOND: Final = "/s"
+
+
+class NumberRange(click.FloatRange):
+    """A finite number within bounds. Click's own type takes `nan`, which no bound excludes."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def parse_seconds(text: str) -> int:

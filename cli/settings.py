@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from holdfast.cli.quantities import NumberRange
 from holdfast.protocol.access.own_token import OwnToken, own_token
 from holdfast.protocol.bus.login import LOGIN_OPTIONS, NatsLogin, variable
 from holdfast.protocol.bus.nats_url import parse_url, url_of_arguments
@@ -160,7 +161,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         "help": f"The first token of all subjects.  [default: {DEFAULT_PREFIX}]",
     },
     "timeout": {
-        "type": click.FloatRange(min=0, min_open=True),
+        "type": NumberRange(min=0, min_open=True),
         "metavar": "SECONDS",
         "help": f"How long one operation may take.  [default: {OPERATION_TIMEOUT_SECONDS:g}]",
     },

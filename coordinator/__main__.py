@@ -16,6 +16,7 @@ from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.monitoring.bucket_numbers import read_bucket
+from holdfast.protocol.serving.numbers import count, number
 from holdfast.protocol.serving.price_file import read_prices
 from holdfast.protocol.serving.process import (
     ServerProcess,
@@ -69,14 +70,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--moves-per-minute",
-        type=int,
+        type=count(1),
         default=Bounds().moves_per_minute,
         metavar="NUMBER",
         help="rebalancing moves at most so many stores a minute; default: %(default)s",
     )
     parser.add_argument(
         "--imbalance",
-        type=float,
+        type=number(above=1.0),
         default=Bounds().imbalance,
         metavar="RATIO",
         help="rebalancing ends when no server has more than so many times the mean load; "
@@ -124,10 +125,6 @@ async def _serve(
 
 
 def _balance(options: argparse.Namespace) -> Balance:
-    if options.moves_per_minute < 1:
-        raise InvalidArgumentError(argument="--moves-per-minute", reason="it must be 1 or more")
-    if not options.imbalance > 1:
-        raise InvalidArgumentError(argument="--imbalance", reason="it must be above 1")
     if options.rebalance and options.disk == "local":
         reason = "a cluster without a shared file system moves no single stores"
         raise InvalidArgumentError(argument="--rebalance", reason=reason)

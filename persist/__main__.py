@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,12 +35,14 @@ from holdfast.protocol.limits import (
     CACHE_PIECE_BYTES,
     IDLE_CLOSE_SECONDS,
     MAX_OPEN_STORES,
+    MAX_RETENTION_SECONDS,
     MIB,
 )
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.names import check_server
+from holdfast.protocol.serving.numbers import count, number, seconds
 from holdfast.protocol.serving.price_file import read_prices
 from holdfast.protocol.serving.process import (
     ServerProcess,
@@ -108,13 +109,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--max-open-stores",
-        type=int,
+        type=count(1),
         default=MAX_OPEN_STORES,
         help="open stores, fewer if memory or descriptors are short; default: %(default)s",
     )
     parser.add_argument(
         "--idle-close-seconds",
-        type=float,
+        type=seconds,
         default=IDLE_CLOSE_SECONDS,
         help="close a store that is unused for this long; default: %(default)s",
     )
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--cache-mib",
-        type=int,
+        type=count(CACHE_PIECE_BYTES // MIB),
         default=CACHE_BYTES // MIB,
         help="with the role cache: blocks of snapshots that it keeps in memory for the servers of "
         "its zone, in MiB; default: %(default)s",
@@ -139,19 +140,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     policy = TierPolicy()
     parser.add_argument(
         "--cold-after-seconds",
-        type=float,
+        type=seconds,
         default=policy.cold_after_seconds,
         help="keep a store that is unchanged this long in the bucket alone; default: %(default)s",
     )
     parser.add_argument(
         "--snapshot-seconds",
-        type=float,
+        type=seconds,
         default=policy.snapshot_seconds,
         help="snapshot closed stores together, this often; default: %(default)s",
     )
     parser.add_argument(
         "--max-lag",
-        type=float,
+        type=seconds,
         default=policy.max_lag_seconds,
         metavar="SECONDS",
         help="snapshot open stores too, so that exports lack no change that is older; default: "
@@ -159,19 +160,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--keep-snapshots",
-        type=int,
+        type=count(1),
         default=policy.keep.count,
         help="keep at most this many snapshots of each store; default: %(default)s",
     )
     parser.add_argument(
         "--keep-snapshot-days",
-        type=float,
+        type=number(most=MAX_RETENTION_SECONDS / 86_400),
         default=policy.keep.days,
         help="keep snapshots to restore a store this far back; default: %(default)s",
     )
     parser.add_argument(
         "--budget-per-day",
-        type=float,
+        type=number(above=0.0),
         metavar="DOLLARS",
         help="what the bucket may cost a day: puts of the log are stretched to keep to it",
     )
@@ -200,16 +201,8 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
         raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
     if options.bucket is None and options.durability == Durability.STORED.word:
         raise InvalidArgumentError(argument="--durability", reason="stored needs --bucket")
-    if options.budget_per_day is not None:
-        if options.bucket is None:
-            raise InvalidArgumentError(argument="--budget-per-day", reason="it needs --bucket")
-        if not 0 < options.budget_per_day < math.inf:
-            raise InvalidArgumentError(argument="--budget-per-day", reason="it must be above 0")
-    if not 0 < options.max_lag < math.inf:
-        raise InvalidArgumentError(argument="--max-lag", reason="it must be above 0")
-    if options.cache_mib * MIB < CACHE_PIECE_BYTES:
-        reason = f"at least {CACHE_PIECE_BYTES // MIB}"
-        raise InvalidArgumentError(argument="--cache-mib", reason=reason)
+    if options.budget_per_day is not None and options.bucket is None:
+        raise InvalidArgumentError(argument="--budget-per-day", reason="it needs --bucket")
     roles = parse_roles(options.roles)
     zone = check_zone(options.zone, "--zone")
     master_keys = await asyncio.to_thread(

@@ -23,6 +23,7 @@ from holdfast.cli.cluster.die_with_parent import tethered
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.commands.parts import MissingServerPackagesError, needed_gateway_packages
 from holdfast.cli.commands.tables import needed_spark_packages
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.render import print_table
 
 if TYPE_CHECKING:
@@ -192,8 +193,8 @@ def engine(options: BenchOptions, json_file: Path | None) -> None:
 @bench.command()
 @_bench_options(*_COMMON)
 @click.option("--users", "user_count", type=click.IntRange(1), help="How many users.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="How long to run.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Operations per second.")
+@click.option("--seconds", type=NumberRange(min=0, min_open=True), help="How long to run.")
+@click.option("--rate", type=NumberRange(min=0, min_open=True), help="Operations per second.")
 @click.option(
     "--servers",
     multiple=True,
@@ -289,13 +290,13 @@ def fairness(
 
 @bench.command()
 @_bench_options("rounds", "only", *_COMMON)
-@click.option("--gib", type=click.FloatRange(0.001), help="Size of the stream.  [default: 10]")
+@click.option("--gib", type=NumberRange(0.001), help="Size of the stream.  [default: 10]")
 @click.option(
     "--read-mib",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     help="What the reader takes a second, at most.  [default: all it can]",
 )
-@click.option("--seconds", type=click.FloatRange(0.1), help="Length of a round.  [default: 10]")
+@click.option("--seconds", type=NumberRange(0.1), help="Length of a round.  [default: 10]")
 def backfill(
     options: BenchOptions,
     json_file: Path | None,

@@ -11,6 +11,7 @@ import click
 
 from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.owner_jobs import BUCKET_OPTION
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, pass_settings, shared_options
 
@@ -20,7 +21,7 @@ from holdfast.cli.settings import Settings, pass_settings, shared_options
 @click.option("--dry-run", is_flag=True, help="Only report; mark and remove nothing.")
 @click.option(
     "--min-age-hours",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=24.0,
     show_default=True,
     help="Remove garbage this long after it was marked.",

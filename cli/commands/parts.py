@@ -13,6 +13,7 @@ import click
 
 from holdfast.cli.master_keys import MasterKeyOptions, master_key_options
 from holdfast.cli.process_options import ProcessOptions, process_options
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
@@ -123,7 +124,7 @@ def needed_server_packages() -> Iterator[None]:
 )
 @click.option(
     "--imbalance",
-    type=click.FloatRange(min=1, min_open=True),
+    type=NumberRange(min=1, min_open=True),
     default=1.2,
     show_default=True,
     metavar="RATIO",
@@ -208,7 +209,7 @@ def coordinator(
 )
 @click.option(
     "--idle-close-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=IDLE_CLOSE_SECONDS,
     show_default=True,
     help="Close a store that is unused for this long.",
@@ -217,21 +218,21 @@ def coordinator(
 @_DISK
 @click.option(
     "--cold-after-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=86_400.0,
     show_default=True,
     help="With a bucket: keep a store that is unchanged for this long in the bucket alone.",
 )
 @click.option(
     "--snapshot-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
     help="With a bucket: snapshot closed stores together, this often.",
 )
 @click.option(
     "--max-lag",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=300.0,
     show_default=True,
     metavar="SECONDS",
@@ -246,14 +247,14 @@ def coordinator(
 )
 @click.option(
     "--keep-snapshot-days",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=7.0,
     show_default=True,
     help="Keep snapshots to restore a store this far back.",
 )
 @click.option(
     "--budget-per-day",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     metavar="DOLLARS",
     help="What its bucket may cost a day: puts of the log are stretched to keep to it.",
 )

@@ -20,6 +20,7 @@ import click
 from holdfast.cli.commands.parts import needed_server_packages
 from holdfast.cli.commands.tables import needed_spark_packages
 from holdfast.cli.owner_jobs import KIND_OPTION, ConnectedOwners, connected_owners
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.render import JsonObject, moment, print_json, print_remains
 from holdfast.cli.settings import Settings, client_command
 from holdfast.protocol.access.audit_event import AuditAction, shown_store
@@ -119,7 +120,7 @@ class Erasure:
 )
 @click.option(
     "--wait-seconds",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=60.0,
     show_default=True,
     help="Wait this long for what servers can only remove later.",

@@ -20,13 +20,14 @@ from holdfast.cli.cluster.cluster import (
 )
 from holdfast.cli.cluster.http_part import HttpAddress, missing_packages
 from holdfast.cli.master_keys import MasterKeyOptions, master_key_options
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
 from holdfast.cli.signals import cancelled_by_signals
 from holdfast.protocol.bus.login import variable
 from holdfast.protocol.bus.nats_url import url_of_arguments
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS
+from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS, DEFAULT_PREFIX
 
 
 @click.command()
@@ -58,12 +59,12 @@ from holdfast.protocol.subjects import DEFAULT_INBOXES, DEFAULT_NATS
 )
 @click.option(
     "--cold-after-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     help="With a bucket: keep a store unchanged this long in the bucket alone.  [default: a day]",
 )
 @click.option(
     "--budget-per-day",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     metavar="DOLLARS",
     help="With a bucket: what its requests may cost a day. Each server has an even share.",
 )
@@ -136,6 +137,8 @@ def up(
         )
     if budget_per_day is not None and bucket is None:
         raise click.UsageError("--budget-per-day is for the requests to a --bucket")
+    if cold_after_seconds is not None and bucket is None:
+        raise click.UsageError("--cold-after-seconds is about stores in a --bucket")
     leafnodes = _leafnodes_to_join(nats_url, jetstream, leafnodes)
     options = ClusterOptions(
         data=data.resolve(),
@@ -239,6 +242,8 @@ def _welcome(cluster: Cluster) -> str:
     login = shlex.join(cluster.login_arguments())
     if login and cluster.access is None:
         nats += f" {login}"
+    if cluster.options.prefix != DEFAULT_PREFIX:
+        nats += f" --prefix {shlex.quote(cluster.options.prefix)}"
     lines = [
         f"holdfast is up: a coordinator and {count} persist server{'s' * (count > 1)}",
         f"  connect     {cluster.shown_nats_url}",

@@ -139,7 +139,7 @@ class JetStreamSource:
                     return answer
                 reason = _said(answer)
             if tries == _TRIES:
-                raise SourceError(source=verb, reason=reason)
+                raise SourceError(source="what JetStream has", reason=f"{verb}: {reason}")
             await asyncio.sleep(_PAUSE_SECONDS)
 
 

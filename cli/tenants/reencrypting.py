@@ -30,6 +30,7 @@ from holdfast.cli.owner_jobs import (
     print_failures,
 )
 from holdfast.cli.progress import CountingProgress
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.render import JsonObject, print_json, print_remains
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.tenants.encryption import registry_of
@@ -124,7 +125,7 @@ def _row(store: StoreId, report: Mapping[str, Any]) -> JsonObject:
 @click.option("--bucket", metavar="URL", help="In its place, with --disk local: the bucket.")
 @click.option(
     "--wait-seconds",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=60.0,
     show_default=True,
     help=f"Wait this long, for each {MAX_SWEPT_STORES:,} stores, for what servers can only remove "

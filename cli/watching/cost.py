@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.render import print_json, print_table, size
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.watching.columns import count, percent, rate
@@ -24,7 +25,7 @@ _Money = Callable[[float | None], str]
 @click.command()
 @click.option(
     "--over",
-    type=click.FloatRange(min=0, max=3600),
+    type=NumberRange(min=0, max=3600),
     default=10.0,
     show_default=True,
     metavar="SECONDS",

@@ -6,6 +6,7 @@ import asyncio
 
 import click
 
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.render import print_json, print_table
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.watching.columns import COLUMNS, HEADS, NUMBERS, OPTIONAL, sorted_rows, table_rows
@@ -24,7 +25,7 @@ from holdfast.protocol.monitoring.cluster_rows import Overview, to_json
 )
 @click.option(
     "--over",
-    type=click.FloatRange(min=0, max=3600),
+    type=NumberRange(min=0, max=3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

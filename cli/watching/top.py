@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.render import print_json, stdout_console
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.watching.columns import COLUMNS
@@ -28,7 +29,7 @@ _ONCE_SECONDS: Final = 2.0
 @click.command()
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.2, max=3600),
+    type=NumberRange(min=0.2, max=3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

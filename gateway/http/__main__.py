@@ -21,10 +21,12 @@ from holdfast.gateway.http.application import WebOptions, application
 from holdfast.gateway.http.connections import GuardedConnection, GuardedWebSocket
 from holdfast.gateway.http.metering import WebCounts
 from holdfast.gateway.http.sessions import Sessions
+from holdfast.gateway.http.sites import parse_origin
 from holdfast.gateway.reporting import ReportingUser, gateway_name, keep_reporting
 from holdfast.protocol.bus.login import LOGIN_OPTIONS
 from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.monitoring.description import PartKind
+from holdfast.protocol.serving.numbers import seconds
 from holdfast.protocol.serving.process import (
     ServerProcess,
     add_inbox_prefix,
@@ -81,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--origin",
         action="append",
+        type=_origin,
         metavar="ORIGIN",
         help="an origin whose pages may use it, such as https://example.org; repeatable;"
         " '*': all; default: none but its own",
@@ -94,13 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--long-poll-seconds",
-        type=float,
+        type=seconds,
         default=30.0,
         help="how long a long-poll waits; default: 30",
     )
     parser.add_argument(
         "--sweep-seconds",
-        type=float,
+        type=seconds,
         default=60.0,
         help="how often expired durable streams are removed; default: 60",
     )
@@ -221,6 +224,13 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = f"cannot listen on {host}:{port}: {error.strerror or error}. Try: another port"
         raise InvalidArgumentError(argument="--http", reason=reason) from error
+
+
+def _origin(text: str) -> str:
+    try:
+        return parse_origin(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _address(text: str) -> tuple[str, int]:

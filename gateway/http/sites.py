@@ -22,6 +22,7 @@ from holdfast.gateway.http.problems import ProblemError
 #: No public registry sells names below these.
 _PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".test")
 _ALL: Final = "*"
+_USUAL_PORTS: Final = {"http": 80, "https": 443}
 
 
 def host_name(authority: str) -> str:
@@ -29,6 +30,20 @@ def host_name(authority: str) -> str:
     if authority.startswith("["):
         return authority[1:].partition("]")[0].lower()
     return authority.partition(":")[0].rstrip(".").lower()
+
+
+def parse_origin(text: str) -> str:
+    """Return an origin as browsers write it: in lower case, without the usual port. `*` and `null`,
+    which pages without an origin send, stay. Raises ValueError for what no browser ever sends."""
+    if text in (_ALL, "null"):
+        return text
+    scheme, separator, authority = text.lower().partition("://")
+    parts = urlsplit(f"//{authority}")
+    is_usual = parts.port == _USUAL_PORTS.get(scheme)
+    host = authority.rpartition(":")[0] if is_usual and parts.port is not None else authority
+    if not (separator and scheme and parts.hostname) or parts.netloc != authority or "@" in host:
+        raise ValueError(f"{text!r} is not an origin, such as https://example.org: no path follows")
+    return f"{scheme}://{host}"
 
 
 def is_private(name: str) -> bool:

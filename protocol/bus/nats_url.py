@@ -43,8 +43,11 @@ def parse_url(text: str) -> NatsUrl:
         scheme, separator, rest = part.strip().rpartition("://")
         user, at, address = rest.rpartition("@")
         server = f"{scheme if separator else 'nats'}://{address}"
+        if server.partition("://")[0] not in _SCHEMES:
+            raise _invalid(text, f"its scheme must be one of {', '.join(_SCHEMES)}")
         if not _is_server(server):
-            raise _invalid(text, "percent-encode the special characters of user and password")
+            advice = "percent-encode the special characters of user and password"
+            raise _invalid(text, advice if at else "write nats://HOST:PORT")
         servers.append(server)
         if at:
             users.add(user)

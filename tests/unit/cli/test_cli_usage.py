@@ -11,7 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import click
@@ -24,10 +24,17 @@ from holdfast.cli.cluster import nats_binary
 from holdfast.cli.cluster.nats_binary import MissingNatsServerError, find_nats_server
 from holdfast.cli.command import holdfast
 from holdfast.cli.commands import up
+from holdfast.cli.quantities import NumberRange
 from holdfast.cli.settings import Settings, client_command
 from holdfast.cli.signals import Interruption
 from holdfast.protocol.bus.login import LOGIN_OPTIONS, variable
-from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError, StoreDamagedError
+from holdfast.protocol.errors import (
+    ERRORS_BY_CODE,
+    HoldfastError,
+    InvalidNameError,
+    NotFoundError,
+    StoreDamagedError,
+)
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
     BucketUnavailableError,
@@ -62,7 +69,9 @@ def test_the_version_is_the_package_s() -> None:
         *("stream append notes value --durability perhaps", "stores --kind queue"),
         *("up --http here", "up --http x:1 --no-http"),
         *("up --servers 0", "up --port 70000", "persist --data somewhere", "coordinator"),
-        *("demo --repo /nonexistent/folder", "--timeout 0 servers"),
+        *("demo --repo /nonexistent/folder", "--timeout 0 servers", "--timeout nan servers"),
+        *("up --cold-after-seconds nan --bucket file:///b", "up --cold-after-seconds 60"),
+        *("collect --bucket file:///b --min-age-hours nan", "report --seconds inf"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_what_to_try(line: str) -> None:
@@ -81,6 +90,47 @@ def test_an_impossible_setting_is_wrong_usage(arguments: list[str]) -> None:
     [line] = result.stderr.splitlines()
     assert line.startswith("Error: invalid ")
     assert "Try: " in line
+
+
+def _options(command: click.Command, path: str) -> Iterator[tuple[str, click.Parameter]]:
+    for parameter in command.params:
+        yield f"{path} {parameter.name}", parameter
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _options(found, f"{path} {name}")
+
+
+def test_no_option_takes_what_is_not_a_number_as_one() -> None:
+    """No bound excludes nan: `collect --min-age-hours nan` would compare with nothing."""
+    numbers = [
+        (path, option.type)
+        for path, option in _options(holdfast, "holdfast")
+        if isinstance(option.type, (click.FloatRange, click.types.FloatParamType))
+    ]
+    assert numbers
+    assert not [path for path, found in numbers if not isinstance(found, NumberRange)]
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (InvalidNameError(what="tenant", name="a.b", reason="r"), "letters, digits, - and _,"),
+        (InvalidNameError(what="key", name="k", reason="r"), "at most 4096 bytes"),
+        (InvalidNameError(what="store", name="a b", reason="r"), "joined by dots"),
+        (NotFoundError(what="live server", name="s9"), "Try: holdfast servers lists them"),
+        (NotFoundError(what="store", name="x"), "Try: holdfast stores lists them"),
+        (FileNotFoundError(2, "No such file or directory", "/none"), "a folder that exists"),
+    ],
+)
+def test_advice_is_about_what_the_name_was_to_be(error: Exception, advice: str) -> None:
+    assert advice in explain(error)
+
+
+def test_a_question_does_not_end_with_a_full_stop() -> None:
+    assert "account? Try: " in explain(OSError("is it enabled for this account?"))
 
 
 def test_with_json_an_error_is_an_object_on_stderr() -> None:

@@ -54,6 +54,20 @@ def test_what_is_no_url_is_refused_without_showing_the_password(text: str) -> No
     assert "same" not in str(caught.value).replace("the same", "")
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("http://127.0.0.1:4280", "its scheme must be one of nats, "),
+        ("nats//h:4222,redis://h", "its scheme must be one of nats, "),
+        ("nats://h:99999", "write nats://HOST:PORT"),
+        ("nats://ada:a/b@h:x", "percent-encode"),
+    ],
+)
+def test_what_is_no_url_is_refused_with_advice_that_fits(text: str, advice: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=advice):
+        parse_url(text)
+
+
 @given(
     st.lists(st.text(alphabet="pq:/@,%?#[ö. ", min_size=1), min_size=1, max_size=3),
     st.sampled_from(["nats://", "tls://", ""]),

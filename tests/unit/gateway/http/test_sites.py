@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.gateway.http.problems import ProblemError
-from holdfast.gateway.http.sites import KnownSites, host_name, is_private
+from holdfast.gateway.http.sites import KnownSites, host_name, is_private, parse_origin
 
 
 def refusal(
@@ -82,3 +82,30 @@ def test_pages_of_other_origins_are_refused_also_with_a_token() -> None:
     assert refusal(foreign, origins=("https://evil.example",)) is None
     assert refusal({**foreign, "origin": "http://127.0.0.1:8080"}) is None
     assert refusal({**foreign, "origin": "http://127.0.0.1:9090"}) == "origin_refused"
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("*", "*"),
+        ("null", "null"),
+        ("https://Example.org", "https://example.org"),
+        ("https://example.org:443", "https://example.org"),
+        ("http://[::1]:80", "http://[::1]"),
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+    ],
+)
+def test_an_origin_is_taken_as_browsers_write_it(text: str, origin: str) -> None:
+    assert parse_origin(text) == origin
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("example.org", "https://", "://x", "https://example.org/", "https://example.org/page"),
+        *("https://example.org:x", "https://ada@example.org", "https://example.org?q", ""),
+    ],
+)
+def test_what_no_browser_sends_as_an_origin_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_origin(text)
