@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, Final, Self
 
 import click
-from rich.console import Console
 
+from holdfast.cli.console import PipeConsole
 from holdfast.cli.deeds import deed, not_told, operating_user
 from holdfast.cli.render import JsonObject
 from holdfast.cli.settings import Settings
@@ -255,7 +255,7 @@ class _Spinner:
     """Shows on a terminal what the command waits for, if that takes a while."""
 
     def __init__(self, text: str, *, enabled: bool) -> None:
-        console = Console(stderr=True, markup=False, highlight=False)
+        console = PipeConsole(stderr=True, markup=False, highlight=False)
         self._status = console.status(text) if enabled and console.is_terminal else None
 
     def __enter__(self) -> Self:

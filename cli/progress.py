@@ -10,8 +10,9 @@ import sys
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from holdfast.cli.console import PipeConsole
 
 
 class CountingProgress:
@@ -25,7 +26,7 @@ class CountingProgress:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                console=Console(stderr=True, markup=False, highlight=False),
+                console=PipeConsole(stderr=True, markup=False, highlight=False),
             )
 
     def __enter__(self) -> Self:

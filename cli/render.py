@@ -143,9 +143,9 @@ def _fitting(
 
 def stdout_console() -> Console:
     """Return a console on stdout as it is now."""
-    from rich.console import Console
+    from holdfast.cli.console import PipeConsole
 
-    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    console = PipeConsole(file=sys.stdout, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console

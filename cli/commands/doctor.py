@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from holdfast.cli.commands.parts import needed_server_packages
+from holdfast.cli.console import PipeConsole
 from holdfast.cli.doctor.checks import CheckResult, Severity
 from holdfast.cli.render import print_json, print_table, printable, size
 from holdfast.cli.settings import Settings, pass_settings, shared_options
@@ -77,7 +77,7 @@ def progress_bar() -> Iterator[Callable[[float], None]]:
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True, markup=False, highlight=False),
+        console=PipeConsole(stderr=True, markup=False, highlight=False),
         transient=True,
     ) as bars:
         bar = bars.add_task("checking", total=1.0)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from holdfast.cli.commands.doctor import shared_folder
 from holdfast.cli.commands.parts import needed_server_packages
+from holdfast.cli.console import PipeConsole
 from holdfast.cli.master_keys import MasterKeyOptions, master_key_options
 from holdfast.cli.render import print_fields, print_json, size
 from holdfast.cli.settings import Settings, client_command, pass_settings, shared_options
@@ -384,7 +384,7 @@ def _bar(name: str) -> Iterator[Callable[[int, int], None] | None]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=PipeConsole(stderr=True),
     )
     task = bar.add_task(name, total=None)
     with bar:

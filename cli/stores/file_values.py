@@ -108,7 +108,8 @@ def _bar(text: str, total_bytes: int | None) -> Iterator[Show]:
         return
     # Imported here: most commands show no bar, and start sooner without it.
     from rich import progress
-    from rich.console import Console
+
+    from holdfast.cli.console import PipeConsole
 
     with progress.Progress(
         progress.TextColumn("{task.description}"),
@@ -116,7 +117,7 @@ def _bar(text: str, total_bytes: int | None) -> Iterator[Show]:
         progress.DownloadColumn(),
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
-        console=Console(stderr=True, markup=False, highlight=False),
+        console=PipeConsole(stderr=True, markup=False, highlight=False),
         transient=True,
     ) as bars:
         bar = bars.add_task(text, total=total_bytes)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
@@ -335,3 +337,24 @@ def test_times_of_logs_have_a_zone() -> None:
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.250[+-]\d\d:\d\d INFO server\.started", line
     )
+
+
+def test_a_reader_that_leaves_before_a_table_ends_the_command_quietly() -> None:
+    """Rich would end it with 1."""
+    script = (
+        "import click, sys\n"
+        "from holdfast.cli.command import holdfast\n"
+        "from holdfast.cli.main import run\n"
+        "from holdfast.cli.render import print_table\n"
+        "print_ab = lambda: print_table(('a', 'b'), [('1', '2')])\n"
+        "holdfast.add_command(click.command('probe')(print_ab))\n"
+        "sys.argv[1:] = ['probe']\n"
+        "run()"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, b"")
