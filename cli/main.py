@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
@@ -17,5 +18,9 @@ def run() -> NoReturn:
         sys.exit(f"holdfast: the command line needs {error.name}. Try: {how_to_install('cli')}")
     from holdfast.cli.command import holdfast
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            # A locale without Unicode shows other characters by their codes, and nothing fails.
+            stream.reconfigure(errors="backslashreplace")
     holdfast(prog_name="holdfast")
     sys.exit(0)

@@ -339,22 +339,35 @@ def test_times_of_logs_have_a_zone() -> None:
     )
 
 
+#: Prints a table and a line.
+PRINTING = (
+    "import click, sys\n"
+    "from holdfast.cli.command import holdfast\n"
+    "from holdfast.cli.main import run\n"
+    "from holdfast.cli.render import print_table\n"
+    "def show():\n"
+    "    print_table(('a', 'b'), [('1', '\u2605')])\n"
+    "    click.echo('\u2605')\n"
+    "holdfast.add_command(click.command('probe')(show))\n"
+    "sys.argv[1:] = ['probe']\n"
+    "run()"
+)
+
+
 def test_a_reader_that_leaves_before_a_table_ends_the_command_quietly() -> None:
     """Rich would end it with 1."""
-    script = (
-        "import click, sys\n"
-        "from holdfast.cli.command import holdfast\n"
-        "from holdfast.cli.main import run\n"
-        "from holdfast.cli.render import print_table\n"
-        "print_ab = lambda: print_table(('a', 'b'), [('1', '2')])\n"
-        "holdfast.add_command(click.command('probe')(print_ab))\n"
-        "sys.argv[1:] = ['probe']\n"
-        "run()"
-    )
     reading, writing = os.pipe()
     os.close(reading)
     ended = subprocess.run(
-        [sys.executable, "-c", script], stdout=writing, stderr=subprocess.PIPE, check=False
+        [sys.executable, "-c", PRINTING], stdout=writing, stderr=subprocess.PIPE, check=False
     )
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_what_an_encoding_does_not_have_is_shown_by_its_code() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    shown = subprocess.run(
+        [sys.executable, "-c", PRINTING], capture_output=True, env=environment, check=True
+    )
+    assert shown.stdout.split() == [b"a", b"b", b"1", rb"\u2605", rb"\u2605"]
