@@ -17,7 +17,13 @@ outcome], ...]]`. The payloads are byte for byte what is broadcast. Invariants:
   torn. Any other bad frame is damage.
 - `retire` removes a segment as a whole, once its caller knows that no store needs it.
 
-Files are only appended to and never reused, so a stale frame of an earlier life cannot appear.
+On a local file system a segment may have zeros behind its frames, which later frames overwrite,
+because a sync is faster that commits no new size. A segment that is full or closed is cut to its
+frames, but a power cut may undo that. So a reader takes zeros up to the end of a segment for
+nothing: the ticks tell if a frame is missing there.
+
+Files are only appended to and never reused, so a stale frame of an earlier life cannot appear: what
+is overwritten was always zero.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.protocol import frames
 from holdfast.protocol.errors import MalformedFrameError
-from holdfast.protocol.limits import LOG_SEGMENT_BYTES
+from holdfast.protocol.limits import LOG_SEGMENT_BYTES, LOG_ZEROS_BYTES
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.disk.disk import AppendFile, Disk
 from holdfast.shared_fs.disk.seal import UnsealedError, read_sealed, require_seal
@@ -73,6 +79,7 @@ class LogContents:
 
     records: list[LogRecord] = field(default_factory=list)
     damage: list[LogDamage] = field(default_factory=list)
+    #: Of all segments, with the zeros behind their frames.
     size_bytes: int = 0
     #: The index of the first record after all damage, a torn end not counted.
     sound_from: int = 0
@@ -107,6 +114,8 @@ class CommitLog:
         self._segment = 0
         self._last_tick = 0
         self._synced_tick = 0
+        #: On a network file system the size of a file proves that all of it was read (`seal.py`).
+        self._zeros_bytes = 0 if disk.remote else LOG_ZEROS_BYTES
         disk.make_directory(directory)
         self._file = self._start_segment()
         #: Files with content that no sync covers yet, oldest first;
@@ -148,6 +157,7 @@ class CommitLog:
         # Empty segments before the newest one would count as damage.
         if self._sizes[self._segment]:
             full = self._file
+            full.cut_zeros()
             self._file = self._start_segment()
             if full not in self._unsynced:
                 # It is synced or being synced already; the next sync closes it.
@@ -183,12 +193,13 @@ class CommitLog:
 
     def close(self) -> None:
         """Close the files without syncing them."""
+        self._file.cut_zeros()
         for file in {id(file): file for file in (*self._unsynced, self._file)}.values():
             file.close()
 
     def _start_segment(self) -> AppendFile:
         path = self._directory / segment_name(self._segment + 1)
-        file = self._disk.open_append(path)
+        file = self._disk.open_append(path, zeros_bytes=self._zeros_bytes)
         try:
             self._disk.sync_directory(self._directory)
         except BaseException:
@@ -272,7 +283,7 @@ def read_log(
             # It was retired after the listing: its stores are durable elsewhere.
             continue
         contents.size_bytes += len(data)
-        if not data:
+        if _is_zeros(data, 0):
             # The newest segment may be empty. Any other one was emptied
             # by a power cut, or by somebody.
             emptied = emptied or _Gap(name, 0)
@@ -297,7 +308,8 @@ def _taken(
 
 
 def _pieces(name: str, data: bytes) -> Iterator[_Frame | _Gap]:
-    """Yield the frames of a segment and the gaps between them, in order."""
+    """Yield the frames of a segment and the gaps between them, in order. Zeros at its end are
+    none."""
     offset = 0
     while offset < len(data):
         frame = _frame_at(name, data, offset)
@@ -305,8 +317,9 @@ def _pieces(name: str, data: bytes) -> Iterator[_Frame | _Gap]:
             yield frame
             offset = frame.end
             continue
-        yield _Gap(name, offset)
         following = _next_frame(name, data, offset + 1)
+        if following is not None or not _is_zeros(data, offset):
+            yield _Gap(name, offset)
         if following is None:
             return
         offset = following
@@ -347,6 +360,10 @@ def _judge(pieces: Sequence[_Frame | _Gap], contents: LogContents) -> None:
         last_tick = piece.tick
     if gap is not None:
         contents.damage.append(LogDamage(gap.segment, gap.offset, "a torn end", torn_end=True))
+
+
+def _is_zeros(data: bytes, offset: int) -> bool:
+    return data[offset:] == bytes(len(data) - offset)
 
 
 def _frame_at(name: str, data: bytes, offset: int) -> _Frame | None:

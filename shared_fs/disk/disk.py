@@ -48,6 +48,8 @@ _STALE_WAIT_SECONDS: Final = 0.05
 #: Linux has locks of descriptors.
 _OFD_SETLK: Final[int | None] = getattr(fcntl, "F_OFD_SETLK", None)
 _HELD_BY_ANOTHER: Final = frozenset((errno.EACCES, errno.EAGAIN))
+#: At least so many small writes fit into the zeros behind the first one.
+_SMALL_WRITES: Final = 16
 #: The errors of file systems without hard links.
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK))
 
@@ -61,14 +63,18 @@ class FileAttributes(NamedTuple):
 
 
 class AppendFile(Protocol):
-    """A file that only grows, open for its one writer."""
+    """A file that is only appended to, open for its one writer."""
 
     def write(self, data: bytes) -> None:
         """Append all of `data` to the file's cached content.
 
-        Raises StorageFailedError, after which the file ends where it
-        did before, or `damaged` is set.
+        Raises StorageFailedError, after which the file ends with what was appended before, or
+        `damaged` is set.
         """
+
+    def cut_zeros(self) -> None:
+        """Have the file end with what was appended. Zeros that cannot be cut stay, and do no
+        harm."""
 
     def sync(self) -> None:
         """Make everything written so far survive a power cut. May run in another thread.
@@ -245,10 +251,14 @@ class Disk:
             finally:
                 os.close(writer)
 
-    def open_append(self, path: Path) -> AppendFile:
-        """Create `path`, which must not exist, for appending. Raises StorageFailedError."""
+    def open_append(self, path: Path, *, zeros_bytes: int = 0) -> AppendFile:
+        """Create `path`, which must not exist, for appending. Raises StorageFailedError.
+
+        With `zeros_bytes`, a small write that makes the file grow puts that many zeros behind its
+        data, if there is room. Later writes overwrite them, and their sync commits no new size.
+        """
         with _storage_errors(path, missing_is_failure=True):
-            return _AppendFile(path)
+            return _AppendFile(path, zeros_bytes)
 
     def lock(self, path: Path, what: str) -> LockFile:
         """Take the exclusive lock of `path`, or raise AlreadyRunningError at once. Raises
@@ -397,29 +407,56 @@ class Disk:
 
 
 class _AppendFile:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, zeros_bytes: int) -> None:
         self._path = path
-        self._descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
-        self._size = 0
+        self._zeros_bytes = zeros_bytes
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        # With O_APPEND the offsets of writes do not count.
+        self._descriptor = os.open(path, flags | (0 if zeros_bytes else os.O_APPEND), 0o644)
+        #: Where the appended content ends, and where the file does.
+        self._size = self._end = 0
         self.damaged = False
 
     # Neither uses `_storage_errors`: callers wait for both in each tick.
     def write(self, data: bytes) -> None:
+        size = self._size + len(data)
         try:
             if self.damaged:
-                raise OSError(5, "an earlier write left a torn end")
-            try:
-                _write_all(self._descriptor, data)
-            except OSError:
-                self.damaged = True
-                os.ftruncate(self._descriptor, self._size)
-                self.damaged = False
-                raise
+                raise OSError(errno.EIO, "an earlier write left a torn end")
+            if size <= self._end or not wants_zeros(data, self._zeros_bytes):
+                self._put(data)
+            else:
+                try:
+                    self._put(data + bytes(self._zeros_bytes))
+                except OSError:
+                    if self.damaged:
+                        raise
+                    # There may be room for the data alone.
+                    self._put(data)
         except OSError as error:
             raise _failure(self._path, error) from error
-        self._size += len(data)
+        self._size = size
+
+    def _put(self, data: bytes) -> None:
+        """Write behind the appended content, all or nothing."""
+        try:
+            _write_all_at(self._descriptor, data, self._size)
+        except OSError:
+            self.damaged = True
+            self._resize()
+            self.damaged = False
+            raise
+        self._end = max(self._end, self._size + len(data))
+
+    def _resize(self) -> None:
+        os.ftruncate(self._descriptor, self._size)
+        self._end = self._size
+
+    def cut_zeros(self) -> None:
+        if self._end > self._size and not self.damaged:
+            # What a file system without room refuses (ENOSPC on one that copies on write) stays.
+            with contextlib.suppress(OSError):
+                self._resize()
 
     def sync(self) -> None:
         try:
@@ -516,10 +553,23 @@ def _name(draft: Path, path: Path) -> None:
     draft.unlink()
 
 
+def wants_zeros(data: bytes, zeros_bytes: int) -> bool:
+    """Tell if a write at the end of a file should put zeros behind itself. Large ones would double
+    what is written, and their sync waits for their bytes more than for the size."""
+    return len(data) * _SMALL_WRITES <= zeros_bytes
+
+
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def _write_all_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
 
 
 @contextlib.contextmanager

@@ -15,6 +15,9 @@ The reader must find both, and reads again until it does:
   the fence, and every acknowledged byte is below it.
 - A read of fewer bytes than that size was answered by a cache.
 
+A server on a local file system writes zeros behind its frames (`commit_log.py`), so to a host that
+mounts this file system over a network, sizes prove no content. There it rests on direct reads.
+
 Only the order of fence, seal and read counts, no clock: the time is a mark. Frames that a zombie
 appends behind the seal are void, and take the mark away; sealing again puts it back. Nothing is
 ever written into a segment, because the client of a network file system may take a stale size for

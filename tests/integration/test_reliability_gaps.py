@@ -49,8 +49,8 @@ class FaultyDisk(Disk):
             raise StorageFailedError(reason=f"{path}: input/output error")
         return super().read(path)
 
-    def open_append(self, path: Path) -> AppendFile:
-        return _FaultyAppendFile(self, super().open_append(path))
+    def open_append(self, path: Path, *, zeros_bytes: int = 0) -> AppendFile:
+        return _FaultyAppendFile(self, super().open_append(path, zeros_bytes=zeros_bytes))
 
 
 class _FaultyAppendFile:
@@ -58,6 +58,7 @@ class _FaultyAppendFile:
         self._disk = disk
         self._file = file
         self.write = file.write
+        self.cut_zeros = file.cut_zeros
         self.close = file.close
 
     def sync(self) -> None:

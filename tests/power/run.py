@@ -26,7 +26,7 @@ from holdfast.persist.write_path import checkpointing
 from holdfast.protocol import frames
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.disk import commit_log
+from holdfast.shared_fs.disk import commit_log, disk
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.power.application import Application, Model, Violation
 from tests.power.cluster import COORDINATOR, LAYOUT, Cluster, Cut
@@ -37,6 +37,8 @@ from tests.simulation.virtual_loop import Deadlock, VirtualLoop
 from tests.support.collection import without_collection
 
 _SEGMENT_BYTES: Final = 2048
+#: Less than a segment, so that a segment grows several times, and more than most frames.
+_ZEROS_BYTES: Final = 512
 _STORY_SECONDS: Final = 60.0
 _RECOVERY_SECONDS: Final = 60.0
 
@@ -79,6 +81,8 @@ def with_small_limits() -> Iterator[None]:
     server start soon."""
     with (
         patch.object(commit_log, "LOG_SEGMENT_BYTES", _SEGMENT_BYTES),
+        patch.object(commit_log, "LOG_ZEROS_BYTES", _ZEROS_BYTES),
+        patch.object(disk, "_SMALL_WRITES", 1),
         patch.object(checkpointing, "_QUIET_SEGMENTS", 1),
         patch.object(freshness, "PROOF_ROUNDS", 1),
     ):

@@ -6,6 +6,7 @@ held by the process until it lets go of them or dies; a paused one holds them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from holdfast.protocol.errors import AlreadyRunningError, BusyError, StorageFailedError
-from holdfast.shared_fs.disk.disk import Disk, FileAttributes, LockFile
+from holdfast.shared_fs.disk.disk import Disk, FileAttributes, LockFile, wants_zeros
 from holdfast.shared_fs.disk.layout import Layout
 from tests.simulation.simulated_files import (
     Directory,
@@ -262,9 +263,9 @@ class HostDisk(Disk):
             self.write_file(target, inode, 0, content)
             self.sync_file(target, inode)
 
-    def open_append(self, path: Path) -> _AppendFile:
+    def open_append(self, path: Path, *, zeros_bytes: int = 0) -> _AppendFile:
         with _StorageErrors(path, missing_is_failure=True):
-            return _AppendFile(self, path, self.create_file(path, exclusive=True))
+            return _AppendFile(self, path, self.create_file(path, exclusive=True), zeros_bytes)
 
     def lock(self, path: Path, what: str) -> LockFile:
         with _StorageErrors(path):
@@ -407,14 +408,26 @@ class HostDisk(Disk):
 class _AppendFile:
     """As `Disk.open_append`'s: a failed write leaves the file as it was."""
 
-    def __init__(self, disk: HostDisk, path: Path, inode: Inode) -> None:
+    def __init__(self, disk: HostDisk, path: Path, inode: Inode, zeros_bytes: int) -> None:
         self._disk = disk
         self._path = path
         self._inode = inode
+        self._zeros_bytes = zeros_bytes
+        #: Where the appended content ends.
+        self._size = 0
 
     def write(self, data: bytes) -> None:
+        size = self._size + len(data)
         with _StorageErrors(self._path):
-            self._disk.write_file(self._path, self._inode, len(self._inode.content), data)
+            if size > len(self._inode.content) and wants_zeros(data, self._zeros_bytes):
+                data += bytes(self._zeros_bytes)
+            self._disk.write_file(self._path, self._inode, self._size, data)
+        self._size = size
+
+    def cut_zeros(self) -> None:
+        if len(self._inode.content) > self._size:
+            with contextlib.suppress(OSError):
+                self._disk.truncate_file(self._path, self._inode, self._size)
 
     def sync(self) -> None:
         with _StorageErrors(self._path):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StorageFailedError
-from holdfast.protocol.limits import LOG_SEGMENT_BYTES
+from holdfast.protocol.limits import LOG_SEGMENT_BYTES, LOG_ZEROS_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.commit_log import (
@@ -75,6 +75,9 @@ class FakeFile:
             raise StorageFailedError(reason="full")
         self._file.write(data)
 
+    def cut_zeros(self) -> None:
+        self._file.cut_zeros()
+
     def sync(self) -> None:
         if self._disk.refuse_syncs:
             raise StorageFailedError(reason="EIO")
@@ -95,8 +98,8 @@ class FaultyDisk(Disk):
         self.files: list[FakeFile] = []
         self.refuse_writes = self.refuse_syncs = self.refuse_directory_syncs = False
 
-    def open_append(self, path: Path) -> AppendFile:
-        file = FakeFile(super().open_append(path), self)
+    def open_append(self, path: Path, *, zeros_bytes: int = 0) -> AppendFile:
+        file = FakeFile(super().open_append(path, zeros_bytes=zeros_bytes), self)
         self.files.append(file)
         return file
 
@@ -134,10 +137,11 @@ def test_everything_appended_is_read_back_in_order(
         log.append(tick, records)
     log.prepare_sync()()
     contents = read_log(DISK, directory)
+    log.close()
     assert contents.records == [each for records in ticks for each in records]
     assert contents.damage == []
-    assert contents.size_bytes == log.size_bytes
-    log.close()
+    assert read_log(DISK, directory).records == contents.records
+    assert read_log(DISK, directory).size_bytes == log.size_bytes
 
 
 def test_an_empty_and_a_missing_log_hold_nothing(tmp_path: Path) -> None:
@@ -165,9 +169,85 @@ def test_a_torn_end_is_cut_at_the_last_whole_frame_wherever_it_tears(tmp_path: P
     assert revisions(tmp_path) == [1, 2, 3]
 
 
-def test_a_tail_of_zeros_is_a_torn_end(tmp_path: Path) -> None:
-    write_segment(tmp_path, 1, frame(1), bytes(4096))
+@pytest.mark.parametrize("zeros_bytes", [1, 27, 28, 4096])
+def test_zeros_behind_the_last_frame_are_no_part_of_the_log(
+    tmp_path: Path, zeros_bytes: int
+) -> None:
+    # The frame itself ends in zeros.
+    write_segment(tmp_path, 1, encode_frame(1, [record(1, bytes(100))]), bytes(zeros_bytes))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1], [])
+
+
+def test_zeros_before_a_later_segment_are_nothing_only_if_its_ticks_follow(tmp_path: Path) -> None:
+    # A power cut may undo that a full segment was cut to its frames.
+    write_segment(tmp_path, 1, frame(1), frame(2), bytes(600))
+    write_segment(tmp_path, 2, frame(3), bytes(600))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 2, 3], [])
+    # The disk lost an acknowledged frame there.
+    write_segment(tmp_path, 1, frame(1), bytes(600))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 3], [False])
+    # It lost one that was not, with what came after it.
+    write_segment(tmp_path, 2, frame(3, synced_tick=1), bytes(600))
     assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1], [True])
+
+
+def test_a_frame_torn_among_zeros_is_a_torn_end_whichever_sectors_are_old(tmp_path: Path) -> None:
+    whole, last = frame(1) + frame(2), encode_frame(3, [record(3, b"third" * 200)])
+    before, end = len(whole), len(whole) + len(last)
+    starts = range(before // 512 * 512, end, 512)
+    for kept in range(2 ** len(starts) - 1):
+        segment = bytearray(whole) + bytes(len(last) + 4096)
+        for bit, start in enumerate(starts):
+            if kept >> bit & 1:
+                part = slice(max(start, before), min(start + 512, end))
+                segment[part] = last[part.start - before : part.stop - before]
+        write_segment(tmp_path, 1, segment)
+        assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 2], [True] if kept else [])
+
+
+def test_a_frame_among_zeros_behind_a_lost_one_does_not_count(tmp_path: Path) -> None:
+    lost, kept = len(frame(3)), frame(4, synced_tick=2)
+    write_segment(tmp_path, 1, frame(1), frame(2), bytes(lost), kept, bytes(600))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 2], [True])
+    # One that knows that the lost frame was synced is proof of damage.
+    write_segment(tmp_path, 1, frame(1), frame(2), bytes(lost), frame(4), bytes(600))
+    assert (revisions(tmp_path), torn_ends(tmp_path)) == ([1, 2, 4], [False])
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_log_on_a_local_disk_alone_writes_over_zeros(tmp_path: Path, remote: bool) -> None:
+    log = CommitLog(Disk(remote=remote), tmp_path)
+    path = tmp_path / segment_name(1)
+    sizes = []
+    for tick in range(1, 20):
+        log.append(tick, [record(tick)])
+        sizes.append(path.stat().st_size)
+    assert revisions(tmp_path) == list(range(1, 20))
+    assert len(set(sizes)) == (19 if remote else 1)
+    frames_bytes = len(b"".join(frame(tick, synced_tick=0) for tick in range(1, 20)))
+    assert (sizes[-1] == frames_bytes) == remote
+    log.close()
+    assert path.stat().st_size == log.size_bytes == frames_bytes
+
+
+@pytest.mark.usefixtures("small_segments")
+def test_a_full_segment_is_cut_to_its_frames_before_the_next_one_begins(
+    log: CommitLog, tmp_path: Path
+) -> None:
+    log.append(1, [record(1, bytes(200))])
+    full = tmp_path / segment_name(1)
+    assert full.stat().st_size > log.size_bytes
+    log.append(2, [record(2)])
+    assert full.stat().st_size == len(encode_frame(1, [record(1, bytes(200))], synced_tick=0))
+
+
+def test_a_zombie_that_closes_its_log_takes_no_frame_from_it(tmp_path: Path) -> None:
+    log = CommitLog(DISK, tmp_path)
+    log.append(1, [record(1)])
+    log.prepare_sync()()
+    (tmp_path / segment_name(1)).rename(tmp_path / "kept.log")
+    log.close()
+    assert revisions(tmp_path) == [1]
 
 
 @given(position=st.integers(0, 10_000), bit=st.integers(0, 7))
@@ -241,7 +321,7 @@ def test_a_retired_segment_is_gone_and_the_rest_stays(log: CommitLog, tmp_path: 
     assert log.size_bytes < before_bytes
     contents = read_log(DISK, tmp_path)
     assert contents.damage == []
-    assert contents.size_bytes == log.size_bytes
+    assert log.size_bytes <= contents.size_bytes <= log.size_bytes + LOG_ZEROS_BYTES
     assert revisions(tmp_path) == list(range(contents.records[0].revision, 10))
 
 
@@ -349,11 +429,12 @@ def test_a_first_frame_torn_before_anything_was_synced_leaves_an_empty_log(
     assert (revisions(tmp_path), torn_ends(tmp_path)) == ([], [True])
 
 
+@pytest.mark.parametrize("zeros_bytes", [0, 1, 4096])
 @pytest.mark.parametrize(("synced_tick", "torn_end"), [(0, True), (1, False)])
 def test_an_emptied_segment_before_others_is_an_end_only_if_nothing_in_it_was_synced(
-    tmp_path: Path, synced_tick: int, torn_end: bool
+    tmp_path: Path, synced_tick: int, torn_end: bool, zeros_bytes: int
 ) -> None:
-    write_segment(tmp_path, 1)
+    write_segment(tmp_path, 1, bytes(zeros_bytes))
     write_segment(tmp_path, 2, frame(2, synced_tick=synced_tick))
     assert torn_ends(tmp_path) == [torn_end]
     assert revisions(tmp_path) == ([] if torn_end else [2])

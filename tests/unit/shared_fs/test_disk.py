@@ -83,6 +83,94 @@ def test_a_torn_append_that_cannot_be_cut_stops_the_file(
     file.close()
 
 
+def test_small_appends_overwrite_zeros_and_leave_none_when_cut(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = DISK.open_append(path, zeros_bytes=64)
+    written = b""
+    sizes = []
+    for number in range(1, 60):
+        file.write(part := bytes([number]) * 4)
+        written += part
+        content = path.read_bytes()
+        assert content[: len(written)] == written
+        assert set(content[len(written) :]) <= {0}
+        sizes.append(len(content))
+    assert sorted(set(sizes)) == [68, 136, 204, 272]
+    file.cut_zeros()
+    assert path.read_bytes() == written
+    file.cut_zeros()
+    file.write(b"more")
+    file.close()
+    assert path.read_bytes() == written + b"more" + bytes(64)
+
+
+def test_large_appends_have_no_zeros_behind_them(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = DISK.open_append(path, zeros_bytes=64)
+    file.write(b"fivefi")
+    assert path.read_bytes() == b"fivefi"
+    file.write(b"four")
+    file.write(b"x" * 60)
+    assert path.read_bytes() == b"fivefi" + b"four" + b"x" * 60 + bytes(4)
+    file.write(b"y" * 6)
+    file.close()
+    assert path.read_bytes() == b"fivefi" + b"four" + b"x" * 60 + b"y" * 6
+
+
+def test_an_append_does_without_zeros_that_have_no_room(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = DISK.open_append(path, zeros_bytes=160)
+    with file_size_limit(20):
+        file.write(b"first")
+        assert path.read_bytes() == b"first"
+        file.write(b"second")
+        with pytest.raises(StorageFailedError):
+            file.write(b"0123456789")
+        assert path.read_bytes() == b"firstsecond"
+    file.write(b"third")
+    file.close()
+    assert path.read_bytes() == b"firstsecondthird" + bytes(160)
+
+
+def test_a_refused_append_leaves_no_part_of_it_among_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = DISK.open_append(path, zeros_bytes=160)
+    file.write(b"first")
+    assert len(path.read_bytes()) == 165
+    with file_size_limit(8), pytest.raises(StorageFailedError):
+        file.write(b"second")
+    assert path.read_bytes() == b"first"
+    file.write(b"third")
+    file.close()
+    assert path.read_bytes() == b"firstthird" + bytes(160)
+
+
+def test_zeros_that_can_be_neither_written_nor_cut_stop_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = DISK.open_append(tmp_path / "log", zeros_bytes=160)
+    monkeypatch.setattr(os, "ftruncate", mock.Mock(side_effect=OSError(5, "no")))
+    with file_size_limit(8), pytest.raises(StorageFailedError):
+        file.write(b"first")
+    monkeypatch.undo()
+    with pytest.raises(StorageFailedError, match="torn end"):
+        file.write(b"third")
+    file.cut_zeros()
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"first\0\0\0"
+
+
+def test_zeros_that_cannot_be_cut_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = DISK.open_append(tmp_path / "log", zeros_bytes=160)
+    file.write(b"first")
+    monkeypatch.setattr(os, "ftruncate", mock.Mock(side_effect=OSError(28, "full")))
+    file.cut_zeros()
+    monkeypatch.undo()
+    file.write(b"second")
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"firstsecond" + bytes(154)
+
+
 def test_an_append_file_is_never_one_that_exists(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"old")
     with pytest.raises(StorageFailedError):

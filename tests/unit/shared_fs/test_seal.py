@@ -62,7 +62,8 @@ def begin(layout: Layout, server: str, incarnation: str) -> CommitLog:
     disk = Disk()
     disk.make_directory(layout.incarnation(server, incarnation))
     create_fence(disk, layout.fence(server, incarnation))
-    log = CommitLog(disk, layout.log(server, incarnation))
+    # Where sizes must prove something, nothing but frames is in a segment.
+    log = CommitLog(Disk(remote=True), layout.log(server, incarnation))
     append(log, 1)
     return log
 
