@@ -35,6 +35,8 @@ class AckPolicy(StrEnum):
     NONE = "none"
     ALL = "all"
     EXPLICIT = "explicit"
+    #: Answers to flow control say up to where, as `ALL`; only of push consumers.
+    FLOW_CONTROL = "flow_control"
 
 
 class ReplayPolicy(StrEnum):

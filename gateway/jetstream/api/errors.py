@@ -301,6 +301,21 @@ consumer_max_waiting_negative: Final = _fixed(
 consumer_heartbeat_requires_push: Final = _fixed(
     400, 10088, "consumer idle heartbeat requires a push based consumer"
 )
+consumer_flow_acks_require_push: Final = _fixed(
+    400, 10218, "flow control ack policy requires a push based consumer"
+)
+consumer_flow_acks_require_flow_control: Final = _fixed(
+    400, 10219, "flow control ack policy requires flow control"
+)
+consumer_flow_acks_require_max_ack_pending: Final = _fixed(
+    400, 10220, "flow control ack policy requires max ack pending"
+)
+consumer_flow_acks_require_no_ack_wait: Final = _fixed(
+    400, 10221, "flow control ack policy requires unset ack wait"
+)
+consumer_flow_acks_require_no_max_deliver: Final = _fixed(
+    400, 10222, "flow control ack policy requires unset max deliver"
+)
 consumer_flow_control_requires_push: Final = _fixed(
     400, 10089, "consumer flow control requires a push based consumer"
 )

@@ -9,8 +9,8 @@ from typing import Any, Final, Self
 from holdfast.gateway.jetstream.api import errors
 from holdfast.protocol.limits import MAX_CURSOR_ROWS
 
-#: The level of the API that the gateway supports. 4 is nats-server 2.14's, of fast batches and
-#: resets of consumers. It also has `ack_policy: flow_control`, which the gateway refuses by itself.
+#: The level of the API that the gateway supports. 4 is nats-server 2.14's: fast batches, resets of
+#: consumers, acks by flow control. 5 is about nats-servers that copy from each other.
 API_LEVEL: Final = 4
 #: Messages that a consumer has given up and that are still in the stream. Each is a row of its
 #: cursor in the stream's store. More than that many poisoned messages forget the oldest.

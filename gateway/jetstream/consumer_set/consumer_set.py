@@ -38,6 +38,8 @@ logger = logging.getLogger("holdfast.gateway")
 
 #: Counts of recorded consumers that are asked for at a time.
 _COUNTS: Final = 16
+#: No seq has so many.
+_SEQ_DIGITS: Final = 20
 #: The ack subject of a consumer of one stream, and the seq in it. Names with other characters, and
 #: longer numbers, are looked at one by one.
 _PLAIN_ACK: Final = rb"\$JS\.ACK\.%b\.([!-\-/-~]+)\.[0-9]{1,19}\.([0-9]{1,19})(?:\.[0-9]{1,19}){3}"
@@ -231,7 +233,7 @@ class ConsumerSet:
         board, now = self._board, self._access.now_ms()
         for name, seqs in acks.items():
             consumer = board.consumers.get(name.decode())
-            if consumer is not None and consumer.consumer.settings.acks:
+            if consumer is not None and consumer.consumer.settings.takes_acks:
                 board.run(consumer, partial(consumer.consumer.acked_plainly, seqs, now))
 
     def _acked(self, message: PortMessage) -> None:
@@ -242,7 +244,7 @@ class ConsumerSet:
         if subject is None or subject.stream != self._access.name:
             return
         consumer = board.consumers.get(subject.consumer)
-        if consumer is None or not consumer.consumer.settings.acks:
+        if consumer is None or not consumer.consumer.settings.takes_acks:
             if reply:
                 board.send(reply, block=statuses.NO_RESPONDERS)
             return
@@ -258,5 +260,8 @@ class ConsumerSet:
         consumer = self._board.consumers.get(tokens[3]) if len(tokens) > 3 else None
         if consumer is not None:
             now = self._access.now_ms()
-            effects = consumer.consumer.flow_answered(message.subject, now)
+            acked = get(message.headers, "Nats-Last-Stream") or ""
+            is_seq = acked.isascii() and acked.isdigit() and len(acked) < _SEQ_DIGITS
+            acked_seq = int(acked) if is_seq else 0
+            effects = consumer.consumer.flow_answered(message.subject, acked_seq, now)
             self._board.apply(consumer, effects)

@@ -61,6 +61,12 @@ def take_plain(deliveries: Deliveries, seqs: Sequence[int], now: int) -> None:
         deliveries.done += done
 
 
+def take_flow(deliveries: Deliveries, seq: int, now: int) -> None:
+    """Take an answer to flow control that says that all messages up to one are done with."""
+    if deliveries.settings.acks_by_flow and 0 < seq <= deliveries.ledger.delivered_seq:
+        _end(deliveries, seq, now)
+
+
 def due(deliveries: Deliveries, seq: int, now: int) -> None:
     """Deliver a pending message again, or give it up after its last delivery."""
     ledger, limit = deliveries.ledger, deliveries.settings.max_deliver

@@ -228,11 +228,13 @@ class ApiConsumer:
         acking.take_plain(self._deliveries, seqs, now)
         return self._end(now) if was_full or self.ledger.queue else self._taken()
 
-    def flow_answered(self, subject: str, now: int) -> list[Effect]:
-        """Take a client's answer to flow control."""
+    def flow_answered(self, subject: str, acked_seq: int, now: int) -> list[Effect]:
+        """Take a client's answer to flow control. It is done with all messages up to `acked_seq`,
+        if that is how it acknowledges."""
         push = self._deliveries.push
         if push is None or push.window is None or not push.window.answered(subject):
             return []
+        acking.take_flow(self._deliveries, acked_seq, now)
         return self._end(now)
 
     def listened(self, active: bool, now: int) -> list[Effect]:
@@ -367,6 +369,8 @@ class ApiConsumer:
             deliveries.sweep(now)
         if push is not None and push.heartbeat_at <= now:
             push.beat(now, self.ledger.delivered_count, self.looked_at_from - 1, deliveries.out)
+            if self.settings.acks_by_flow and self.ledger.pending:
+                push.ask(deliveries.out)
         if self._unpause_at <= now:
             self._unpause_at = NEVER
             self._advise_pause()

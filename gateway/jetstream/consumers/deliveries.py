@@ -265,6 +265,9 @@ class Deliveries:
             self._delivered(message, times, now)
             out.append(_new(Deliver, (inbox, ack, subject, block, value)))
             push.delivered(size_bytes, now, out)
+            if self.full and self.settings.acks_by_flow:
+                # Nothing more is delivered until it has answered.
+                push.ask(out)
 
     def _described(self, message: ServedMessage) -> tuple[int, int, str, bytes, bytes]:
         """Return how often a message was delivered with this time, how many are left behind it, its

@@ -62,6 +62,11 @@ class Push:
         if self.rate is not None:
             self.rate.sent(size_bytes)
         if self.window is not None and self.window.sent(size_bytes):
+            self.ask(out)
+
+    def ask(self, out: list[Effect]) -> None:
+        """Ask the client for flow control, unless it is asked."""
+        if self.window is not None and not self.window.asked:
             subject = f"{self._flow_prefix}{self._new_id()[-4:]}"
             self.window.ask(subject)
             out.append(Status(self.inbox, statuses.FLOW_CONTROL_REQUEST, subject))

@@ -11,6 +11,8 @@ from holdfast.gateway.jetstream.api.times import MILLISECOND
 
 #: What a rate limit lets through at once: the largest message.
 BURST_BYTES: Final = 1024 * 1024
+#: Longer than any consumer lives.
+_NO_WAIT_MS: Final = 1 << 52
 #: A shorter ack_wait would keep a gateway busy with one client that does not answer.
 _LEAST_WAIT_MS: Final = 10
 
@@ -22,6 +24,8 @@ class DeliverySettings:
     config: ApiConsumerConfig
     acks: bool
     ack_all: bool
+    #: What is acknowledged is said by answers to flow control, and nothing is delivered twice.
+    acks_by_flow: bool
     #: Time until the first delivery is due again, the second, ...; the last is for all others too.
     waits_ms: tuple[int, ...]
     #: 0: without end.
@@ -36,13 +40,16 @@ class DeliverySettings:
     def of(cls, config: ApiConsumerConfig) -> Self:
         """Return the settings of a complete configuration."""
         limit = config.max_ack_pending
+        by_flow = config.ack_policy is AckPolicy.FLOW_CONTROL
+        waits_ms = tuple(
+            max(_LEAST_WAIT_MS, _ms(each)) for each in config.backoff or (config.ack_wait,)
+        )
         return cls(
             config=config,
             acks=config.ack_policy is not AckPolicy.NONE,
-            ack_all=config.ack_policy is AckPolicy.ALL,
-            waits_ms=tuple(
-                max(_LEAST_WAIT_MS, _ms(each)) for each in config.backoff or (config.ack_wait,)
-            ),
+            ack_all=by_flow or config.ack_policy is AckPolicy.ALL,
+            acks_by_flow=by_flow,
+            waits_ms=(_NO_WAIT_MS,) if by_flow else waits_ms,
             max_deliver=max(0, config.max_deliver),
             max_pending=min(limit, MAX_ACK_PENDING) if limit > 0 else MAX_ACK_PENDING,
             heartbeat_ms=_ms(config.idle_heartbeat),
@@ -50,6 +57,11 @@ class DeliverySettings:
             pause_until_ms=_ms(config.pause_until or 0),
             pin_timeout_ms=_ms(config.priority_timeout),
         )
+
+    @property
+    def takes_acks(self) -> bool:
+        """Whether clients acknowledge deliveries one by one."""
+        return self.acks and not self.acks_by_flow
 
     def wait_ms(self, deliveries: int) -> int:
         """Return how long a client has for its `deliveries`-th delivery of a message."""

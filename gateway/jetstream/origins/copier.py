@@ -262,7 +262,7 @@ class OriginCopier:
     async def _copy_origin(self) -> None:
         """Copy what there is, and what comes, until the origin is another one."""
         if self.source.consumer:
-            # Its acks would have to be `flow_control`, which is refused: there is none.
+            # The gateway copies without consumers.
             raise errors.consumer_not_found()
         known = self._directory.known(self.source.name)
         if known is None:

@@ -196,8 +196,7 @@ class FastBatches:
         effects: list[Effect] = []
         expected = batch.received + 1
         if part.sequence != expected:
-            if part.sequence > expected:
-                effects.append(Tell(reply, flow_gap(expected, part.sequence)))
+            effects.append(Tell(reply, flow_gap(expected, part.sequence)))
             if part.sequence < expected or not batch.gap_ok:
                 return effects + self._close(batch, reply)
         batch.received = part.sequence
@@ -297,7 +296,7 @@ class FastBatches:
 
     def _begin(self, part: FastPart) -> FastBatch:
         """Return a new batch. Raises ApiError."""
-        if part.sequence != 1:
+        if part.sequence != 1 or part.operation is FastOperation.PING:
             raise errors.fast_batch_unknown()
         open_count, total_count = len(self._open), self._load.fast_batches
         if open_count >= MAX_FAST_BATCHES or total_count >= MAX_FAST_BATCHES_TOTAL:

@@ -42,6 +42,9 @@ DEFAULT_INACTIVE_THRESHOLD: Final = 5 * SECOND
 #: How long a pinned client may be silent.
 DEFAULT_PINNED_TTL: Final = 2 * MINUTE
 _MIN_HEARTBEAT: Final = 100 * MILLISECOND
+#: Of a consumer that is acknowledged by flow control.
+FLOW_ACKS_HEARTBEAT: Final = SECOND
+_REDELIVERING: Final = frozenset((AckPolicy.ALL, AckPolicy.EXPLICIT))
 _GROUP_NAME: Final = re.compile(r"[a-zA-Z0-9/_=-]{1,16}")
 _SAMPLING: Final = re.compile(r"\+?[0-9]{1,18}%?")
 #: The settings of which less than nothing is nothing.
@@ -108,7 +111,7 @@ def check_create(
         raise errors.maximum_consumers()
     if stream.retention is not RetentionPolicy.WORKQUEUE:
         return
-    if config.ack_policy is not AckPolicy.EXPLICIT:
+    if config.ack_policy not in (AckPolicy.EXPLICIT, AckPolicy.FLOW_CONTROL):
         raise errors.consumer_workqueue_requires_ack()
     if config.deliver_policy is not DeliverPolicy.ALL:
         raise errors.consumer_workqueue_not_deliver_all()
@@ -182,7 +185,7 @@ def _with_defaults(
         values["max_waiting"] = values["max_waiting"] or DEFAULT_MAX_WAITING
     acks = config.ack_policy is not AckPolicy.NONE
     ack_wait = config.ack_wait
-    if not ack_wait and acks:
+    if not ack_wait and config.ack_policy in _REDELIVERING:
         ack_wait = DEFAULT_ACK_WAIT
     if config.backoff:
         ack_wait = config.backoff[0]
@@ -196,6 +199,8 @@ def _with_defaults(
         values["max_ack_pending"] = pending
     if config.priority_policy is PriorityPolicy.PINNED_CLIENT:
         values["priority_timeout"] = values["priority_timeout"] or DEFAULT_PINNED_TTL
+    if config.ack_policy is AckPolicy.FLOW_CONTROL and not pedantic:
+        values |= {"flow_control": True, "idle_heartbeat": FLOW_ACKS_HEARTBEAT}
     return replace(config, ack_wait=ack_wait, **values)
 
 
@@ -231,10 +236,27 @@ def _check_acks(config: ApiConsumerConfig) -> None:
         raise errors.consumer_backoff_negative()
     if config.ack_wait < 0:
         raise errors.consumer_ack_wait_negative()
+    if config.ack_policy is AckPolicy.FLOW_CONTROL:
+        _check_flow_acks(config)
     if config.backoff and -1 != config.max_deliver < len(config.backoff):
         raise errors.consumer_max_deliver_backoff()
     if len(config.description) > MAX_DESCRIPTION_LENGTH:
         raise errors.consumer_description_too_long(MAX_DESCRIPTION_LENGTH)
+
+
+def _check_flow_acks(config: ApiConsumerConfig) -> None:
+    if not config.is_push:
+        raise errors.consumer_flow_acks_require_push()
+    if not config.flow_control:
+        raise errors.consumer_flow_acks_require_flow_control()
+    if config.idle_heartbeat != FLOW_ACKS_HEARTBEAT:
+        raise errors.stream_invalid_config("flow control ack policy heartbeat needs to be 1s")
+    if config.max_ack_pending <= 0:
+        raise errors.consumer_flow_acks_require_max_ack_pending()
+    if config.ack_wait or config.backoff:
+        raise errors.consumer_flow_acks_require_no_ack_wait()
+    if config.max_deliver > 0:
+        raise errors.consumer_flow_acks_require_no_max_deliver()
 
 
 def _check_push(config: ApiConsumerConfig, stream: ApiStreamConfig) -> None:

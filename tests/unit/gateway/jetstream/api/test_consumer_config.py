@@ -45,6 +45,7 @@ DURABLE = {
     "max_ack_pending": 1000,
     "num_replicas": 0,
 }
+FLOW: dict[str, Any] = {"ack_policy": "flow_control", "deliver_subject": "d"}
 PUSH = {key: value for key, value in SMALLEST.items() if key != "max_waiting"} | {
     "deliver_subject": "d"
 }
@@ -66,6 +67,12 @@ def _complete(asked: dict[str, Any], stream: dict[str, Any] | None = None) -> Ap
         (
             {"deliver_subject": "d", "flow_control": True, "idle_heartbeat": SECOND},
             PUSH | {"flow_control": True, "idle_heartbeat": SECOND},
+        ),
+        (
+            FLOW,
+            PUSH
+            | FLOW
+            | {"flow_control": True, "idle_heartbeat": SECOND, "max_ack_pending": 1000},
         ),
         (
             {"ack_policy": "all", "backoff": [SECOND, 2 * SECOND], "max_deliver": 3},
@@ -203,6 +210,11 @@ def test_a_stream_gives_its_consumers_defaults() -> None:
             10094,
             "consumer delivery policy is deliver by start time, but optional start time is not set",
         ),
+        (FLOW | {"deliver_subject": ""}, 10218, "flow control ack policy requires a push based"),
+        (FLOW | {"max_ack_pending": -1}, 10220, "flow control ack policy requires max ack pending"),
+        (FLOW | {"ack_wait": SECOND}, 10221, "flow control ack policy requires unset ack wait"),
+        (FLOW | {"backoff": [SECOND]}, 10221, "flow control ack policy requires unset ack wait"),
+        (FLOW | {"max_deliver": 2}, 10222, "flow control ack policy requires unset max deliver"),
         # Its own limit: each pending delivery is a row of a store.
         (
             {"ack_policy": "explicit", "max_ack_pending": 49_153},
@@ -224,7 +236,6 @@ def test_what_nats_server_refuses_is_refused_with_its_words(
     "asked",
     [
         {"ack_policy": "foo"},
-        {"ack_policy": "flow_control"},
         {"replay_policy": ""},
         {"direct": True},
         {"sourcing": True},
@@ -266,6 +277,17 @@ def test_the_limits_of_account_and_stream_are_kept() -> None:
         assert caught.value == ApiError(400, err_code, description)
 
 
+def test_a_pedantic_client_sets_what_acks_by_flow_control_need() -> None:
+    stream = ApiStreamConfig.parse(STREAM)
+    rest = {"flow_control": True, "idle_heartbeat": SECOND}
+    asked = ApiConsumerConfig.parse(FLOW | rest)
+    assert complete(asked, stream, pedantic=True).max_ack_pending == 1000
+    for fields, err_code in ((FLOW, 10219), (FLOW | rest | {"idle_heartbeat": 5 * SECOND}, 10052)):
+        with pytest.raises(ApiError) as caught:
+            complete(ApiConsumerConfig.parse(fields), stream, pedantic=True)
+        assert caught.value.err_code == err_code
+
+
 def test_a_stream_has_so_many_consumers() -> None:
     config = _complete({"name": "a"})
     others = {"b": config, "c": config}
@@ -297,6 +319,7 @@ WORKQUEUE = {"retention": "workqueue"}
         ({"ack_policy": "explicit", "filter_subject": "c.*"}, [{"filter_subject": "c.a"}], 10100),
         ({"ack_policy": "explicit", "filter_subject": "c.b"}, [{"filter_subject": "c.a"}], None),
         ({"ack_policy": "explicit"}, [], None),
+        (FLOW, [], None),
     ],
 )
 def test_consumers_of_a_work_queue_share_nothing(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from holdfast.gateway.jetstream.api.headers import build
 from holdfast.protocol.errors import StorageError
 from tests.support.consumer_set_world import SECOND, ConsumerSetWorld, in_virtual_time
 
@@ -255,6 +256,53 @@ def test_flow_control_stops_a_push_consumer_until_its_client_answers() -> None:
         world.app.publish(asked[0].reply, b"")
         await world.settle()
         assert stopped + 30 < len(inbox.values()) <= 60
+
+    in_virtual_time(work)
+
+
+def test_answers_to_flow_control_acknowledge_what_they_name() -> None:
+    async def work(world: ConsumerSetWorld) -> None:
+        inbox = await world.listen()
+        await world.create(
+            "f",
+            ack_policy="flow_control",
+            deliver_subject=inbox.subject,
+            max_ack_pending=2,
+        )
+        for number in range(1, 4):
+            world.stream.publish("S.a", b"%d" % number)
+        await world.settle()
+
+        async def pending() -> tuple[int, int]:
+            info = await world.api("CONSUMER.INFO.S.f")
+            return info["num_ack_pending"], info["ack_floor"]["stream_seq"]
+
+        def asked() -> str:
+            requests = [each.reply for each in inbox.received if each.reply.startswith("$JS.FC.")]
+            return requests[-1]
+
+        async def answer(subject: str, seq: str) -> None:
+            headers = {"Nats-Last-Consumer": seq, "Nats-Last-Stream": seq}
+            world.app.publish(subject, b"", headers=build(headers))
+            await world.settle()
+
+        assert inbox.values() == [b"1", b"2"] and await pending() == (2, 0)
+        # Nothing else acknowledges, and nothing is delivered again.
+        world.app.publish(inbox.received[0].reply, b"+ACK")
+        await answer("$JS.FC.S.f.none", "2")
+        await asyncio.sleep(120)
+        assert inbox.values() == [b"1", b"2"] and await pending() == (2, 0)
+        await answer(asked(), "2")
+        assert inbox.values() == [b"1", b"2", b"3"] and await pending() == (1, 2)
+        await world.restart()
+        await asyncio.sleep(2.0)
+        assert inbox.values() == [b"1", b"2", b"3"] and await pending() == (1, 2)
+        for wrong in ("x", "-1", "", "9" * 40, "99"):
+            await answer(asked(), wrong)
+            assert await pending() == (1, 2)
+            await asyncio.sleep(2.0)
+        await answer(asked(), "3")
+        assert await pending() == (0, 3)
 
     in_virtual_time(work)
 

@@ -183,6 +183,7 @@ def _begin(world: _World, count: int = 1, **how: Any) -> None:
         ("i.b.10.ok.2.1.$FI", 10208),
         ("i.b.10.ok.2.2.$FI", 10208),
         ("i.b.10.ok.2.4.$FI", 10208),
+        ("i.b.10.ok.1.4.$FI", 10208),
     ],
 )
 def test_a_reply_subject_that_says_nothing_right_is_refused(reply: str, code: int) -> None:
@@ -383,7 +384,8 @@ def test_a_message_that_comes_twice_ends_a_batch(gap: str) -> None:
     _begin(world, 3, gap=gap)
     world.publish(2, gap=gap)
     world.answer()
-    assert world.take_told() == [_ack(0, 10), _pub_ack(3, 3)]
+    gap_told = {"type": "gap", "last_seq": 4, "seq": 2}
+    assert world.take_told() == [_ack(0, 10), gap_told, _pub_ack(3, 3)]
 
 
 def test_a_batch_of_which_nobody_knows_what_was_stored_is_unknown() -> None:
