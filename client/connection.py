@@ -114,6 +114,11 @@ class Client:
         self._link.check_open()
         await self._link.router.report(kind, name, report)
 
+    def send_now(self) -> None:
+        """Send what was started in this turn of the loop, without waiting for its end. For
+        gateways."""
+        self._link.send_now()
+
     def serving_stream(self, name: str, *, serving_epoch: int | None = None) -> ServingStream:
         """Return a handle on a stream for the gateway that serves it. This makes no round trip.
 

@@ -1,8 +1,10 @@
 """The link: drives one client's coalescer over the bus.
 
-One task publishes, so frames keep their order. One timer wakes the coalescer when it asks for it,
-and short tasks ask the coordinator (`questions.py`). All of them are in one task group, which
-`close` ends. Replies to all frames come in on one subscription, `<inbox>.<frame number>`.
+Frames leave at the end of the turn of the loop in which their operations came, without a task. If
+the bus has no room, a task publishes what is left, and no more frames are made until it has: so
+frames keep their order. One timer wakes the coalescer when it asks for it, and short tasks ask the
+coordinator (`questions.py`). All tasks are in one task group, which `close` ends. Replies to all
+frames come in on one subscription, `<inbox>.<frame number>`.
 
 The hot path is `submit`: one future for each operation, no task, no timer.
 """
@@ -109,7 +111,10 @@ class Link:
         )
         self.operation_limit_bytes = self._coalescer.frame_limit_bytes - _OPERATION_OVERHEAD_BYTES
         self._wake = asyncio.Event()
+        #: Whether `_turn` will be called.
         self._awake = False
+        #: Frames that the bus had no room for: `(subject, payload, reply)`.
+        self._unsent: deque[tuple[str, bytes, str]] = deque()
         #: Called before the next frames are made.
         self._gathering: list[Callable[[], None]] = []
         #: The time of the first event of this turn. Reading the clock for each operation would cost
@@ -266,6 +271,12 @@ class Link:
         self._gathering.append(gather)
         if not self._awake:
             self._rouse()
+
+    def send_now(self) -> None:
+        """Make the frames of what was submitted in this turn of the loop, without waiting for its
+        end."""
+        if self._awake:
+            self._guard(self._send)
 
     @staticmethod
     def unwrap(answer: Answer | Ack) -> Answer:
@@ -441,11 +452,11 @@ class Link:
             # Once in a turn: for each operation it would cost too much.
             self.check_loop()
             self._awake = True
-            self._loop.call_soon(self._end_turn)
-        self._wake.set()
+            self._loop.call_soon(self._turn)
 
-    def _end_turn(self) -> None:
+    def _turn(self) -> None:
         self._awake = False
+        self._guard(self._send)
 
     def _take_late_replies(self) -> None:
         self._answered_count = 0
@@ -470,23 +481,39 @@ class Link:
             self._break(errors)
 
     async def _publish(self) -> None:
-        """Carry out effects until the link is closed. One task, so that frames leave in order."""
+        """Publish what the bus had no room for, until the link is closed."""
         while self._closed_by is None:
             await self._wake.wait()
             self._wake.clear()
+            while self._unsent and self._closed_by is None:
+                await self.bus.publish(*self._unsent[0])
+                self._unsent.popleft()
+            self._send()
+
+    def _send(self) -> None:
+        """Carry out the coalescer's effects, unless frames wait for room."""
+        if self._unsent or self._closed_by is not None:
+            return
+        if self._gathering:
+            # What is submitted now leaves with these frames, and needs no turn of its own.
+            awake, self._awake = self._awake, True
             gathering, self._gathering = self._gathering, []
             for gather in gathering:
                 gather()
-            for effect in self._coalescer.turn(self._loop.time()):
-                if isinstance(effect, SendFrame):
-                    subject = self.subjects.server(self.tenant, effect.server)
-                    await self.bus.publish(subject, effect.payload, f"{self._inbox}{effect.number}")
-                else:
-                    self.spawn(self._questions.ask(effect))
-            # All that waits is in these frames, so there is nothing to gather.
-            self.bus.send_now()
-            if self._answered_count:
-                self._loop.call_soon(self._take_late_replies)
-            at = self._coalescer.wake_at
-            if at < self._timer_at:
-                self._arm(at)
+            self._awake = awake
+        for effect in self._coalescer.turn(self._loop.time()):
+            if isinstance(effect, SendFrame):
+                subject = self.subjects.server(self.tenant, effect.server)
+                frame = subject, effect.payload, f"{self._inbox}{effect.number}"
+                if self._unsent or not self.bus.publish_soon(*frame):
+                    self._unsent.append(frame)
+                    self._wake.set()
+            else:
+                self.spawn(self._questions.ask(effect))
+        # All that waits is in these frames, so there is nothing to gather.
+        self.bus.send_now()
+        if self._answered_count:
+            self._loop.call_soon(self._take_late_replies)
+        at = self._coalescer.wake_at
+        if at < self._timer_at:
+            self._arm(at)

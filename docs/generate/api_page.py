@@ -65,7 +65,8 @@ SPARK: Final = {
 INTERNAL: Final = frozenset(
     (
         *("from_wire", "to_wire", "to_json", "changed", "dedupe_ms", "ack_wait_ms", "letter"),
-        *("set_result", "give_up", "readable", "of", "serving_stream", "tell_statistics"),
+        *("set_result", "give_up", "readable", "of", "send_now", "serving_stream"),
+        "tell_statistics",
     )
 )
 INTRODUCTION: Final = """\

@@ -59,7 +59,7 @@ OPERATORS: Final = {
     "__iter__": "iter({0})",
 }
 #: Methods for other parts of holdfast, which have no blocking form.
-INTERNAL: Final = {"serving_stream", "tell_statistics"}
+INTERNAL: Final = {"send_now", "serving_stream", "tell_statistics"}
 #: Classes whose asyncio originals must be made on the event loop.
 MADE_ON_LOOP: Final = {"Consumer", "LiveKV", "LiveStream", "PatternSubscription", "Subscription"}
 

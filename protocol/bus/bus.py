@@ -124,6 +124,14 @@ class Bus(ABC):
         Raises TooLargeError, and InvalidArgumentError if `subject` or `reply` is not a subject.
         """
 
+    def publish_soon(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        """Do what `publish` does and return True, if there is nothing to wait for. Else, or if that
+        is not sure, do nothing and return False: `publish` then.
+
+        Raises InvalidArgumentError if `subject` or `reply` is not a subject.
+        """
+        return False
+
     async def publish_all(
         self,
         messages: Sequence[tuple[str, bytes]],

@@ -250,13 +250,18 @@ class MemoryBus(Bus):
         self._waiting_for_return.clear()
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        if not self.publish_soon(subject, payload, reply):
+            raise TooLargeError(what="payload", size=len(payload), limit=self.max_payload_bytes)
+
+    def publish_soon(self, subject: str, payload: bytes, reply: str = "") -> bool:
         check_subject(subject)
         if reply:
             check_subject(reply, "reply")
         if len(payload) > self.max_payload_bytes:
-            raise TooLargeError(what="payload", size=len(payload), limit=self.max_payload_bytes)
+            return False
         if self._connected and self._permitted("publish to", subject):
             self.network._publish(self, BusMessage(subject, bytes(payload), reply))
+        return True
 
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         self._check_open()

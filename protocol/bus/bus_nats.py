@@ -112,6 +112,15 @@ class NatsBus(Bus):
         except nats.errors.MaxPayloadError as error:
             raise _too_large(payload, self.max_payload_bytes) from error
 
+    def publish_soon(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        client = self._client
+        if isinstance(client, PublicClient) or len(payload) > client.max_payload:
+            return False
+        check_subject(subject)
+        if reply:
+            check_subject(reply, "reply")
+        return client.send_soon(subject, payload, reply)
+
     async def publish_all(
         self,
         messages: Sequence[tuple[str, bytes]],

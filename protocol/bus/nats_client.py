@@ -311,6 +311,22 @@ class WatchedClient(Client):
         if self._status != Client.CONNECTED or type(self._transport) is not WatchedTransport:
             await self.publish(subject, payload, reply)
             return
+        self._queue(subject, payload, reply)
+        if self._pending_data_size > _WRITE_BYTES:
+            await self._write_and_wait()
+
+    def send_soon(self, subject: str, payload: bytes, reply: str) -> bool:
+        """Do what `send` does and return True, if that needs not wait; else return False."""
+        if (
+            self._status != Client.CONNECTED
+            or type(self._transport) is not WatchedTransport
+            or self._pending_data_size + len(payload) > _WRITE_BYTES
+        ):
+            return False
+        self._queue(subject, payload, reply)
+        return True
+
+    def _queue(self, subject: str, payload: bytes, reply: str) -> None:
         size_bytes = len(payload)
         line = (
             f"PUB {subject} {reply} {size_bytes}\r\n"
@@ -322,8 +338,6 @@ class WatchedClient(Client):
         if not self._write_scheduled:
             self._write_scheduled = True
             self._loop.call_soon(self._write)
-        if self._pending_data_size > _WRITE_BYTES:
-            await self._write_and_wait()
 
     async def send_all(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """Do what `send` does for each `(subject, payload)`, without a coroutine for each."""

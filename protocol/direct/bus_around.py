@@ -30,6 +30,9 @@ class BusAround(Bus):
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
         await self._bus.publish(subject, payload, reply)
 
+    def publish_soon(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        return self._bus.publish_soon(subject, payload, reply)
+
     async def publish_all(
         self,
         messages: Sequence[tuple[str, bytes]],

@@ -92,21 +92,32 @@ class CallerBus(BusAround):
         return frozenset(self._lines)
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        if not self._send(subject, payload, reply):
+            await self._bus.publish(subject, payload, reply)
+
+    def publish_soon(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        return self._send(subject, payload, reply) or self._bus.publish_soon(
+            subject, payload, reply
+        )
+
+    def _send(self, subject: str, payload: bytes, reply: str) -> bool:
+        """Send directly, or return False."""
         line = self._lines.get(subject)
-        if line is not None:
-            inbox, _, text = reply.rpartition(".")
-            number = number_of(text)
-            if (
-                inbox == line.inbox
-                and number >= 0
-                and len(payload) <= self._bus.max_payload_bytes
-                and line.pipe.send(encode_numbered(number, payload))
-            ):
-                line.numbers.append(number)
-                return
-        elif reply:
-            self._consider(subject, reply)
-        await self._bus.publish(subject, payload, reply)
+        if line is None:
+            if reply:
+                self._consider(subject, reply)
+            return False
+        inbox, _, text = reply.rpartition(".")
+        number = number_of(text)
+        if (
+            inbox == line.inbox
+            and number >= 0
+            and len(payload) <= self._bus.max_payload_bytes
+            and line.pipe.send(encode_numbered(number, payload))
+        ):
+            line.numbers.append(number)
+            return True
+        return False
 
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         subscription = await self._bus.subscribe(subject, callback)

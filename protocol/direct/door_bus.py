@@ -87,14 +87,24 @@ class DoorBus(BusAround):
         return len(self._lines)
 
     async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
-        if self._lines:
-            inbox, _, text = subject.rpartition(".")
-            pipe = self._lines.get(inbox)
-            if pipe is not None and not reply and len(payload) <= self._bus.max_payload_bytes:
-                number = number_of(text)
-                if number >= 0 and pipe.send(encode_numbered(number, payload)):
-                    return
-        await self._bus.publish(subject, payload, reply)
+        if not self._send(subject, payload, reply):
+            await self._bus.publish(subject, payload, reply)
+
+    def publish_soon(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        return self._send(subject, payload, reply) or self._bus.publish_soon(
+            subject, payload, reply
+        )
+
+    def _send(self, subject: str, payload: bytes, reply: str) -> bool:
+        """Send directly, or return False."""
+        if not self._lines or reply:
+            return False
+        inbox, _, text = subject.rpartition(".")
+        pipe = self._lines.get(inbox)
+        if pipe is None or len(payload) > self._bus.max_payload_bytes:
+            return False
+        number = number_of(text)
+        return number >= 0 and pipe.send(encode_numbered(number, payload))
 
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         subscription = await self._bus.subscribe(subject, callback)

@@ -330,6 +330,19 @@ async def test_many_messages_are_published_in_order_but_for_those_that_are_too_l
     assert too_large == [("many.7", {"what": "payload", "size": limit + 1, "limit": limit})]
 
 
+async def test_what_needs_not_wait_is_published_at_once_and_in_order(one: Bus, other: Bus) -> None:
+    received = Received()
+    await other.subscribe("soon", received)
+    await other.flush()
+    for number in range(200):
+        payload = b"%d" % number
+        if number % 3 == 0 or not one.publish_soon("soon", payload):
+            await one.publish("soon", payload)
+    assert not one.publish_soon("soon", bytes(one.max_payload_bytes + 1))
+    found = await received.first(200)
+    assert [message.payload for message in found] == [b"%d" % number for number in range(200)]
+
+
 async def test_what_was_published_may_be_sent_before_the_turn_of_the_loop_ends(
     one: Bus, other: Bus
 ) -> None:
@@ -512,6 +525,9 @@ async def test_nothing_is_published_on_what_is_no_subject(
         await one.publish(subject, b"")
     with pytest.raises(InvalidArgumentError):
         await one.request(subject, b"", 1.0)
+    with pytest.raises(InvalidArgumentError):
+        if not one.publish_soon(subject, b""):
+            await one.publish(subject, b"")
     if subject:
         with pytest.raises(InvalidArgumentError):
             await one.publish("a", b"", subject)

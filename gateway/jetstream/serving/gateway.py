@@ -97,7 +97,7 @@ class JetStreamGateway(PeerListener):
             options.limits,
             (f"{options.prefix}.>",),
         )
-        client.rest_after_pieces(self.context.load.rest_seconds)
+        client.rest_after_pieces(self._after_piece)
         #: The streams that there are, by shard.
         self._names: dict[int, set[str]] = {}
         self.streams = ServedStreams(self.context, self._stream_lost)
@@ -123,6 +123,11 @@ class JetStreamGateway(PeerListener):
         self._shards_timer: asyncio.TimerHandle | None = None
         #: Set while no shards are asked for.
         self._steady = asyncio.Event()
+
+    def _after_piece(self) -> float:
+        """Send what a piece has brought, and return how long the next ones may gather."""
+        self._holdfast.send_now()
+        return self.context.load.rest_seconds()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work in a task that ends with the gateway. What it raises is logged."""

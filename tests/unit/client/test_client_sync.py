@@ -59,7 +59,7 @@ MORE = {
 
 
 #: What the gateway alone calls.
-OF_THE_GATEWAY = {"serving_stream", "tell_statistics"}
+OF_THE_GATEWAY = {"send_now", "serving_stream", "tell_statistics"}
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> list[threading.Thread]:

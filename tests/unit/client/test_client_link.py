@@ -1,0 +1,134 @@
+"""How frames leave a client: in the turn in which their operations came, or once there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from holdfast.client import Client, connect
+from holdfast.protocol.bus.bus import Bus
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
+from holdfast.protocol.direct.bus_around import BusAround
+from holdfast.protocol.errors import ConnectionFailedError
+from tests.support.fake_persist import FakeCluster
+from tests.support.waiting import until
+
+
+class _NarrowBus(BusAround):
+    """Has room when it is told."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus)
+        self.room = asyncio.Event()
+        self.room.set()
+        #: What was published, and whether its publisher had to wait.
+        self.published: list[tuple[str, bool]] = []
+        self.waiting = 0
+
+    async def publish(self, subject: str, payload: bytes, reply: str = "") -> None:
+        self.waiting += 1
+        await self.room.wait()
+        self.waiting -= 1
+        self.published.append((reply, True))
+        await super().publish(subject, payload, reply)
+
+    def publish_soon(self, subject: str, payload: bytes, reply: str = "") -> bool:
+        if not self.room.is_set():
+            return False
+        self.published.append((reply, False))
+        return super().publish_soon(subject, payload, reply)
+
+    def take_published(self) -> list[tuple[str, bool]]:
+        published, self.published = self.published, []
+        return published
+
+
+@contextlib.asynccontextmanager
+async def _connected() -> AsyncIterator[tuple[Client, _NarrowBus]]:
+    network = MemoryNetwork()
+    cluster = FakeCluster(network.connect("cluster"))
+    await cluster.start("s1", "s2")
+    bus = _NarrowBus(network.connect("client"))
+    async with connect(bus=bus) as client:
+        for name in ("a", "b"):
+            await client.stream(name).append(b"0")
+        bus.take_published()
+        yield client, bus
+
+
+def _append(client: Client, name: str, value: bytes) -> asyncio.Future[object]:
+    return asyncio.ensure_future(client.stream(name).append(value))
+
+
+async def test_frames_leave_without_a_task_if_the_bus_has_room() -> None:
+    async with _connected() as (client, bus):
+        appends = [_append(client, name, b"1") for name in "abab"]
+        await asyncio.gather(*appends)
+        assert bus.take_published() and not any(waited for _, waited in bus.published)
+
+
+async def test_what_was_started_in_a_turn_can_leave_before_its_end() -> None:
+    async with _connected() as (client, bus):
+        client.send_now()
+        assert not bus.published, "there is nothing"
+        gathered: list[str] = []
+        stream = client.serving_stream("a")
+        stream.before_sending(lambda: gathered.append("last"))
+        assert not gathered
+        client.send_now()
+        assert gathered == ["last"]
+        append = _append(client, "a", b"1")
+        await asyncio.sleep(0)
+        assert not bus.published
+        client.send_now()
+        assert len(bus.published) == 1
+        await append
+        assert len(bus.published) == 1, "it did not leave twice"
+
+
+async def test_without_room_frames_wait_and_leave_in_order() -> None:
+    async with _connected() as (client, bus):
+        bus.room.clear()
+        appends = [_append(client, "a", b"1")]
+        await until(lambda: bus.waiting, "a frame waits for room")
+        appends += [_append(client, name, b"%d" % number) for number in range(9) for name in "ab"]
+        await asyncio.sleep(0)
+        client.send_now()
+        assert bus.waiting == 1 and not bus.published
+        bus.room.set()
+        await asyncio.gather(*appends)
+        replies = [reply for reply, _ in bus.published]
+        assert bus.published[0][1], "the first one waited"
+        numbers = [int(reply.rpartition(".")[2]) for reply in replies]
+        assert numbers == sorted(numbers)
+        values = [message.value async for message in client.stream("a").get_all()]
+        assert values == [b"0", b"1", *(b"%d" % number for number in range(9))]
+
+
+async def test_a_client_can_be_closed_while_frames_wait_for_room() -> None:
+    async with _connected() as (client, bus):
+        bus.room.clear()
+        append = _append(client, "a", b"1")
+        await until(lambda: bus.waiting, "a frame waits for room")
+        await client.close()
+        with pytest.raises(ConnectionFailedError):
+            await append
+        bus.room.set()
+        await asyncio.sleep(0)
+        assert not bus.published
+
+
+async def test_what_the_bus_raises_ends_the_client_and_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _connected() as (client, bus):
+
+        def fails(*arguments: object) -> bool:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(bus, "publish_soon", fails)
+        with pytest.raises(ConnectionFailedError, match="a bug"):
+            await client.stream("a").append(b"1")
