@@ -100,9 +100,7 @@ class ArchiveAhead:
         self._places = SharedRoom(MAX_PREFETCH_STORES)
         self._mishaps = Mishaps(logger)
         statistics = life.statistics
-        self._hits = statistics.counter(metrics.ARCHIVE_AHEAD_HITS)
-        self._misses = statistics.counter(metrics.ARCHIVE_AHEAD_MISSES)
-        self._fetched_bytes = statistics.counter(metrics.ARCHIVE_AHEAD)
+        self._reads = statistics.counters(metrics.ARCHIVE_AHEAD_READS)
         statistics.read(metrics.ARCHIVE_AHEAD_HELD, lambda: self.held_bytes)
 
     @property
@@ -144,7 +142,7 @@ class ArchiveAhead:
             size_bytes = max(0, after - start_seq) * of.readers.message_bytes
             reads_on |= of.readers.has_read(start_seq, after, size_bytes, now, missed=missed)
         if reads_on:
-            (self._misses if missed else self._hits).value += 1
+            self._reads.add("waited" if missed else "found")
         self._pass_on(of)
         self._go_ahead(of)
         self._go_far_ahead(of)
@@ -300,7 +298,6 @@ class ArchiveAhead:
             part = AheadPart(fetch.start_seq, fetch.last_seq, size_bytes, now, keys)
             of.bodies.update(bodies)
             self._room.take(tenant, size_bytes)
-            self._fetched_bytes.value += size_bytes
         of.readers.fetched(fetch, part)
         running.done.set()
         self._pass_on(of)

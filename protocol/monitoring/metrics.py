@@ -200,17 +200,10 @@ ARCHIVE_READS = _counter(
     "`server`, by a server with that role; `fallback`, by itself, as no such server helped.",
     "source",
 )
-ARCHIVE_AHEAD_HITS = _counter(
-    _PERSIST, "persist_archive_ahead_hits_total",
-    "Groups of reads that paged on through archived messages and found them fetched.",
-)
-ARCHIVE_AHEAD_MISSES = _counter(
-    _PERSIST, "persist_archive_ahead_misses_total",
-    "The same that waited for the archive; windows grow.",
-)
-ARCHIVE_AHEAD = _counter(
-    _PERSIST, "persist_archive_ahead_bytes_total",
-    "What archived messages take that were fetched before anybody asked.",
+ARCHIVE_AHEAD_READS = _counter(
+    _PERSIST, "persist_archive_ahead_reads_total",
+    "Groups of reads that paged on through archived messages: `found` those fetched before, or "
+    "`waited` for the archive; windows grow.", "outcome",
 )
 ARCHIVE_AHEAD_HELD = _gauge(
     _PERSIST, "persist_archive_ahead_held_bytes",
