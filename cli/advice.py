@@ -47,6 +47,7 @@ _ADVICE: Final = {
     "bucket": "holdfast verify --all-tenants --bucket URL finds what is wrong",
     "no_bucket": "the --bucket of the servers: they create it",
     "bucket_refused": "check the bucket's address and credentials, and that it exists",
+    "other_clusters_bucket": "another --bucket; holdfast rebuild makes a new cluster of this one",
     "bucket_unavailable": "check its address and endpoint; repeat the command when it answers",
     "bucket_unfit": "use another bucket",
     "newer_format": "upgrade holdfast, or name another --data",

@@ -127,6 +127,7 @@ class Coordinator:
                 others = OtherClusters(life, await blocking(storage.cluster_id))
                 feed.ignore(others)
                 await others.refuse()
+                await blocking(storage.claim_bucket, others.cluster)
                 # A coordinator that held the lock meanwhile may have left a past
                 # that `has_past` did not see.
                 terms = tenure.succeeded or TermFile(storage.disk, storage.term_path, life.id)

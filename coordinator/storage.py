@@ -12,7 +12,7 @@ from holdfast.shared_fs.access.audit_outbox import AuditOutbox
 from holdfast.shared_fs.access.quotas import ReadsQuotas
 from holdfast.shared_fs.authority.term import TermFile
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, make_cluster_id
+from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, claim_bucket, make_cluster_id
 from holdfast.shared_fs.bucket_log.fences import BucketFences, Fences, FileFences
 from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.disk.layout import Layout
@@ -105,6 +105,12 @@ class Storage:
         if self.bucket is not None and isinstance(self.fences, BucketFences):
             return bucket_cluster_id(self.bucket)
         return make_cluster_id(self.disk, self.layout)
+
+    def claim_bucket(self, cluster: str) -> None:
+        """Keep other clusters out of the bucket, if there is one. Raises OtherClustersBucketError,
+        StoreDamagedError, BucketError."""
+        if self.bucket is not None and not isinstance(self.fences, BucketFences):
+            claim_bucket(self.bucket, cluster)
 
     def open_state(
         self,

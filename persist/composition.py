@@ -103,7 +103,7 @@ from holdfast.protocol.work.cold_work import CATCH_UP, COLLECT, REAP, SWEEPS
 from holdfast.protocol.work.roles import Role
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
+from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, claim_bucket, read_cluster_id
 from holdfast.shared_fs.bucket_log.fences import BucketGate
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence
@@ -192,7 +192,8 @@ def compose(
         else partial(read_cluster_id, disk, layout)
     )
     told_time = clock.compare if isinstance(clock, SteadyClock) else _nothing
-    coordination = Coordination(life, read_cluster, told_time)
+    claim = _nothing if bucket is None or options.bucket_only else partial(claim_bucket, bucket)
+    coordination = Coordination(life, read_cluster, told_time, claim)
     gatekeeper = Gatekeeper(life, options.tokens)
     owners = Owners(bus, life.subjects, asks_for_tokens=gatekeeper.asks_for_tokens)
     storage: StorageMode
@@ -567,5 +568,5 @@ def _without_bucket(server: str, stores: Sequence[StoreId] | None) -> int:
     raise InvalidArgumentError(argument="command", reason=f"server {server!r} has no bucket")
 
 
-def _nothing(time_ms: int) -> None:
+def _nothing(_: object) -> None:
     return None

@@ -62,10 +62,12 @@ class Coordination:
         life: Incarnation,
         read_cluster: Callable[[], str] = lambda: "",
         told_time: Callable[[int], None] = lambda time_ms: None,
+        claim_bucket: Callable[[str], None] = lambda cluster: None,
     ) -> None:
         """`read_cluster` returns the id of this server's cluster, or an empty text if it has
-        none yet. `told_time` is called with the coordinator's time, in milliseconds, before any
-        store can be opened."""
+        none yet. Before any store can be opened, `told_time` is called with the coordinator's time,
+        in milliseconds, and `claim_bucket` with the id; it raises if the bucket belongs to another
+        cluster."""
         self._run_in_thread = life.run_in_thread
         self._bus = life.bus
         self._subjects = life.subjects
@@ -76,6 +78,8 @@ class Coordination:
         self._zone = life.zone
         self._read_cluster = read_cluster
         self._told_time = told_time
+        self._claim_bucket = claim_bucket
+        self._has_claimed = False
         #: The id of this server's cluster, once it is known.
         self.cluster = ""
         self._register_again = asyncio.Event()
@@ -114,8 +118,10 @@ class Coordination:
         self.term = term
 
     async def begin(self) -> None:
-        """Read the id of this server's cluster, before it registers."""
+        """Read the id of this server's cluster, before it registers. Raises
+        OtherClustersBucketError."""
         self.cluster = await self._run_in_thread(self._read_cluster)
+        await self._claim()
 
     def register_again(self) -> None:
         """Register again: the coordinator does not know this incarnation."""
@@ -128,7 +134,7 @@ class Coordination:
 
     async def register(self, give_up: Callable[[], bool]) -> None:
         """Return once this incarnation is registered, or `give_up` returns True. Raises
-        FencedError, OtherClusterError."""
+        FencedError, OtherClusterError, OtherClustersBucketError."""
         roles = self._roles
         answer = await self.patiently(
             lambda: self._ask("register", roles=roles, zone=self._zone), give_up
@@ -143,10 +149,17 @@ class Coordination:
                 self._server,
                 roles_text(roles),
             )
+        # The coordinator of a new cluster has made the id meanwhile.
+        await self._claim()
         time_ms = answer.get("time")
         if type(time_ms) is int:
             self._told_time(time_ms)
         self.registered = True
+
+    async def _claim(self) -> None:
+        if self.cluster and not self._has_claimed:
+            await self._run_in_thread(lambda: self._claim_bucket(self.cluster))
+            self._has_claimed = True
 
     async def prove(self, number: int) -> ProofNumber:
         """Have the coordinator write a number beside this incarnation's fence; return what is

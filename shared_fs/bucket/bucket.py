@@ -116,6 +116,8 @@ class Bucket:
         self.usage = usage or BucketUsage()
         self._calls = Calls(retry, surroundings, self.usage)
         self._writer = BucketWriter(backend, self._calls, surroundings.nonce)
+        #: What may still forbid to write: see `check_before_writing`.
+        self._check: Callable[[Bucket], None] | None = None
 
     @property
     def name(self) -> str:
@@ -145,6 +147,19 @@ class Bucket:
         other = copy.copy(self)
         other._ways = ways
         return other
+
+    def check_before_writing(self, check: Callable[[Bucket], None]) -> None:
+        """Call `check` before the next write, and before later ones until it has returned once.
+        What it raises, the write raises. It gets this bucket without the check."""
+        self._check = check
+
+    def _may_write(self) -> None:
+        check = self._check
+        if check is not None:
+            unchecked = copy.copy(self)
+            unchecked._check = None
+            check(unchecked)
+            self._check = None
 
     def place_of(self, tenant: str) -> str:
         """Return what the keys of a tenant's new snapshots begin with, before `snapshots/` or
@@ -267,6 +282,7 @@ class Bucket:
         answer and the object that is there has since replaced another one; that never
         happens to keys that are put once.
         """
+        self._may_write()
         return self._writer.put(key, body, metadata, NewObject())
 
     def replace(
@@ -280,6 +296,7 @@ class Bucket:
 
         Raises ObjectConflictError, also if there is no such object.
         """
+        self._may_write()
         condition = Version(expected_version, self.ways.bare_versions)
         return self._writer.put(key, body, metadata, condition)
 
@@ -307,6 +324,7 @@ class Bucket:
 
         Raises TooLargeError beyond 5 GiB if the bucket ignores conditions of uploads in parts.
         """
+        self._may_write()
         if not self.ways.uploads_in_parts:
             return self._writer.put_whole(key, file, metadata)
         return self._writer.put_in_parts(key, file, metadata)
@@ -318,6 +336,7 @@ class Bucket:
         BucketUnfitError if `expected_version` is given and the bucket would ignore it.
         """
         check_key(key)
+        self._may_write()
         if expected_version is not None and not self.ways.conditional_deletes:
             raise BucketUnfitError(bucket=self.name, what="If-Match of a delete")
         tries = self._calls.tries(RequestClass.DELETE, key, visible=True)

@@ -10,6 +10,7 @@
         │   ├── OutcomeUnknownError   the same, but a write may have taken effect, or still will
         │   └── PlaceUnavailableError the same of a tenant's own bucket: others are not concerned
         ├── BucketRefusedError        credentials, rights, address, room: a person must act
+        │   ├── OtherClustersBucketError  another cluster has marked it as its own
         │   └── RequestUnsupportedError   the store does not offer this request, or its condition
         ├── NoBucketError             a command found no bucket of holdfast's at the address
         └── BucketUnfitError          it lacks what holdfast needs, so it cannot be used
@@ -69,6 +70,16 @@ class PlaceUnavailableError(BucketUnavailableError):
 class BucketRefusedError(BucketError):
     code = "bucket_refused"
     template = "the bucket {bucket} refused: {reason}"
+
+
+class OtherClustersBucketError(BucketRefusedError):
+    """Two clusters in one bucket would take each other's snapshots for their own."""
+
+    code = "other_clusters_bucket"
+    template = (
+        "the bucket {bucket} belongs to cluster {found}, and this is cluster {expected}: give each "
+        "cluster a bucket, or a prefix in one, of its own"
+    )
 
 
 class RequestUnsupportedError(BucketRefusedError):

@@ -4,9 +4,15 @@ Two clusters with the same NATS and prefix would answer each other's requests. S
 and server sends the id in its requests and answers, and refuses another id (`OtherClusterError`).
 
     CLUSTER         in the root of the shared file system, made by the first coordinator
-    cluster/id      in the bucket, for clusters with `--disk local`
+    cluster/id      in the bucket; with `--disk local` it is made there, otherwise it is that of
+                    the first cluster which has used the bucket
 
-It is made once and never changes. A tree of an earlier version without an id gets one.
+It is made once, and only `holdfast rebuild` changes it. A tree of an earlier version without an id
+gets one.
+
+The id in the bucket also keeps a second cluster out of it (`claim_bucket`). Stores of the same name
+would share one entry of the manifests there: a copy of a configuration, for a test, would publish
+its stores over the real ones, and remove their snapshots with its own.
 """
 
 from __future__ import annotations
@@ -14,11 +20,17 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+from functools import partial
 from typing import Final
 
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.shared_fs.bucket.bucket import Bucket
-from holdfast.shared_fs.bucket.bucket_errors import ObjectExistsError, ObjectMissingError
+from holdfast.shared_fs.bucket.bucket_errors import (
+    BucketUnavailableError,
+    ObjectExistsError,
+    ObjectMissingError,
+    OtherClustersBucketError,
+)
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout
 
@@ -59,6 +71,44 @@ def bucket_cluster_id(bucket: Bucket) -> str:
             bucket.put_new(_KEY, f"{secrets.token_hex(8)}\n".encode())
         content = bucket.get(_KEY).body
     return _checked(content, f"{bucket.name}/{_KEY}")
+
+
+def claim_bucket(bucket: Bucket, cluster: str) -> None:
+    """Mark a bucket as that of a cluster with a shared file system, unless it is. Blocking.
+
+    If the bucket does not answer, that is done before the first write to it, which then may raise
+    the same. Raises OtherClustersBucketError, StoreDamagedError, BucketError.
+    """
+    try:
+        _claim(bucket, cluster)
+    except BucketUnavailableError:
+        bucket.check_before_writing(partial(_claim, cluster=cluster))
+
+
+def give_new_cluster_id(bucket: Bucket, disk: Disk, layout: Layout) -> None:
+    """Make a new tree and the bucket those of a new cluster, whoever had the bucket before. So the
+    copy of a bucket that was rebuilt for a test cannot be taken for the original.
+
+    Raises StorageFailedError, BucketError.
+    """
+    content = f"{secrets.token_hex(8)}\n".encode()
+    disk.write_durably(layout.cluster_file, content)
+    try:
+        bucket.replace(_KEY, content, bucket.head(_KEY).version)
+    except ObjectMissingError:
+        bucket.put_new(_KEY, content)
+
+
+def _claim(bucket: Bucket, cluster: str) -> None:
+    try:
+        content = bucket.get(_KEY).body
+    except ObjectMissingError:
+        with contextlib.suppress(ObjectExistsError):
+            bucket.put_new(_KEY, f"{cluster}\n".encode())
+        content = bucket.get(_KEY).body
+    found = _checked(content, f"{bucket.name}/{_KEY}")
+    if found != cluster:
+        raise OtherClustersBucketError(bucket=bucket.name, found=found, expected=cluster)
 
 
 def _checked(content: bytes, where: str) -> str:
