@@ -24,7 +24,6 @@ from holdfast.persist.encryption.key_book import KeyBook
 from holdfast.persist.encryption.key_keeping import KeyKeeping
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.administration import Administrator, BucketJobs, ErasingJobs
-from holdfast.persist.jobs.beginning_in_memory import EphemeralBeginnings
 from holdfast.persist.jobs.closing import StoreCloser
 from holdfast.persist.jobs.deleting import DeletionJobs
 from holdfast.persist.jobs.erasure import ErasureJobs, LogTurnover
@@ -33,6 +32,8 @@ from holdfast.persist.jobs.placing import DraftPlacing
 from holdfast.persist.jobs.point_in_time_restore import PointInTimeRestore
 from holdfast.persist.jobs.purging import PurgeJobs
 from holdfast.persist.jobs.reencrypting import ReencryptJobs
+from holdfast.persist.jobs.reopening.beginning_in_memory import EphemeralBeginnings
+from holdfast.persist.jobs.reopening.larger_pages import LargerPages
 from holdfast.persist.jobs.replacing import StoreReplacement
 from holdfast.persist.jobs.sharing import Sharing
 from holdfast.persist.jobs.versions import VersionJobs
@@ -332,6 +333,8 @@ def compose(
     )
     ephemeral_beginnings = EphemeralBeginnings(open_stores, closer, tasks)
     pipeline.on_becoming_ephemeral(ephemeral_beginnings.begin)
+    if storage.shares_files:
+        path.materialiser.on_outgrown(LargerPages(life, closer, coordination, tasks).begin)
     mover = Mover(
         phase,
         open_stores,

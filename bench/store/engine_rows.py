@@ -54,7 +54,7 @@ def append_to_file(folder: Path, count: int) -> Figures:
 
 
 def append_to_store(folder: Path, count: int) -> Figures:
-    store = Store(_STREAM, 1, None, lambda: new_file(folder, _STREAM))
+    store = Store(_STREAM, 1, None, lambda _: new_file(folder, _STREAM))
     made = message_batches(count)
     began_at = time.perf_counter()
     for tick, batch in enumerate(made, start=1):
@@ -131,7 +131,7 @@ def set_in_file(folder: Path, count: int) -> Figures:
 
 
 def set_in_store(folder: Path, count: int) -> Figures:
-    store = Store(_KV, 1, None, lambda: new_file(folder, _KV))
+    store = Store(_KV, 1, None, lambda _: new_file(folder, _KV))
     made = _entry_batches(count)
     began_at = time.perf_counter()
     for tick, batch in enumerate(made, start=1):

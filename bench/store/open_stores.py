@@ -52,7 +52,7 @@ def _used(file: StoreFile) -> Store:
     """Return an open store that was opened, written and read as by a user of a server."""
     file.quick_check()
     file.take(1, "s1", "bench")
-    store = Store(file.store, 1, file, lambda: file)
+    store = Store(file.store, 1, file, lambda _: file)
     store.begin()
     store.time = TIME_MS
     seq = store.last_seq + 1

@@ -43,6 +43,7 @@ from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.repacking import fetch_moved
 from holdfast.shared_fs.snapshots.snapshot import Near
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry
+from holdfast.shared_fs.store_file.pages.page_sizes import page_bytes_for
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
@@ -115,7 +116,7 @@ class StoreRestorer:
             if file is None and (
                 found.batches or found.outcomes or (truth.beginning and state != StoreState.UNKNOWN)
             ):
-                file = self._create(store)
+                file = self._create(store, page_bytes_for(found.batches))
                 if truth.beginning:
                     file.go_on_from(truth.beginning, time=self._clock_ms())
             if file is not None:
@@ -145,7 +146,7 @@ class StoreRestorer:
             store,
             epoch,
             file,
-            lambda: self._create_as_mine(store, epoch),
+            lambda page_bytes: self._create_as_mine(store, epoch, page_bytes),
             standing=(
                 Standing.UNWRITTEN
                 if state == StoreState.UNKNOWN and file is None
@@ -291,14 +292,21 @@ class StoreRestorer:
         self._disk.remove(path)
         self._disk.remove(path.with_name(path.name + "-wal"))
 
-    def _create_as_mine(self, store: StoreId, epoch: int) -> StoreFile:
-        return self._create(store, (epoch, self._server, self._incarnation))
+    def _create_as_mine(self, store: StoreId, epoch: int, page_bytes: int) -> StoreFile:
+        return self._create(store, page_bytes, (epoch, self._server, self._incarnation))
 
-    def _create(self, store: StoreId, owner: tuple[int, str, str] = (0, "", "")) -> StoreFile:
+    def _create(
+        self, store: StoreId, page_bytes: int, owner: tuple[int, str, str] = (0, "", "")
+    ) -> StoreFile:
         path = self._layout.store(store)
         self._disk.make_directory(path.parent)
         if self._disk.exists(path):
             self._remove(path, "the store starts again from nothing")
         return StoreFile.create(
-            path, store, time=self._clock_ms(), owner=owner, disk=self._disk
+            path,
+            store,
+            time=self._clock_ms(),
+            owner=owner,
+            page_bytes=page_bytes,
+            disk=self._disk,
         )

@@ -41,6 +41,7 @@ from holdfast.shared_fs.snapshots.store_entry import (
     StoreEntry,
 )
 from holdfast.shared_fs.store_file.applying import StoreMeta, WriterOutcome
+from holdfast.shared_fs.store_file.pages.page_sizes import page_bytes_for
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
@@ -129,7 +130,8 @@ class PointInTimeRestore:
         disk.remove(path)
         if found.version is None:
             time = self._clock_ms()
-            file = StoreFile.create(path, source, time=time, disk=disk)
+            page_bytes = page_bytes_for(found.batches)
+            file = StoreFile.create(path, source, time=time, page_bytes=page_bytes, disk=disk)
             if found.beginning:
                 file.go_on_from(found.beginning, time=time)
         else:

@@ -25,6 +25,7 @@ from holdfast.shared_fs.snapshots import snapshot as snapshots
 from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.snapshot import compress, fetch, take_image
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, StoreEntry
+from holdfast.shared_fs.store_file.pages.page_sizes import page_bytes_for
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 
@@ -142,7 +143,8 @@ class _Rebuilder:
             fetched.place(self._disk, path)
             file = StoreFile.open(path, store, disk=self._disk)
         else:
-            file = StoreFile.create(path, store, time=self._clock_ms(), disk=self._disk)
+            time, page_bytes = self._clock_ms(), page_bytes_for(found.batches)
+            file = StoreFile.create(path, store, time=time, page_bytes=page_bytes, disk=self._disk)
             if beginning:
                 file.go_on_from(beginning, time=self._clock_ms())
         try:

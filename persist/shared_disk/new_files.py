@@ -25,12 +25,17 @@ class NewFiles:
     def __init__(self, life: Incarnation) -> None:
         self._life = life
 
-    def create_as_mine(self, store: StoreId, epoch: int) -> StoreFile:
+    def create_as_mine(self, store: StoreId, epoch: int, page_bytes: int) -> StoreFile:
         """Create the file of a store that this incarnation owns."""
-        return self.create(store, epoch, (epoch, self._life.server, self._life.id))
+        owner = (epoch, self._life.server, self._life.id)
+        return self.create(store, epoch, page_bytes, owner)
 
     def create(
-        self, store: StoreId, epoch: int, owner: tuple[int, str, str] = (0, "", "")
+        self,
+        store: StoreId,
+        epoch: int,
+        page_bytes: int,
+        owner: tuple[int, str, str] = (0, "", ""),
     ) -> StoreFile:
         """Create an empty file. Until it has an owner, records from before `epoch` may
         be applied to it."""
@@ -38,7 +43,10 @@ class NewFiles:
         life.gate.check()
         path = life.layout.store(store, epoch)
         life.disk.make_directory(path.parent)
-        return StoreFile.create(path, store, time=life.clock_ms(), owner=owner, disk=life.disk)
+        time = life.clock_ms()
+        return StoreFile.create(
+            path, store, time=time, owner=owner, page_bytes=page_bytes, disk=life.disk
+        )
 
     def create_after(self, grave: Grave, store: StoreId, epoch: int) -> Path:
         """Create the file of a store that replaces a deleted one, whole and durable, and return its

@@ -43,6 +43,7 @@ from holdfast.protocol.control import Grant, StoreState, StoreTotals
 from holdfast.protocol.errors import BusyError, HoldfastError, StoreDamagedError
 from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.store_file.pages.page_sizes import page_bytes_for
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
@@ -153,7 +154,7 @@ class StoreOpener:
             store,
             epoch,
             file,
-            lambda: new_files.create_as_mine(store, epoch),
+            lambda page_bytes: new_files.create_as_mine(store, epoch, page_bytes),
             prepare_file=lambda *contents: new_files.prepare_as_mine(store, epoch, *contents),
             standing=standing,
             known_revision=known_revision,
@@ -180,7 +181,7 @@ class StoreOpener:
             )
             return StoreFile.open(path, store, disk=self._life.disk)
         if found.batches or found.outcomes:
-            return self._new_files.create(store, epoch)
+            return self._new_files.create(store, epoch, page_bytes_for(found.batches))
         return None
 
     async def _open_newest(

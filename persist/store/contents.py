@@ -24,6 +24,7 @@ from holdfast.protocol.limits import KIB
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.pages.page_sizes import page_bytes_for
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
@@ -56,9 +57,10 @@ class Contents:
     def __init__(
         self,
         file: StoreFile | None,
-        create_file: Callable[[], StoreFile],
+        create_file: Callable[[int], StoreFile],
         prepare_file: PrepareFile | None,
     ) -> None:
+        """`create_file` creates an empty file with pages of the given size."""
         self.file = file
         # Weak, so that a closed store goes at once: see `protocol/serving/garbage.py`.
         mine = weakref.proxy(self)
@@ -263,9 +265,10 @@ class Contents:
     def apply(self, ready: list[PendingTick]) -> None:
         """Apply what is `ready` to the file, creating the file if there is none. If it raises
         StorageFailedError or StoreDamagedError, nothing was applied."""
+        contents = contents_of(ready)
         if self.file is None:
-            self.file = self._create_file()
-        self.file.apply(*contents_of(ready))
+            self.file = self._create_file(page_bytes_for(contents[0]))
+        self.file.apply(*contents)
 
     def applied(self, unwritten: Callable[[], Iterable[AppliedBatch]]) -> None:
         """Note that the file holds more than before, and still lacks `unwritten`."""
@@ -287,7 +290,7 @@ class Contents:
         Raises StorageFailedError when there is no file yet and none can be made.
         """
         if self.file is None:
-            self.file = self._create_file()
+            self.file = self._create_file(page_bytes_for(batches))
         with self.file.preview([batch for batch in batches if batch.changes]):
             yield
 

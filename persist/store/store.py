@@ -25,10 +25,11 @@ from holdfast.persist.store.states import OpenState, Standing, check_open, check
 from holdfast.persist.store.writers import WriterState
 from holdfast.persist.tail.tail import StreamTail
 from holdfast.protocol.control import StoreTotals
-from holdfast.protocol.errors import StoreDamagedError
+from holdfast.protocol.errors import StorageError, StoreDamagedError
 from holdfast.protocol.limits import OUTCOME_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.pages.page_sizes import page_bytes_for
 from holdfast.shared_fs.store_file.store_changes import Forgotten
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -46,6 +47,7 @@ class Store(Accepted):
     """One open store. `file` is None until the first change of a new store reaches the disk."""
 
     __slots__ = (
+        "_has_outgrown",
         "_msg_ids_counted",
         "_msg_ids_horizon",
         "_oldest_segment",
@@ -69,7 +71,7 @@ class Store(Accepted):
         store: StoreId,
         epoch: int,
         file: StoreFile | None,
-        create_file: Callable[[], StoreFile],
+        create_file: Callable[[int], StoreFile],
         *,
         prepare_file: PrepareFile | None = None,
         standing: Standing = Standing.DURABLE,
@@ -96,6 +98,8 @@ class Store(Accepted):
         #: The last attempt to apply changes in a thread failed. Until one succeeds, reads do not
         #: wait for another.
         self.apply_failed = False
+        #: Somebody was told that larger pages suit it.
+        self._has_outgrown = False
         self._outcomes_horizon = Horizon(self.time)
         self._msg_ids_horizon = Horizon(self.time)
         self._msg_ids_counted = False
@@ -260,6 +264,19 @@ class Store(Accepted):
     def removes_much(self, synced_tick: int) -> bool:
         """Tell if `materialise` would remove more messages than the loop should remove at once."""
         return self.contents.file is not None and self.pending.removes_much(synced_tick)
+
+    def outgrows_pages(self) -> bool:
+        """Tell, once at most, if larger pages suit what waits for its file, which is small. Raises
+        nothing: applying finds out what is wrong with a file."""
+        file = self.contents.file
+        if self._has_outgrown or file is None or self.anchor is not None or file.in_memory:
+            return False
+        try:
+            is_fit = file.may_outgrow_pages()
+        except StorageError:
+            return False
+        self._has_outgrown = is_fit and page_bytes_for(self.pending.batches()) > file.page_bytes
+        return self._has_outgrown
 
     def apply_in_parts(self, ready: list[PendingTick], done: list[PendingTick]) -> None:
         """Apply what is `ready` as `Pending.apply_in_parts` does. Call `applied` with `done`

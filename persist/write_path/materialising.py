@@ -55,6 +55,11 @@ class Materialiser:
         self._mishaps = Mishaps(logger)
         self._failing = Trouble(logger, "store.apply_failed", logging.ERROR)
         self._counting_failing = Trouble(logger, "store.count_expired_failed")
+        self._hear_outgrown: list[Callable[[Store], None]] = []
+
+    def on_outgrown(self, hear: Callable[[Store], None]) -> None:
+        """Call `hear`, once for each open store, if larger pages suit what waits for its file."""
+        self._hear_outgrown.append(hear)
 
     def relieve(self, broadcasts: Sequence[tuple[Store, bytes]]) -> None:
         """Apply the pending changes of those stores that have gathered many, soon. In bulk that is
@@ -68,6 +73,9 @@ class Materialiser:
                 continue
             if store.state is not OpenState.SERVING:
                 continue
+            if self._hear_outgrown and store.outgrows_pages():
+                for hear in self._hear_outgrown:
+                    hear(store)
             if store.removes_much(self._progress.synced_tick):
                 self.apply_much(store)
             elif size_bytes > PENDING_EXCESS * MAX_PENDING_BYTES or count > PENDING_EXCESS * limit:

@@ -18,9 +18,8 @@ from typing import Final, NamedTuple
 
 from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES
 from holdfast.protocol.names import StoreId, StoreKind
-from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, StoreMeta
-from holdfast.shared_fs.store_file.sqlite_connection import page_checksum
+from holdfast.shared_fs.store_file.sqlite_connection import set_checksums
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 #: How many messages one change removes.
@@ -52,13 +51,10 @@ def grow_image(image: bytes, parent: StoreId, growth: Growth) -> bytes:
     file = StoreFile.of_image(image, Path("image"), parent, writable=True)
     try:
         grow(file, growth)
-        grown = bytearray(file.image())
+        grown, page_bytes = bytearray(file.image()), file.page_bytes
     finally:
         file.abandon()
-    for start in range(0, len(grown), schema.PAGE_BYTES):
-        content_end = start + schema.PAGE_BYTES - schema.CHECKSUM_BYTES
-        page = bytes(grown[start : start + schema.PAGE_BYTES])
-        grown[content_end : start + schema.PAGE_BYTES] = page_checksum(page)
+    set_checksums(grown, page_bytes)
     return bytes(grown)
 
 

@@ -28,6 +28,7 @@ from holdfast.shared_fs.archive.table_chain import AckOutcome, KeptAck, TableCha
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
+from holdfast.shared_fs.store_file.pages.page_sizes import read_format
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.subject_rows import StoredSubjects
 
@@ -58,7 +59,7 @@ def read_chain(path: Path, store: StoreId, what: str) -> ChainTier | None:
         connection = apsw.Connection(name, flags=flags, vfs=checksum_vfs())
         try:
             connection.pragma("trusted_schema", 0)
-            version = connection.pragma("user_version")
+            version = read_format(connection.execute)
             if version < schema.CHAIN_FORMAT:
                 return None
             is_kv = store.kind == StoreKind.KV

@@ -45,6 +45,7 @@ from holdfast.shared_fs.store_file.bodies import Bodies
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
 from holdfast.shared_fs.store_file.consumers import cursor_rows
 from holdfast.shared_fs.store_file.history.history_rows import StoredHistory
+from holdfast.shared_fs.store_file.pages.page_sizes import read_format
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.subject_rows import StoredSubjects
 
@@ -336,7 +337,7 @@ def _look(path: Path, store: StoreId, *, deep: bool, left_open: bool) -> FileVer
         with _connected(path, left_open=left_open) as connection:
             state, reason, meta = _identify(connection, store)
             if state is FileState.SOUND and meta is not None:
-                is_encrypted = connection.pragma("user_version") >= schema.ENCRYPTED_FORMAT
+                is_encrypted = read_format(connection.execute) >= schema.ENCRYPTED_FORMAT
                 if connection.execute(schema.HAS_ARCHIVED).get:
                     found = connection.execute(schema.SELECT_ARCHIVES).fetchall()
                     archives = tuple(str(table) for [table] in found)
@@ -412,7 +413,7 @@ def _identify(
     application_id = connection.pragma("application_id")
     if application_id != schema.APPLICATION_ID:
         return FileState.FOREIGN, f"its application_id is {application_id:#x}", None
-    version = connection.pragma("user_version")
+    version = read_format(connection.execute)
     if version > schema.LATEST_FORMAT:
         return FileState.NEWER, f"its format is {version}", None
     row = connection.execute(schema.SELECT_META).fetchone()
@@ -432,7 +433,7 @@ def _check_content(
     if verdict != "ok":
         # The first line only names the database.
         return FileState.DAMAGED, f"{check}: {verdict.splitlines()[-1]}"
-    version = connection.pragma("user_version")
+    version = read_format(connection.execute)
     if not deep or version < schema.FORMAT_VERSION or version == schema.FIRST_SUBJECTS_FORMAT:
         # A file of an earlier format lacks some of the columns that are counted, or counts less.
         return FileState.SOUND, ""

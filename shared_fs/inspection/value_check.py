@@ -30,6 +30,7 @@ from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import unpack_headers
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import leaf_in_box
+from holdfast.shared_fs.store_file.pages.page_sizes import read_format
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs
 from holdfast.shared_fs.store_file.subject_schema import HAS_SUBJECTS, SUBJECT
 
@@ -78,7 +79,7 @@ class ValueCheck:
             connection = apsw.Connection(name, flags=flags, vfs=checksum_vfs())
             try:
                 connection.pragma("trusted_schema", 0)
-                if connection.pragma("user_version") < schema.ENCRYPTED_FORMAT:
+                if read_format(connection.execute) < schema.ENCRYPTED_FORMAT:
                     return ValueVerdict()
                 names = [str(each) for (each,) in connection.execute(_NAMES)]
                 cipher = StoreCipher(self._sessions_of(store.tenant), store, names)

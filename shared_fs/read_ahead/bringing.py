@@ -20,14 +20,14 @@ from holdfast.shared_fs.read_ahead.tree_places import (
     continued_values,
     spans,
 )
-from holdfast.shared_fs.store_file.schema import PAGE_BYTES
+from holdfast.shared_fs.store_file.pages.page_sizes import HEADER_BYTES, page_bytes_of
 
 #: Spans that follow each other become one piece up to this size.
 _PIECE_BYTES: Final = MIB
 #: Less than this is looked for leaf by leaf, so that not much more is read.
 _EXACT_BYTES: Final = 256 * KIB
-#: Pages that continue the values of one leaf, at most.
-_CONTINUED_PAGES: Final = 1024
+#: What continues the values of one leaf, at most.
+_CONTINUED_BYTES: Final = MIB
 #: What lies between two such spans is taken to be theirs: pages that continue long values.
 _NEAR_BYTES: Final = MIB
 
@@ -65,19 +65,23 @@ def bring(
     Raises NotATreeError, OSError.
     """
 
+    page_bytes = page_bytes_of(file.read(0, HEADER_BYTES))
+    if page_bytes is None:
+        raise NotATreeError("no header of a database")
+
     def read_page(number: int) -> bytes:
-        return file.read((number - 1) * PAGE_BYTES, PAGE_BYTES)
+        return file.read((number - 1) * page_bytes, page_bytes)
 
     brought: list[CachedPiece] = []
     counted_bytes = file.disk_bytes()
-    parts = spans(read_page, root, start_seq, leaf_by_leaf=size_bytes < _EXACT_BYTES)
+    parts = spans(read_page, page_bytes, root, start_seq, leaf_by_leaf=size_bytes < _EXACT_BYTES)
     for span, is_apart in _joined(parts, min(size_bytes, _PIECE_BYTES)):
         file.bring(span.offset, span.size_bytes)
         if is_apart:
             # What continues its first and its last values may be anywhere.
-            first, last = span.offset, span.offset + span.size_bytes - PAGE_BYTES
+            first, last = span.offset, span.offset + span.size_bytes - page_bytes
             for leaf in {first, last}:
-                _bring_continued(read_page, leaf // PAGE_BYTES + 1)
+                _bring_continued(read_page, leaf // page_bytes + 1, page_bytes)
         now_bytes = file.disk_bytes()
         surplus_bytes, counted_bytes = surplus_bytes + now_bytes - counted_bytes, now_bytes
         disk_bytes = min(surplus_bytes, span.size_bytes)
@@ -89,9 +93,9 @@ def bring(
     return Bringing(brought, surplus_bytes)
 
 
-def _bring_continued(read_page: Callable[[int], bytes], leaf: int) -> None:
+def _bring_continued(read_page: Callable[[int], bytes], leaf: int, page_bytes: int) -> None:
     """Read the pages that continue the values of what may be a leaf."""
-    left = _CONTINUED_PAGES
+    left = _CONTINUED_BYTES // page_bytes
     with contextlib.suppress(NotATreeError):
         for page, count in continued_values(read_page(leaf)):
             for _ in range(count):

@@ -19,7 +19,8 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from holdfast.shared_fs.store_file.schema import CHECKSUM_BYTES, PAGE_BYTES
+from holdfast.protocol.limits import KIB, MIB
+from holdfast.shared_fs.store_file.schema import CHECKSUM_BYTES
 
 #: The last seq of a span that reaches the end of the table.
 END: Final = (1 << 63) - 1
@@ -28,18 +29,15 @@ _HEADER: Final = struct.Struct(">BHHHBI")
 _CHILD: Final = struct.Struct(">I")
 _COUNT: Final = struct.Struct(">H")
 _LEAF_HEADER_BYTES: Final = 8
-#: What of a row is in its leaf if it does not fit there, and in each page that follows.
-_USABLE_BYTES: Final = PAGE_BYTES - CHECKSUM_BYTES
-_LARGEST_LOCAL: Final = _USABLE_BYTES - 35
-_LEAST_LOCAL: Final = (_USABLE_BYTES - 12) * 32 // 255 - 23
-_CONTINUED_BYTES: Final = _USABLE_BYTES - 4
 #: A table of 2^63 rows is not as deep.
 _MAX_DEPTH: Final = 20
-#: How far apart neighbouring leaves may be for what lies between them to be theirs: the pages of
-#: values up to the largest one that is kept in its row.
-_NEAR_PAGES: Final = 1024
-#: So many pages of another table may lie among the leaves of one page without a closer look.
+#: How far apart neighbouring leaves may be for what lies between them to be theirs: the largest
+#: value that is kept in its row.
+_NEAR_BYTES: Final = MIB
+#: So many pages of another table may lie among the leaves of one page without a closer look, if
+#: all of them have not more than so many bytes: those of a page of 1 KiB never have.
 _STRAY_PAGES: Final = 64
+_WHOLE_BYTES: Final = 256 * KIB
 
 
 class NotATreeError(Exception):
@@ -61,21 +59,21 @@ class _Child(NamedTuple):
 
 
 def spans(
-    read_page: Callable[[int], bytes], root: int, start_seq: int, *, leaf_by_leaf: bool = False
+    read_page: Callable[[int], bytes],
+    page_bytes: int,
+    root: int,
+    start_seq: int,
+    *,
+    leaf_by_leaf: bool = False,
 ) -> Iterator[FileSpan]:
     """Yield, in order of seqs, where the messages from `start_seq` on are: a span for about a
-    hundred leaves, or for each, which takes longer. The pages of the tree are read one by one, as
-    the caller goes on. `root` is the number of the table's first page.
+    hundred leaves, or for each, which takes longer. The pages of the tree, each of `page_bytes`,
+    are read one by one, as the caller goes on. `root` is the number of the table's first page.
 
     Raises NotATreeError, and what `read_page` raises.
     """
-    walk = _Walk(read_page, leaf_by_leaf)
-    yield from _under(walk, _Child(root, END), start_seq, 0, is_first=True)
-
-
-class _Walk(NamedTuple):
-    read_page: Callable[[int], bytes]
-    leaf_by_leaf: bool
+    walk = _Walk(read_page, page_bytes, leaf_by_leaf)
+    yield from walk.under(_Child(root, END), start_seq, 0, is_first=True)
 
 
 def continued_values(leaf: bytes) -> Iterator[tuple[int, int]]:
@@ -84,94 +82,112 @@ def continued_values(leaf: bytes) -> Iterator[tuple[int, int]]:
 
     Raises NotATreeError.
     """
-    if _kind_of(leaf) != _LEAF:
+    page_bytes = len(leaf)
+    if _kind_of(leaf, page_bytes) != _LEAF:
         raise NotATreeError("no leaf")
+    # What of a row is in its leaf if it does not fit there, and in each page that follows.
+    usable_bytes = page_bytes - CHECKSUM_BYTES
+    largest_local = usable_bytes - 35
+    least_local = (usable_bytes - 12) * 32 // 255 - 23
+    continued_bytes = usable_bytes - 4
     (count,) = _COUNT.unpack_from(leaf, 3)
-    for index in range(min(count, (PAGE_BYTES - _LEAF_HEADER_BYTES) // 2)):
+    for index in range(min(count, (page_bytes - _LEAF_HEADER_BYTES) // 2)):
         (at,) = _COUNT.unpack_from(leaf, _LEAF_HEADER_BYTES + 2 * index)
         payload_bytes, at = _varint(leaf, at)
         _, at = _varint(leaf, at)
-        if payload_bytes <= _LARGEST_LOCAL:
+        if payload_bytes <= largest_local:
             continue
-        local = _LEAST_LOCAL + (payload_bytes - _LEAST_LOCAL) % _CONTINUED_BYTES
-        if local > _LARGEST_LOCAL:
-            local = _LEAST_LOCAL
-        if at + local + 4 > PAGE_BYTES:
+        local = least_local + (payload_bytes - least_local) % continued_bytes
+        if local > largest_local:
+            local = least_local
+        if at + local + 4 > page_bytes:
             raise NotATreeError("a value beyond its page")
         (first,) = _CHILD.unpack_from(leaf, at + local)
-        yield first, -(-(payload_bytes - local) // _CONTINUED_BYTES)
+        yield first, -(-(payload_bytes - local) // continued_bytes)
 
 
-def _under(
-    walk: _Walk, top: _Child, start_seq: int, depth: int, *, is_first: bool
-) -> Iterator[FileSpan]:
-    if depth == _MAX_DEPTH:
-        raise NotATreeError("too deep")
-    page = walk.read_page(top.page)
-    if _kind_of(page) == _LEAF:
-        yield _span(start_seq, top.last_seq, top.page, 1)
-        return
-    count, right = _header(page)
-    index = _first_from(page, count, start_seq)
-    first = _child(page, index) if index < count else right
-    if _kind_of(walk.read_page(first)) == _LEAF:
-        if not walk.leaf_by_leaf and (whole := _whole(page, index, top.last_seq, start_seq)):
-            yield whole
-        else:
-            yield from _leaves(page, index, top.last_seq, start_seq, is_first=is_first)
-        return
-    for number in range(index, count + 1):
-        child = _Child(right, top.last_seq)
-        if number < count:
-            child = _Child(_child(page, number), _key(page, number))
-        yield from _under(walk, child, start_seq, depth + 1, is_first=is_first)
-        start_seq, is_first = child.last_seq + 1, False
+class _Walk(NamedTuple):
+    read_page: Callable[[int], bytes]
+    page_bytes: int
+    leaf_by_leaf: bool
 
+    def under(
+        self, top: _Child, start_seq: int, depth: int, *, is_first: bool
+    ) -> Iterator[FileSpan]:
+        """Yield the spans of a page and all below it."""
+        if depth == _MAX_DEPTH:
+            raise NotATreeError("too deep")
+        page = self.read_page(top.page)
+        if _kind_of(page, self.page_bytes) == _LEAF:
+            yield self._span(start_seq, top.last_seq, top.page, 1)
+            return
+        count, right = _header(page)
+        index = _first_from(page, count, start_seq)
+        first = _child(page, index) if index < count else right
+        if _kind_of(self.read_page(first), self.page_bytes) == _LEAF:
+            whole = None
+            if not self.leaf_by_leaf:
+                whole = self._whole(page, index, top.last_seq, start_seq)
+            if whole is not None:
+                yield whole
+            else:
+                yield from self._leaves(page, index, top.last_seq, start_seq, is_first=is_first)
+            return
+        for number in range(index, count + 1):
+            child = _Child(right, top.last_seq)
+            if number < count:
+                child = _Child(_child(page, number), _key(page, number))
+            yield from self.under(child, start_seq, depth + 1, is_first=is_first)
+            start_seq, is_first = child.last_seq + 1, False
 
-def _whole(page: bytes, index: int, last_seq: int, start_seq: int) -> FileSpan | None:
-    """Return one span for the leaves of one page, from that at `index` on, if they are one after
-    the other and have no long values, as nearly all pages of nearly all files."""
-    count, right = _header(page)
-    first = _child(page, index) if index < count else right
-    leaf_count = count + 1 - index
-    if leaf_count <= right - first + 1 <= leaf_count + _STRAY_PAGES:
-        return _span(start_seq, last_seq, first, right - first + 1)
-    return None
+    def _whole(self, page: bytes, index: int, last_seq: int, start_seq: int) -> FileSpan | None:
+        """Return one span for the leaves of one page, from that at `index` on, if they are one
+        after the other and have no long values, as nearly all pages of nearly all files."""
+        count, right = _header(page)
+        first = _child(page, index) if index < count else right
+        leaf_count = count + 1 - index
+        page_count = right - first + 1
+        is_small = page_count * self.page_bytes <= _WHOLE_BYTES
+        if is_small and leaf_count <= page_count <= leaf_count + _STRAY_PAGES:
+            return self._span(start_seq, last_seq, first, page_count)
+        return None
 
-
-def _leaves(
-    page: bytes, index: int, last_seq: int, start_seq: int, *, is_first: bool
-) -> Iterator[FileSpan]:
-    """Yield the spans of the leaves of one page, from that at `index` on."""
-    count, right = _header(page)
-    first = _child(page, index) if index < count else right
-    leaf_count = count + 1 - index
-    leaves = [_Child(_child(page, number), _key(page, number)) for number in range(index, count)]
-    leaves.append(_Child(right, last_seq))
-    # A long value that no longer fits into a leaf is there before the leaf that begins with it.
-    before = 0
-    if is_first and index:
-        before = first - _child(page, index - 1) - 1
-    elif is_first:
-        before = min(2 * (right - first) // leaf_count, first - 1)
-    if not 0 < before <= _NEAR_PAGES:
+    def _leaves(
+        self, page: bytes, index: int, last_seq: int, start_seq: int, *, is_first: bool
+    ) -> Iterator[FileSpan]:
+        """Yield the spans of the leaves of one page, from that at `index` on."""
+        near_pages = max(1, _NEAR_BYTES // self.page_bytes)
+        count, right = _header(page)
+        first = _child(page, index) if index < count else right
+        leaf_count = count + 1 - index
+        leaves = [
+            _Child(_child(page, number), _key(page, number)) for number in range(index, count)
+        ]
+        leaves.append(_Child(right, last_seq))
+        # A long value that no longer fits into a leaf is there before the leaf that begins with it.
         before = 0
-    for number, leaf in enumerate(leaves):
-        page_count = 1
-        if number + 1 < len(leaves) and 0 < leaves[number + 1].page - leaf.page <= _NEAR_PAGES:
-            page_count = leaves[number + 1].page - leaf.page
-        yield _span(start_seq, leaf.last_seq, leaf.page - before, page_count + before)
-        start_seq, before = leaf.last_seq + 1, 0
+        if is_first and index:
+            before = first - _child(page, index - 1) - 1
+        elif is_first:
+            before = min(2 * (right - first) // leaf_count, first - 1)
+        if not 0 < before <= near_pages:
+            before = 0
+        for number, leaf in enumerate(leaves):
+            page_count = 1
+            if number + 1 < len(leaves) and 0 < leaves[number + 1].page - leaf.page <= near_pages:
+                page_count = leaves[number + 1].page - leaf.page
+            yield self._span(start_seq, leaf.last_seq, leaf.page - before, page_count + before)
+            start_seq, before = leaf.last_seq + 1, 0
+
+    def _span(self, first_seq: int, last_seq: int, page: int, page_count: int) -> FileSpan:
+        if last_seq < first_seq:
+            raise NotATreeError("seqs out of order")
+        size = self.page_bytes
+        return FileSpan(first_seq, last_seq, (page - 1) * size, page_count * size)
 
 
-def _span(first_seq: int, last_seq: int, page: int, page_count: int) -> FileSpan:
-    if last_seq < first_seq:
-        raise NotATreeError("seqs out of order")
-    return FileSpan(first_seq, last_seq, (page - 1) * PAGE_BYTES, page_count * PAGE_BYTES)
-
-
-def _kind_of(page: bytes) -> int:
-    if len(page) != PAGE_BYTES or page[0] not in (_INTERIOR, _LEAF):
+def _kind_of(page: bytes, page_bytes: int) -> int:
+    if len(page) != page_bytes or page[0] not in (_INTERIOR, _LEAF):
         raise NotATreeError("no page of a table")
     return page[0]
 
@@ -179,7 +195,7 @@ def _kind_of(page: bytes) -> int:
 def _header(page: bytes) -> tuple[int, int]:
     """Return the number of cells of an interior page, and the page below that is behind all."""
     _, _, count, _, _, right = _HEADER.unpack_from(page)
-    if not right or _HEADER.size + 2 * count > PAGE_BYTES:
+    if not right or _HEADER.size + 2 * count > len(page):
         raise NotATreeError("impossible counts")
     return count, right
 
@@ -199,7 +215,7 @@ def _first_from(page: bytes, count: int, seq: int) -> int:
 def _cell(page: bytes, index: int) -> int:
     at = int.from_bytes(page[_HEADER.size + 2 * index : _HEADER.size + 2 * index + 2], "big")
     # A child and at least a byte of its last seq.
-    if at + 5 > PAGE_BYTES:
+    if at + 5 > len(page):
         raise NotATreeError("a cell beyond its page")
     return at
 

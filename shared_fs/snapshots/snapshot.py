@@ -55,6 +55,7 @@ from holdfast.shared_fs.snapshots.places import place_prefix
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta
+from holdfast.shared_fs.store_file.pages.page_sizes import HEADER_BYTES, page_bytes_of
 from holdfast.shared_fs.store_file.sqlite_connection import checksum_vfs, page_checksum
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -487,14 +488,22 @@ class _Content(Protocol):
 
 
 def _with_format(image: bytes, versions: bytes) -> bytes:
-    return _first_page(image[: schema.PAGE_BYTES], versions) + image[schema.PAGE_BYTES :]
+    page_bytes = _page_bytes(image)
+    return _first_page(image[:page_bytes], versions) + image[page_bytes:]
 
 
 def _set_format(file: _Content, versions: bytes) -> None:
     file.seek(0)
-    page = _first_page(file.read(schema.PAGE_BYTES), versions)
+    page_bytes = _page_bytes(file.read(HEADER_BYTES))
+    file.seek(0)
+    page = _first_page(file.read(page_bytes), versions)
     file.seek(0)
     file.write(page)
+
+
+def _page_bytes(header: bytes) -> int:
+    # What has no size of pages is no database. Reading it will tell.
+    return page_bytes_of(header) or schema.PAGE_BYTES
 
 
 def _first_page(page: bytes, versions: bytes) -> bytes:

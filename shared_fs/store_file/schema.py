@@ -15,6 +15,7 @@ table `archived` and those of consumers are likewise created with their first ro
 
 Pages are 1 KiB: most stores are tiny, and a commit writes whole pages to the WAL. Round-robin over
 many open files, the common load, was 40 % faster than with 4 KiB pages, while scans were equal.
+The files of stores with large values have larger ones; see `pages/page_sizes.py`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ ENCRYPTED_FORMAT: Final = 9
 ENCRYPTED_CHAIN_FORMAT: Final = 10
 #: The latest format that this version reads.
 LATEST_FORMAT: Final = ENCRYPTED_CHAIN_FORMAT
+#: The usual size of a page. A file with another one is marked; see `pages/page_sizes.py`.
 PAGE_BYTES: Final = 1024
 #: Reserved at the end of each page for its checksum; readers that do not know it skip these bytes.
 CHECKSUM_BYTES: Final = 8

@@ -81,9 +81,16 @@ def page_checksum(page: bytes) -> bytes:
     gap_start, gap_end = _zeros(page, content_end)
     first, second = _add(0, 0, page[:gap_start])
     # For each eight zero bytes, `_add` multiplies by ((1, 1), (1, 2)).
-    (a, b), (_, c) = _powers()[(gap_end - gap_start) // 8]
+    (a, b), (_, c) = _power((gap_end - gap_start) // 8)
     first, second = (a * first + b * second) & _MASK, (b * first + c * second) & _MASK
     return struct.pack("<2I", *_add(first, second, page[gap_end:content_end]))
+
+
+def set_checksums(image: bytearray, page_bytes: int) -> None:
+    """Set the checksum of each page of an image."""
+    for end in range(page_bytes, len(image) + 1, page_bytes):
+        page = bytes(image[end - page_bytes : end])
+        image[end - CHECKSUM_BYTES : end] = page_checksum(page)
 
 
 def _zeros(page: bytes, content_end: int) -> tuple[int, int]:
@@ -103,14 +110,18 @@ def _add(first: int, second: int, content: bytes) -> tuple[int, int]:
     return first, second
 
 
-@functools.cache
-def _powers() -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return the powers of ((1, 1), (1, 2)), from the 0th on: enough for a page of zeros."""
-    powers = [((1, 0), (0, 1))]
-    for _ in range(PAGE_BYTES // 8):
-        (a, b), (_, c) = powers[-1]
-        powers.append((((a + b) & _MASK, (b + c) & _MASK), ((b + c) & _MASK, (b + 2 * c) & _MASK)))
-    return powers
+@functools.lru_cache(PAGE_BYTES // 8 + 1)
+def _power(exponent: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return a power of ((1, 1), (1, 2)). The cache has all that usual pages need."""
+    if not exponent:
+        return (1, 0), (0, 1)
+    # Such a matrix is symmetric, and so is its square.
+    (a, b), (_, c) = _power(exponent // 2)
+    a, b, c = a * a + b * b, a * b + b * c, b * b + c * c
+    if exponent % 2:
+        a, b, c = a + b, b + c, b + 2 * c
+    a, b, c = a & _MASK, b & _MASK, c & _MASK
+    return (a, b), (b, c)
 
 
 def connect(path: str, flags: int, vfs: str | None) -> apsw.Connection:

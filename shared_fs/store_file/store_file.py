@@ -10,6 +10,7 @@ synced one by one, and `checkpoint` makes everything in the file survive a power
   drop the lock.
 - WAL is only checkpointed by TRUNCATE under `synchronous=FULL`. With `synchronous=OFF`, a restarted
   WAL whose header was never synced could corrupt the file on a disk that reorders writes.
+- The size of its pages stays. `pages/page_sizes.py` says which one a file gets.
 - Every page has a checksum, which is verified when the page is read, so a flipped bit is an error.
 - Opening never creates. A missing, empty, foreign or newer file is an error, not a new store.
 - A file without a WAL beside it holds all that its last owner accepted. `new` writes such a file,
@@ -45,7 +46,7 @@ from holdfast.protocol.errors import (
     StorageFailedError,
     StoreDamagedError,
 )
-from holdfast.protocol.limits import MAX_SWEPT_CHUNKS, MIB
+from holdfast.protocol.limits import KIB, MAX_SWEPT_CHUNKS, MIB
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.store_file import schema
@@ -53,6 +54,9 @@ from holdfast.shared_fs.store_file.applying import AppliedBatch, StoreMeta
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedBlocks
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
 from holdfast.shared_fs.store_file.encrypted.encrypted_rows import RewriteMark, StoredEncryption
+from holdfast.shared_fs.store_file.made_once import made_once
+from holdfast.shared_fs.store_file.pages.page_sizes import raise_format, read_format
+from holdfast.shared_fs.store_file.pages.remaking import write_remade
 from holdfast.shared_fs.store_file.reading.file_rows import LARGEST_SEQ
 from holdfast.shared_fs.store_file.sqlite_connection import (
     connect,
@@ -64,12 +68,14 @@ from holdfast.shared_fs.store_file.store_changes import StoreChanges
 from holdfast.shared_fs.store_file.store_image import NewStore, empty_store_image
 from holdfast.shared_fs.store_file.subject_rows import StoredSubjects
 
-#: Fewer free pages than this are kept for the next messages.
-_MIN_FREE_PAGES: Final = 256
-#: A file with more used pages (64 MiB) is not rewritten only to make it smaller.
-_MAX_REWRITTEN_PAGES: Final = 65536
+#: Free pages of less than this are kept for the next messages.
+_MIN_FREE_BYTES: Final = 256 * KIB
+#: A file that uses more is not rewritten only to make it smaller.
+_MAX_REWRITTEN_BYTES: Final = 64 * MIB
 #: sqlite.org/fileformat2.html, "The Write-Ahead Log".
 _WAL_FRAME_HEADER_BYTES: Final = 24
+#: Copying a file of this size takes some 50 ms.
+_MAX_REMADE_BYTES: Final = 4 * MIB
 _VACUUMED_IN_MEMORY_BYTES: Final = 16 * MIB
 _DISK: Final = Disk()
 #: What is made anew with a connection; see `StoreRows`.
@@ -142,11 +148,13 @@ class StoreFile(StoreChanges):
         *,
         time: int,
         owner: tuple[int, str, str] = (0, "", ""),
+        page_bytes: int = schema.PAGE_BYTES,
         disk: Disk = _DISK,
         vfs: str | None = None,
     ) -> StoreFile:
         """Create the file of a new store of `owner` (epoch, server, incarnation) at revision 0. If
-        that fails, nothing of the file remains. The folder must exist.
+        that fails, nothing of the file remains. The folder must exist. `page_bytes_for` returns the
+        size of its pages.
 
         Raises StoreDamagedError if there is a file already, StorageFailedError.
         """
@@ -155,7 +163,7 @@ class StoreFile(StoreChanges):
         empty = disk.open_append(path)
         try:
             try:
-                empty.write(empty_store_image(StoreKind(store.kind)))
+                empty.write(empty_store_image(StoreKind(store.kind), page_bytes))
             finally:
                 # Before SQLite opens it: closing drops every lock of the process on a file.
                 empty.close()
@@ -219,12 +227,15 @@ class StoreFile(StoreChanges):
         if size_bytes == 0:
             # Also if there is a WAL: SQLite would delete it, because it belongs to another file.
             raise StoreDamagedError(store=str(store), reason=f"{path.name} is empty")
+        # SQLite would read the missing part of a page as zeros, and ignore its checksum.
+        cut = StoreDamagedError(store=str(store), reason=f"{path.name} ends within a page")
         if size_bytes % schema.PAGE_BYTES and not was_left_open:
-            # SQLite would read the missing part of the page as zeros, and ignore its checksum.
-            raise StoreDamagedError(store=str(store), reason=f"{path.name} ends within a page")
+            raise cut
         file = cls._connect(path, store, vfs or disk.vfs)
         file.was_left_open = was_left_open
         try:
+            if size_bytes % file.page_bytes and not was_left_open:
+                raise cut
             file._load()
         except BaseException:
             file.abandon()
@@ -407,12 +418,22 @@ class StoreFile(StoreChanges):
         if not self.is_awake:
             return self._resting.wal_bytes if self._resting is not None else 0
         frame_count, _ = self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-        return max(0, frame_count) * (schema.PAGE_BYTES + _WAL_FRAME_HEADER_BYTES)
+        return max(0, frame_count) * (self.page_bytes + _WAL_FRAME_HEADER_BYTES)
 
     @raises_ours
     def size_bytes(self) -> int:
         """Return the size of the file, WAL included."""
-        return int(self._connection.pragma("page_count")) * schema.PAGE_BYTES
+        return int(self._connection.pragma("page_count")) * self.page_bytes
+
+    @made_once
+    def page_bytes(self) -> int:
+        """The size of its pages, which stays."""
+        return int(self._connection.pragma("page_size"))
+
+    @raises_ours
+    def may_outgrow_pages(self) -> bool:
+        """Tell if it is so small that it may be made anew with larger pages."""
+        return self.page_bytes == schema.PAGE_BYTES and self.size_bytes() <= _MAX_REMADE_BYTES
 
     @raises_ours
     def image(self) -> bytes:
@@ -423,7 +444,7 @@ class StoreFile(StoreChanges):
         """
         copy = apsw.Connection(":memory:")
         try:
-            copy.pragma("page_size", schema.PAGE_BYTES)
+            copy.pragma("page_size", self.page_bytes)
             copy.reserve_bytes("main", schema.CHECKSUM_BYTES)
             self._back_up(copy)
             # Serialized from the copy, because `serialize` returns zeros for unreadable pages.
@@ -443,6 +464,12 @@ class StoreFile(StoreChanges):
             self._back_up(copy)
         finally:
             copy.close(True)
+
+    @raises_ours
+    def remake_to(self, path: Path, page_bytes: int, disk: Disk = _DISK) -> None:
+        """Write the file's content to the new file `path`, with pages of another size. It is not
+        synced. Raises StoreDamagedError, StorageFailedError."""
+        write_remade(self._connection, path, page_bytes, disk)
 
     def _back_up(self, copy: apsw.Connection) -> None:
         # Pages in the cache have the checksums from when they were read.
@@ -472,7 +499,8 @@ class StoreFile(StoreChanges):
         """Tell if unused pages are most of the file, and many."""
         free_count = self._connection.pragma("freelist_count")
         page_count = self._connection.pragma("page_count")
-        return bool(free_count >= _MIN_FREE_PAGES and 2 * free_count >= page_count)
+        is_much = free_count * self.page_bytes >= _MIN_FREE_BYTES
+        return bool(is_much and 2 * free_count >= page_count)
 
     @raises_ours
     def needs_sweep(self) -> bool:
@@ -491,7 +519,7 @@ class StoreFile(StoreChanges):
         with self._transaction():
             self._bodies.sweep(MAX_SWEPT_CHUNKS)
         used = self._connection.pragma("page_count") - self._connection.pragma("freelist_count")
-        if not self.needs_sweep() and used <= _MAX_REWRITTEN_PAGES:
+        if not self.needs_sweep() and used * self.page_bytes <= _MAX_REWRITTEN_BYTES:
             self.shrink()
 
     @raises_ours
@@ -614,7 +642,7 @@ class StoreFile(StoreChanges):
                 f"{self.path.name} is not a holdfast store (application_id {application_id:#x})"
             )
             raise StoreDamagedError(store=str(self.store), reason=reason)
-        version = self._connection.pragma("user_version")
+        version = read_format(self._execute)
         if version > schema.LATEST_FORMAT:
             raise NewerFormatError(what=str(self.path), found=version, known=schema.LATEST_FORMAT)
         # Only now, so that a foreign file stays as it is.
@@ -655,7 +683,7 @@ class StoreFile(StoreChanges):
             for older in range(version, schema.FORMAT_VERSION):
                 for _ in self._execute(steps[older]):
                     pass
-            self._connection.pragma("user_version", schema.FORMAT_VERSION)
+            raise_format(self._execute, schema.FORMAT_VERSION)
 
 
 def _wal_of(path: Path) -> Path:

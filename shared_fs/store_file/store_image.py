@@ -36,7 +36,12 @@ from holdfast.shared_fs.store_file.encrypted.encrypted_rows import (
 )
 from holdfast.shared_fs.store_file.history.history_rows import HistoryState, StoredHistory
 from holdfast.shared_fs.store_file.history.kv_applying import apply_to_kv
-from holdfast.shared_fs.store_file.sqlite_connection import our_error, page_checksum
+from holdfast.shared_fs.store_file.pages.page_sizes import user_version_of
+from holdfast.shared_fs.store_file.sqlite_connection import (
+    our_error,
+    page_checksum,
+    set_checksums,
+)
 from holdfast.shared_fs.store_file.subject_rows import StoredSubjects
 
 #: The place of the read and write versions in a file's header, and the value for WAL
@@ -66,14 +71,15 @@ class NewStore(NamedTuple):
 
 
 @functools.cache
-def empty_store_image(kind: StoreKind) -> bytes:
+def empty_store_image(kind: StoreKind, page_bytes: int = schema.PAGE_BYTES) -> bytes:
     """Return a store file of `kind` without its meta row."""
     with _lock:
-        image = bytearray(_workshop(kind).serialize("main"))
+        connection = _workshop(kind)
+        if page_bytes != schema.PAGE_BYTES:
+            connection = _made(kind, page_bytes)
+        image = bytearray(connection.serialize("main"))
     image[_FORMAT_VERSIONS] = _WAL
-    for end in range(schema.PAGE_BYTES, len(image) + 1, schema.PAGE_BYTES):
-        page = bytes(image[end - schema.PAGE_BYTES : end])
-        image[end - schema.CHECKSUM_BYTES : end] = page_checksum(page)
+    set_checksums(image, page_bytes)
     return bytes(image)
 
 
@@ -165,11 +171,15 @@ def _workshop(kind: StoreKind) -> apsw.Connection:
     Its transactions are always rolled back. A new database for each file would have to read its
     schema first, which takes as long as all the rest.
     """
+    return _made(kind, schema.PAGE_BYTES)
+
+
+def _made(kind: StoreKind, page_bytes: int) -> apsw.Connection:
     connection = apsw.Connection(":memory:")
-    connection.pragma("page_size", schema.PAGE_BYTES)
+    connection.pragma("page_size", page_bytes)
     connection.reserve_bytes("main", schema.CHECKSUM_BYTES)
     connection.pragma("application_id", schema.APPLICATION_ID)
-    connection.pragma("user_version", schema.FORMAT_VERSION)
+    connection.pragma("user_version", user_version_of(schema.FORMAT_VERSION, page_bytes))
     sql = schema.CREATE_STREAM if kind is StoreKind.STREAM else schema.CREATE_KV
     for _ in connection.execute(sql):
         pass

@@ -23,6 +23,7 @@ from holdfast.protocol.names import StoreId
 from holdfast.protocol.subject_filters import Filters, prefix_of
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file import subject_schema as sql
+from holdfast.shared_fs.store_file.pages.page_sizes import raise_format, read_format
 from holdfast.shared_fs.store_file.sqlite_connection import integers, raises_ours
 
 _ID: Final = f"%0{sql.ID_DIGITS}d".encode()
@@ -68,8 +69,7 @@ class StoredSubjects:
     def load(self) -> None:
         """Read the state from the file, after it was opened."""
         self._total = None
-        version = self._execute("PRAGMA user_version").get
-        self.is_marked = version >= schema.FIRST_SUBJECTS_FORMAT
+        self.is_marked = read_format(self._execute) >= schema.FIRST_SUBJECTS_FORMAT
         self.exists = self.is_marked and bool(self._execute(sql.HAS_SUBJECTS).get)
 
     @property
@@ -193,12 +193,13 @@ class StoredSubjects:
         """Upgrade a file of FIRST_SUBJECTS_FORMAT: its messages count more now."""
         if self.exists:
             self._execute(sql.COUNT_OVERHEAD)
-        self._execute(sql.RAISE_FORMAT)
+        raise_format(self._execute, schema.SUBJECTS_FORMAT)
 
     def mark(self) -> None:
-        """Mark the file as one that earlier versions cannot read."""
+        """Mark the file as one that earlier versions cannot read: they do not know subjects, nor
+        header blocks."""
         if not self.is_marked:
-            self._execute(sql.RAISE_FORMAT)
+            raise_format(self._execute, schema.SUBJECTS_FORMAT)
             self.is_marked = True
 
     def changed(self, number: int | None) -> None:

@@ -29,8 +29,6 @@ CREATE TABLE subjects(
 """,
     "CREATE INDEX by_subject ON messages(subject) WHERE subject IS NOT NULL",
 )
-#: Also written when the first header block comes, which earlier versions could not read.
-RAISE_FORMAT: Final = f"PRAGMA user_version = {schema.SUBJECTS_FORMAT}"
 #: What nats-server counts for each message with a subject besides: limits of JetStream's clients
 #: count on it.
 MESSAGE_OVERHEAD_BYTES: Final = 30

@@ -32,6 +32,7 @@ from holdfast.shared_fs.store_file.chain import chain_schema as sql
 from holdfast.shared_fs.store_file.chain.chain_rows import StoredChain
 from holdfast.shared_fs.store_file.chain.kept_leaves import kept_leaf_of, kept_leaf_of_set
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE
+from holdfast.shared_fs.store_file.pages.page_sizes import read_format
 from holdfast.spark.rows.gathering import once_read
 from holdfast.spark.rows.rows import (
     BASE,
@@ -68,7 +69,7 @@ class ImageChain:
         self._has_subjects = has_subjects
         self._stored = StoredChain(execute, is_kv=self._is_kv)
         self._stored.load()
-        self._believes = execute("PRAGMA user_version").get >= schema.ENCRYPTED_CHAIN_FORMAT
+        self._believes = read_format(execute) >= schema.ENCRYPTED_CHAIN_FORMAT
 
     @property
     def value(self) -> bytes:

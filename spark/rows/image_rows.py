@@ -44,6 +44,7 @@ from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta, pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
+from holdfast.shared_fs.store_file.pages.page_sizes import format_of, read_format
 from holdfast.spark.rows import image_statements as statements
 from holdfast.spark.rows.chained_rows import ChainStart, ImageChain
 from holdfast.spark.rows.column_rows import ColumnPiece, SetColumns, rows_of
@@ -485,9 +486,8 @@ def _column_pieces(origin: RowOrigin, found: Iterator[SetColumns]) -> Iterator[C
 
 def _version_of(content: object, connection: apsw.Connection) -> int:
     if isinstance(content, bytes):
-        return int.from_bytes(content[_USER_VERSION])
-    found: Any = connection.pragma("user_version")
-    return int(found)
+        return format_of(int.from_bytes(content[_USER_VERSION]))
+    return read_format(connection.execute)
 
 
 def _opened(content: bytes | Path | ImagePages, slot: ImageSlot | None) -> OpenedImage:

@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.shared_fs.framed_images.image_pages import ImagePages
 from holdfast.shared_fs.read_ahead.tree_places import NotATreeError, spans
-from holdfast.shared_fs.store_file.schema import PAGE_BYTES
+from holdfast.shared_fs.store_file.pages.page_sizes import HEADER_BYTES, page_bytes_of
 
 #: Of more leaves, the first ones are enough: whoever reads on gets large requests.
 _LEAVES: Final = 20_000
@@ -24,11 +24,16 @@ def bring_rows(pages: ImagePages, root: int, first: int, last: int) -> None:
     """Fetch the pages of the rows from `first` to `last`, by their primary key, of the table that
     begins at page `root`. Raises as `ImagePages.read`."""
 
+    page_bytes = page_bytes_of(pages.read(0, HEADER_BYTES))
+    if page_bytes is None:
+        return
+
     def page(number: int) -> bytes:
-        return pages.read((number - 1) * PAGE_BYTES, PAGE_BYTES)
+        return pages.read((number - 1) * page_bytes, page_bytes)
 
     found = takewhile(
-        lambda span: span.first_seq <= last, spans(page, root, first, leaf_by_leaf=True)
+        lambda span: span.first_seq <= last,
+        spans(page, page_bytes, root, first, leaf_by_leaf=True),
     )
     try:
         places = [(span.offset, span.size_bytes) for span in islice(found, _LEAVES)]

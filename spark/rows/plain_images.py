@@ -22,6 +22,7 @@ import numpy as np
 
 from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.pages.page_sizes import format_of
 from holdfast.spark.rows.column_rows import SetColumns
 from holdfast.spark.rows.image_slot import schema_parts
 from holdfast.spark.rows.paged_rows import TABLES, columns_of, set_columns
@@ -132,7 +133,7 @@ class PlainImages:
 
 def _layout_of(content: bytes) -> _Layout | None:
     """Return the layout of an image, None if it is not that of a plain one."""
-    version = int.from_bytes(content[_USER_VERSION])
+    version = format_of(int.from_bytes(content[_USER_VERSION]))
     # Encrypted images may have to be decrypted.
     if version >= schema.ENCRYPTED_FORMAT or int.from_bytes(content[_ENCODING]) != _UTF8:
         return None

@@ -66,6 +66,7 @@ from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.snapshots import snapshot as snapshots
 from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from tests.support.effort import tries
 from tests.support.held_claims import held_claims
 from tests.support.near import near_of
@@ -309,7 +310,7 @@ class Server:
     async def append(self, store: StoreId, value: bytes) -> None:
         """Acknowledged once it is in the file, durably, and the coordinator knows that."""
         opened = await self.open(store, to_read=False)
-        file = opened.file or opened.contents._create_file()
+        file = opened.file or opened.contents._create_file(PAGE_BYTES)
         opened.file = file
         revision = file.meta.revision
         change = (CHANGE_SET_MESSAGE, file.meta.last_seq + 1, value)

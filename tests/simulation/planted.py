@@ -31,6 +31,8 @@ from holdfast.coordinator.decisions.storage_proof import StorageProof
 from holdfast.coordinator.peers.orders import Orders
 from holdfast.persist.access.frame_access import FrameAccess
 from holdfast.persist.consumers.consumers import ConsumerState
+from holdfast.persist.jobs.closing import RetiredStore
+from holdfast.persist.jobs.reopening.larger_pages import LargerPages
 from holdfast.persist.lifecycle.openings import Openings
 from holdfast.persist.lifecycle.steady_clock import SteadyClock
 from holdfast.persist.operations import appending, cursors, operations, purging
@@ -77,7 +79,9 @@ from holdfast.shared_fs.snapshots.manifest import Manifests
 from holdfast.shared_fs.snapshots.snapshot import Fetched, Near
 from holdfast.shared_fs.snapshots.store_entry import Published, SnapshotVersion, StoreEntry
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.simulation.outgrowing import outgrowing_files
 
 
 @contextlib.contextmanager
@@ -595,6 +599,33 @@ def believe_the_cache() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def copy_a_file_that_is_still_written() -> Iterator[None]:
+    """A file is made anew with larger pages from what it had while its store was still open."""
+    begin = LargerPages.begin
+
+    def early(jobs: LargerPages, store: StoreId) -> Path:
+        path = jobs._life.layout.store(store)
+        return path.with_name(f"{path.name}.early.{jobs._life.id}")
+
+    def begin_early(jobs: LargerPages, store: Store) -> None:
+        file = store.file
+        assert file is not None
+        jobs._life.disk.remove(early(jobs, store.id))
+        file.remake_to(early(jobs, store.id), LARGE_PAGE_BYTES, jobs._life.disk)
+        begin(jobs, store)
+
+    def draft(jobs: LargerPages, store: StoreId, closed: RetiredStore, draft: Path) -> None:
+        jobs._life.disk.place(early(jobs, store), draft)
+
+    with (
+        outgrowing_files(),
+        patch.object(LargerPages, "begin", begin_early),
+        patch.object(LargerPages, "_draft", draft),
+    ):
+        yield
+
+
 PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -639,5 +670,6 @@ PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         believe_stale_grants,
         give_work_to_whoever_asks,
         believe_the_cache,
+        copy_a_file_that_is_still_written,
     )
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.forgetful_memory import forgetful_hosts
+from tests.simulation.outgrowing import outgrowing_files
 from tests.simulation.planted import PLANTED
 from tests.simulation.results import Result
 from tests.simulation.run import RUN_SECONDS, run_seed
@@ -97,6 +98,7 @@ _PLANTED_SEEDS: dict[str, tuple[int, str | None]] = {
     "believe_stale_grants": (7, "move_stores"),
     "give_work_to_whoever_asks": (7, "kill_server"),
     "believe_the_cache": (4, None),
+    "copy_a_file_that_is_still_written": (3, None),
 }
 #: The first seed that finds it, where that is not seed 1. It is tried before the others.
 _FOUND_BY = {
@@ -126,6 +128,7 @@ _FOUND_BY = {
     "move_before_all_is_in_the_file": 4,
     "believe_stale_grants": 7,
     "give_work_to_whoever_asks": 7,
+    "copy_a_file_that_is_still_written": 3,
 }
 #: In so many virtual seconds most are found, which is a third of a run's work.
 _PLANTED_SECONDS = 8.0
@@ -230,6 +233,13 @@ def test_reads_that_wait_for_the_disk_beside_the_loop_keep_every_promise() -> No
     with forgetful_hosts(5) as memory:
         _assert_well(run_seed(5, seconds=8.0))
     assert memory.fetch_count > 10
+
+
+def test_files_that_are_made_anew_with_larger_pages_lose_and_double_nothing() -> None:
+    with outgrowing_files():
+        result = run_seed(17, wide=True, seconds=8.0)
+    _assert_well(result)
+    assert sum("store.remade" in line for line in result.trace) > 3
 
 
 @pytest.mark.parametrize("seed", _LIMITED_SEEDS)

@@ -47,10 +47,10 @@ CREATE TABLE leaves(seq INTEGER PRIMARY KEY, leaf BLOB NOT NULL) STRICT;
 """
 
 
-def write_file(path: Path, version: int, sql: str) -> None:
+def write_file(path: Path, version: int, sql: str, page_bytes: int = 1024) -> None:
     """Write a store file of this format."""
     connection = apsw.Connection(str(path), vfs=checksum_vfs())
-    connection.pragma("page_size", 1024)
+    connection.pragma("page_size", page_bytes)
     connection.reserve_bytes("main", 8)
     connection.pragma("journal_mode", "wal")
     connection.pragma("application_id", 0x48467374)

@@ -64,7 +64,7 @@ class World(WritePath):
         id_ = StoreId(tenant, StoreKind.STREAM, name)
         path = self.life.layout.store(id_, 1)
         path.parent.mkdir(parents=True, exist_ok=True)
-        store = Store(id_, 1, None, lambda: StoreFile.create(path, id_, time=1))
+        store = Store(id_, 1, None, lambda _: StoreFile.create(path, id_, time=1))
         self.open_stores.opened(store)
         return store
 

@@ -24,7 +24,7 @@ def kv_id(name: str = "settings") -> StoreId:
     return StoreId("acme", StoreKind.KV, name)
 
 
-def no_file() -> StoreFile:
+def no_file(page_bytes: int) -> StoreFile:
     raise AssertionError("this test needs no new file")
 
 

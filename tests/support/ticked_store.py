@@ -15,6 +15,7 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.commit_log import LogRecord
 from holdfast.shared_fs.encryption.data_keys import TenantKeys
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import abandon, file_of, record_of
 from tests.support.tenant_keys import encrypt
@@ -50,8 +51,8 @@ class Bench:
         """Return what the boxes of `count` values take, if they are encrypted."""
         return 0 if self.keys is None else count * BOX_BYTES
 
-    def create(self) -> StoreFile:
-        return StoreFile.create(self.path, self.id, time=self.time)
+    def create(self, page_bytes: int = PAGE_BYTES) -> StoreFile:
+        return StoreFile.create(self.path, self.id, time=self.time, page_bytes=page_bytes)
 
     def execute(self, *wanted: list[Any]) -> list[Any]:
         """Execute in the running tick, or in a new one; return the results."""

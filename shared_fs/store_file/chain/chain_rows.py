@@ -44,6 +44,7 @@ from holdfast.shared_fs.store_file.chain.kept_leaves import (
     leaf_of_kept_set,
 )
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_BYTE
+from holdfast.shared_fs.store_file.pages.page_sizes import raise_format, read_format
 from holdfast.shared_fs.store_file.sqlite_connection import integers
 
 #: Of the batches that this process has accepted itself, one in so many is computed again.
@@ -123,7 +124,7 @@ class StoredChain:
         file. `execute` makes a cursor for each statement. A box is believed only in a file whose
         format says that it has some: without keys, a check must not call others sound."""
         start = self.state.base_seq + 1
-        believes = execute("PRAGMA user_version").get >= schema.ENCRYPTED_CHAIN_FORMAT
+        believes = read_format(execute) >= schema.ENCRYPTED_CHAIN_FORMAT
         kept: Any = execute(sql.SELECT_LEAVES, (start, _LARGEST_SEQ))
         if self._is_kv:
             sets = execute(sql.SELECT_SETS, (start, _LARGEST_SEQ))
@@ -172,7 +173,7 @@ class ChainRows:
         #: The chain after the batch is believed: what its changes would do to it, in order.
         self._believes = False
         self._deferred: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._raise_format = sql.RAISE_FORMAT
+        self._format = schema.CHAIN_FORMAT
         self._first_beyond = sql.SELECT_FIRST_BEYOND
 
     @property
@@ -185,8 +186,7 @@ class ChainRows:
             return
         for statement in sql.CREATE_CHAIN:
             self._execute(statement)
-        if self._execute("PRAGMA user_version").get < schema.ENCRYPTED_FORMAT:
-            self._execute(self._raise_format)
+        raise_format(self._execute, self._format)
         self._state = ChainState(GENESIS, last_seq, GENESIS)
 
     def begin(self, *, is_own: bool) -> None:
@@ -314,7 +314,7 @@ class KvChainRows(ChainRows):
 
     def __init__(self, cursor: apsw.Cursor, stored: StoredChain) -> None:
         super().__init__(cursor, stored)
-        self._raise_format = sql.RAISE_KV_FORMAT
+        self._format = schema.KV_CHAIN_FORMAT
         self._first_beyond = sql.SELECT_FIRST_SET_BEYOND
 
     def set(self, change: WireChange, revision: int, time: int) -> None:

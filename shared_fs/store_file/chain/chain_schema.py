@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.subject_schema import SUBJECT
 
 CREATE_CHAIN: Final = (
@@ -32,8 +31,6 @@ CREATE TABLE leaves(
 ) STRICT
 """,
 )
-RAISE_FORMAT: Final = f"PRAGMA user_version = {schema.CHAIN_FORMAT}"
-RAISE_KV_FORMAT: Final = f"PRAGMA user_version = {schema.KV_CHAIN_FORMAT}"
 #: A scan of the schema's dozen rows.
 HAS_CHAIN: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'chain')"
 SELECT_STATE: Final = "SELECT value, base_seq, base FROM chain"

@@ -24,8 +24,8 @@ import apsw
 
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_BYTES, is_box
+from holdfast.shared_fs.store_file.pages.page_sizes import raise_format, read_format
 
-_RAISE_FORMAT: Final = "PRAGMA user_version = {}"
 _CREATE: Final = "CREATE TABLE former_names(name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID"
 _SELECT_NAMES: Final = "SELECT name FROM former_names ORDER BY name"
 _INSERT_NAME: Final = "INSERT OR IGNORE INTO former_names VALUES (?)"
@@ -101,7 +101,7 @@ class StoredEncryption:
     def load(self) -> None:
         """Read the state from a file of ENCRYPTED_FORMAT."""
         names = tuple(str(row[0]) for row in self._execute(_SELECT_NAMES))
-        version = self._execute("PRAGMA user_version").get
+        version = read_format(self._execute)
         row: Any = None
         if self._execute(_HAS_REWRITTEN).get:
             row = self._execute(_SELECT_REWRITTEN).get
@@ -124,7 +124,7 @@ class StoredEncryption:
         if not self.state.exists:
             self._execute(_CREATE)
         version = schema.ENCRYPTED_CHAIN_FORMAT if is_chained else schema.ENCRYPTED_FORMAT
-        self._execute(_RAISE_FORMAT.format(version))
+        raise_format(self._execute, version)
         self.state = self.state._replace(exists=True, is_chained=is_chained)
 
     def note_rewritten(self, rewritten: RewriteMark) -> None:

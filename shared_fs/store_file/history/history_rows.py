@@ -20,6 +20,7 @@ import apsw
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.bodies import Bodies
 from holdfast.shared_fs.store_file.history import history_schema as sql
+from holdfast.shared_fs.store_file.pages.page_sizes import raise_format
 from holdfast.shared_fs.store_file.sqlite_connection import integers
 
 
@@ -135,9 +136,7 @@ class HistoryRows:
         if not state.kept:
             for statement in sql.CREATE_HISTORY:
                 self._execute(statement)
-            if self._execute("PRAGMA user_version").get < schema.HISTORY_FORMAT:
-                # With a chain, or encrypted values, it is later already.
-                self._execute(sql.RAISE_FORMAT)
+            raise_format(self._execute, schema.HISTORY_FORMAT)
             self._state = HistoryState(kept, kept, revision)
             return 0
         if not kept:

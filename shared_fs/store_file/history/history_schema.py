@@ -46,7 +46,6 @@ CREATE TABLE history_state(
 """,
 )
 DROP_HISTORY: Final = ("DROP TABLE history", "DROP TABLE history_state")
-RAISE_FORMAT: Final = f"PRAGMA user_version = {schema.HISTORY_FORMAT}"
 #: A scan of the schema's dozen rows.
 HAS_HISTORY: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'history_state')"
 SELECT_STATE: Final = "SELECT kept, least, reaches, since, bytes FROM history_state"

@@ -28,6 +28,7 @@ from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence, fence
 from holdfast.shared_fs.disk.layout import Layout
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import abandon, file_of, kv_id, record_of, store_of, stream_id
 from tests.support.write_path_parts import WritePath, a_life
@@ -83,8 +84,8 @@ class World(WritePath):
         store_id = stream_id(name)
         path = self.root / f"{name}.db"
 
-        def create() -> StoreFile:
-            return StoreFile.create(path, store_id, time=1)
+        def create(page_bytes: int = PAGE_BYTES) -> StoreFile:
+            return StoreFile.create(path, store_id, time=1, page_bytes=page_bytes)
 
         file = StoreFile.open(path, store_id) if path.exists() else None
         store = Store(

@@ -98,10 +98,10 @@ class World(WritePath):
     def open(self, name: str, *, used_at: float = 0.0) -> Store:
         store_id = StoreId("acme", StoreKind.STREAM, name)
 
-        def create_file() -> StoreFile:
+        def create_file(page_bytes: int) -> StoreFile:
             path = self.layout.store(store_id)
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = StoreFile.create(path, store_id, time=1_000)
+            file = StoreFile.create(path, store_id, time=1_000, page_bytes=page_bytes)
             file.take(1, "a", "1")
             return file
 

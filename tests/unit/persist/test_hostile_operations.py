@@ -24,6 +24,7 @@ from holdfast.protocol.errors import ERRORS_BY_CODE, HoldfastError, ProtocolErro
 from holdfast.protocol.limits import FRAME_RESERVE_BYTES, MIN_PAYLOAD_BYTES
 from holdfast.protocol.messages import Durability
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.hostile.mutation import Packed
 from tests.support.effort import examples
@@ -129,8 +130,9 @@ class Server:
         return self.directory / f"{StoreKind(store.kind).word}.db"
 
     def open(self, store: StoreId, file: StoreFile | None) -> None:
-        def create() -> StoreFile:
-            return StoreFile.create(self.path(store), store, time=1000)
+        def create(page_bytes: int = PAGE_BYTES) -> StoreFile:
+            path = self.path(store)
+            return StoreFile.create(path, store, time=1000, page_bytes=page_bytes)
 
         self.open_stores.opened(Store(store, 7, file, create))
 

@@ -17,6 +17,7 @@ from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreKind
+from holdfast.shared_fs.store_file.pages import page_sizes
 from tests.support.ticked_store import Bench, append, put
 
 LIMIT, SLICE = 8, 4
@@ -126,3 +127,20 @@ async def test_after_a_failure_the_next_write_tries_again(
     world.write(ticks=1)
     await world.revisions()
     assert world.store.file_revision == world.store.revision == 14
+
+
+async def test_whoever_makes_files_anew_is_told_once_what_has_outgrown_its_pages(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    world.materialiser.on_outgrown(lambda store: told.append(store.id.name))
+    world.write(ticks=6)
+    await world.revisions()
+    assert told == []
+    monkeypatch.setattr(page_sizes, "_LARGE_CONTENT_BYTES", 1)
+    monkeypatch.setattr(page_sizes, "_LARGE_RECORD_BYTES", 1)
+    for _ in range(3):
+        world.write(ticks=6)
+        await world.revisions()
+    assert told == [world.store.id.name]
+    assert not world.store.pending.ticks, "it is applied all the same"

@@ -22,6 +22,7 @@ from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.fence import FenceGate, create_fence
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import new_store_image
 from tests.support.stores import abandon, file_of, record_of, stream_id
@@ -53,8 +54,8 @@ class World(WritePath):
         self.files = self.new_files(self.confirm)
         self.checkpointer = self.new_checkpointer(self.confirm, limits=OpenLimits(10.0))
 
-    def create(self) -> StoreFile:
-        return StoreFile.create(self.path, CHAT, time=1)
+    def create(self, page_bytes: int = PAGE_BYTES) -> StoreFile:
+        return StoreFile.create(self.path, CHAT, time=1, page_bytes=page_bytes)
 
     def prepare(
         self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome]

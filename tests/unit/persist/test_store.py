@@ -19,6 +19,7 @@ from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.applying import WriterOutcome
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.collection import without_collection
 from tests.support.effort import examples
@@ -35,10 +36,10 @@ class Bench:
         self.refuse = False
         self.store = Store(STREAM, 1, None, self.create)
 
-    def create(self) -> StoreFile:
+    def create(self, page_bytes: int = PAGE_BYTES) -> StoreFile:
         if self.refuse:
             raise StorageFailedError(reason="full")
-        return StoreFile.create(self.path, STREAM, time=1)
+        return StoreFile.create(self.path, STREAM, time=1, page_bytes=page_bytes)
 
     def append(self, tick: int, segment: int = 1, value: bytes = b"v") -> None:
         store = self.store

@@ -364,7 +364,7 @@ def test_extreme_numbers_are_places_without_messages(stream: Stream, extreme: in
 
 def test_a_store_that_was_never_written_has_no_subject(tmp_path: Path) -> None:
     stream = StoreId("acme", StoreKind.STREAM, "none")
-    store = Store(stream, 1, None, lambda: StoreFile.create(tmp_path / "s", stream, time=1))
+    store = Store(stream, 1, None, lambda _: StoreFile.create(tmp_path / "s", stream, time=1))
     asked = [
         [frames.GET_BY_SUBJECT, ["a"]],
         [frames.GET_LASTS, []],

@@ -370,7 +370,7 @@ def test_many_small_changes_with_long_keys_do_not_share_one_payload() -> None:
 def on_file(tmp_path: Path) -> Iterator[Store]:
     store_id = StoreId("acme", StoreKind.STREAM, "a")
     path = tmp_path / "db"
-    store = Store(store_id, 1, None, lambda: StoreFile.create(path, store_id, time=1))
+    store = Store(store_id, 1, None, lambda _: StoreFile.create(path, store_id, time=1))
     yield store
     abandon(store)
 
@@ -448,7 +448,7 @@ def test_a_file_never_runs_ahead_of_the_synced_log(on_file: Store) -> None:
 # Limits
 def configured(tmp_path: Path, **config: Any) -> Store:
     store = store_named("a")
-    store.contents._create_file = lambda: StoreFile.create(tmp_path / "a.db", store.id, time=1)
+    store.contents._create_file = lambda _: StoreFile.create(tmp_path / "a.db", store.id, time=1)
     committed(1, store, arrival(store, 1, [frames.CONFIGURE, config], writer=b"c"))
     return store
 
@@ -556,7 +556,7 @@ def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
 ) -> None:
     monkeypatch.setattr("holdfast.persist.store.store_writers.MAX_WRITERS", 2)
     path, store_id = tmp_path / "store.db", StoreId("acme", StoreKind.STREAM, "a")
-    store = Store(store_id, 7, None, lambda: StoreFile.create(path, store_id, time=1))
+    store = Store(store_id, 7, None, lambda _: StoreFile.create(path, store_id, time=1))
     assert [refused(store, writer, 1, 1) for writer in (b"1", b"2", b"3")] == ["ok", "ok", "busy"]
     store.materialise(store.last_tick)
     file_of(store).close()
@@ -564,7 +564,7 @@ def test_outcomes_in_the_file_count_and_go_after_their_time_by_no_wall_clock(
         store_id,
         8,
         StoreFile.open(path, store_id),
-        lambda: StoreFile.create(path, store_id, time=1),
+        lambda _: StoreFile.create(path, store_id, time=1),
     )
     store.last_tick = 2
     assert [refused(store, writer, 1, 1) for writer in (b"3", b"1")] == ["busy", "ok"]

@@ -429,8 +429,9 @@ def test_the_layout_on_disk_is_the_one_of_the_code() -> None:
 def example(tmp_path: Path) -> dict[str, bytes]:
     """Every payload of the example in docs/protocol.md."""
 
-    def create_file() -> StoreFile:
-        file = StoreFile.create(tmp_path / "notes.db", NOTES, time=TIME)
+    def create_file(page_bytes: int) -> StoreFile:
+        path = tmp_path / "notes.db"
+        file = StoreFile.create(path, NOTES, time=TIME, page_bytes=page_bytes)
         file.take(1, "p1", "i1")
         return file
 

@@ -1,0 +1,2 @@
+"""What an owner does of its own accord by closing a store: it opens anew, in memory or with larger
+pages."""

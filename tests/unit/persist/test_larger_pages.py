@@ -1,0 +1,90 @@
+"""When an owner has a small file made anew with larger pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.persist.store.store import Store
+from holdfast.protocol.changes import CHANGE_SET_MESSAGE
+from holdfast.protocol.limits import KIB
+from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
+from holdfast.shared_fs.store_file.store_file import StoreFile
+from tests.support.stores import abandon, file_of, stream_id
+
+CHAT = stream_id()
+
+
+class World:
+    """A stream with a file, and what waits for it."""
+
+    def __init__(self, root: Path, page_bytes: int = PAGE_BYTES) -> None:
+        file = StoreFile.create(root / "chat.db", CHAT, time=1, page_bytes=page_bytes)
+        self.store = Store(CHAT, 1, file, lambda _: file)
+        self.tick = 0
+
+    def append(self, count: int, size_bytes: int, *, applied: bool = False) -> None:
+        """Append messages in a tick."""
+        store = self.store
+        self.tick += 1
+        store.begin()
+        for _ in range(count):
+            seq = store.last_seq + 1
+            store.set_message(seq, size_bytes, [CHANGE_SET_MESSAGE, seq, bytes(size_bytes)])
+        store.finish_tick(self.tick, 1)
+        if applied:
+            store.materialise(self.tick)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_small_file_outgrows_its_pages_once(world: World) -> None:
+    world.append(10, 100, applied=True)
+    assert not world.store.outgrows_pages()
+    world.append(3, 128 * KIB)
+    assert world.store.outgrows_pages()
+    assert not world.store.outgrows_pages(), "somebody was told"
+    abandon(world.store)
+
+
+def test_what_is_small_leaves_the_pages_as_they_are(world: World) -> None:
+    world.append(3000, 1000)
+    assert not world.store.outgrows_pages()
+    abandon(world.store)
+
+
+def test_a_large_file_stays_as_it_is(world: World) -> None:
+    world.append(5000, 1000, applied=True)
+    world.append(3, 128 * KIB)
+    assert not world.store.outgrows_pages()
+    abandon(world.store)
+
+
+def test_a_file_with_large_pages_does_not_outgrow_them(tmp_path: Path) -> None:
+    world = World(tmp_path, LARGE_PAGE_BYTES)
+    world.append(3, 128 * KIB)
+    assert not world.store.outgrows_pages()
+    abandon(world.store)
+
+
+def test_a_store_without_a_file_gets_one_for_what_waits(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def create(page_bytes: int) -> StoreFile:
+        made.append(page_bytes)
+        return StoreFile.create(tmp_path / "new.db", CHAT, time=1, page_bytes=page_bytes)
+
+    world = World(tmp_path)
+    abandon(world.store)
+    world.store = Store(CHAT, 1, None, create)
+    world.append(3, 128 * KIB)
+    assert not world.store.outgrows_pages()
+    world.store.materialise(world.tick)
+    assert made == [LARGE_PAGE_BYTES]
+    assert file_of(world.store).page_bytes == LARGE_PAGE_BYTES
+    abandon(world.store)
