@@ -266,8 +266,11 @@ class Link:
             self._arm(deadline_at)
 
     def before_sending(self, gather: Callable[[], None]) -> None:
-        """Call `gather` just before the next frames are made. It may submit operations, and must
-        not raise."""
+        """Call `gather` just before the next frames are made, or soon if no more are. It may submit
+        operations, and must not raise."""
+        if self._closed_by is not None:
+            self._loop.call_soon(gather)
+            return
         self._gathering.append(gather)
         if not self._awake:
             self._rouse()
@@ -322,6 +325,10 @@ class Link:
     def _fail(self, error: HoldfastError) -> None:
         if self._closed_by is None:
             self._closed_by = error
+        gathering, self._gathering = self._gathering, []
+        for gather in gathering:
+            # What they submit is refused, so that they can tell.
+            self._loop.call_soon(gather)
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = float("-inf")

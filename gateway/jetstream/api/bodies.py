@@ -31,10 +31,18 @@ _KINDS: Final = {
 }
 
 
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"invalid character {name[0]!r} looking for beginning of value")
+
+
+#: `json.loads` with an argument makes one for each call.
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant)
+
+
 def parse(body: bytes) -> Any:
     """Return the value of a JSON text. Raises ApiError 10025."""
     try:
-        return json.loads(body.decode(errors="replace"), parse_constant=_no_constant)
+        return _DECODER.decode(body.decode(errors="replace"))
     except json.JSONDecodeError as error:
         raise errors.invalid_json(f"{error.msg} at offset {error.pos}") from None
     except RecursionError:
@@ -183,7 +191,3 @@ def _wrong(value: Any, path: str, kind: str) -> errors.ApiError:
         found = f"number {value!r:.40}"
     where = f"field {path}" if path else "a request"
     return errors.invalid_json(f"json: cannot unmarshal {found} into {where} of type {kind}")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"invalid character {name[0]!r} looking for beginning of value")

@@ -47,6 +47,14 @@ class _Slot:
         self.failures = 0
         self.waiting: list[asyncio.Future[None]] = []
 
+    @property
+    def served_now(self) -> ServedStream | None:
+        """What runs by the entry that is wanted."""
+        served = self.served
+        if served is None or self.entry is None or served.ended or served.entry != self.entry:
+            return None
+        return served
+
 
 class ServedStreams:
     """All streams that one gateway serves. `run` it in a task."""
@@ -95,6 +103,9 @@ class ServedStreams:
     async def serving(self, name: str) -> ServedStream:
         """Return a stream once it is served by the entry that is wanted now. Raises ApiError if
         that takes too long."""
+        slot = self._slots.get(name)
+        if slot is not None and (served := slot.served_now) is not None:
+            return served
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while True:
@@ -103,8 +114,7 @@ class ServedStreams:
                         # It was created a moment ago, or its shard is on its way here.
                         await _wait(self._expecting.setdefault(name, []))
                         continue
-                    served = slot.served
-                    if served is not None and not served.ended and served.entry == slot.entry:
+                    if (served := slot.served_now) is not None:
                         return served
                     await _wait(slot.waiting)
         except TimeoutError:

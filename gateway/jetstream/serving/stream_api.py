@@ -46,7 +46,7 @@ from holdfast.gateway.jetstream.serving.stream_infos import StreamInfos
 from holdfast.gateway.jetstream.streams.account import Account
 from holdfast.gateway.jetstream.streams.context import GatewayContext
 from holdfast.gateway.jetstream.streams.new_stream import NewStream
-from holdfast.gateway.jetstream.streams.reading import find
+from holdfast.gateway.jetstream.streams.reading import find, is_subject
 from holdfast.gateway.jetstream.streams.served_stream import ServedStream
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
@@ -268,7 +268,10 @@ class StreamApi:
     async def _get(self, call: ApiCall, message: PortMessage) -> bytes:
         asked = GetMessage.parse(message.payload)
         served = await self._served(call)
-        found = await find(served.store, asked)
+        if asked.last_by_subj and is_subject(asked.last_by_subj):
+            found = await served.lasts.last(asked.last_by_subj)
+        else:
+            found = await find(served.store, asked)
         if found is None:
             raise errors.no_message_found()
         block = b"" if asked.no_hdr else found.headers

@@ -47,7 +47,9 @@ class DirectGet:
         self._mark = f"DIRECT.GET.{stream}"
         #: The start of what every answer says.
         self._fields = headers.lines([("Nats-Stream", stream)]) + b"Nats-Subject: "
-        self._lasts = LastGets(store, self._answer_lasts, self._other_last, self._failed)
+        self._lasts: LastGets[str] = LastGets(
+            store, self._answer_lasts, self._other_last, self._failed
+        )
 
     def receive(self, message: PortMessage) -> None:
         """Take a request. The callback of its subscriptions."""
@@ -65,7 +67,7 @@ class DirectGet:
 
     # Gets of last messages
 
-    def _answer_lasts(self, answers: Sequence[LastAnswer]) -> None:
+    def _answer_lasts(self, answers: Sequence[LastAnswer[str]]) -> None:
         too_large = self._context.client.answer(
             (reply, _NOT_FOUND, b"")
             if found is None

@@ -1,20 +1,19 @@
-"""Direct gets of the last message of one subject, as those of a key-value bucket: most gets are.
+"""Gets of the last message of one subject, as those of a key-value bucket: most gets are.
 
-All that arrive in one turn of the loop become one read of the owner, and so does all that arrives
-while a read is on its way, so a get costs neither a task nor a frame of its own. Nothing is kept:
-every get is answered from what its owner has after it was asked.
+All that arrive before the client's next frame become one read of the owner, and so does all that
+arrives while a read is on its way, so a get costs neither a task nor a frame of its own. Nothing is
+kept: every get is answered from what its owner has after it was asked.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from holdfast.client.handles.serving_wire import ServedMessage
 from holdfast.client.wire.waiting import Waiter
-from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.errors import HoldfastError, internal_error
 
 logger = logging.getLogger("holdfast.gateway")
 
@@ -23,51 +22,56 @@ logger = logging.getLogger("holdfast.gateway")
 _READS: Final = 2
 _SUBJECTS: Final = 256
 
-#: The inbox of a get, and its message, or None if there is none.
-Answer = tuple[str, ServedMessage | None]
+#: Who asks: the inbox of a direct get, or a future.
+T = TypeVar("T")
+
+#: Who has asked, and the message, or None if there is none.
+Answer = tuple[T, ServedMessage | None]
 
 
 class LastReads(Protocol):
     """The reads of a ServingStream that are used here."""
+
+    def before_sending(self, gather: Callable[[], None]) -> None: ...
 
     def lasts_soon(self, waiter: Waiter, subjects: Sequence[str]) -> None: ...
 
     def found_lasts(self, answer: Any) -> tuple[list[ServedMessage], list[str], bool]: ...
 
 
-class LastGets:
+class LastGets(Generic[T]):
     """The gets of one stream that are not answered. Each is given to `answer` once, or to `other`
     if the message has a large value, or to `failed`."""
 
     def __init__(
         self,
         store: LastReads,
-        answer: Callable[[Sequence[Answer]], None],
-        other: Callable[[str, str], None],
-        failed: Callable[[Sequence[str], HoldfastError], None],
+        answer: Callable[[Sequence[Answer[T]]], None],
+        other: Callable[[str, T], None],
+        failed: Callable[[Sequence[T], HoldfastError], None],
     ) -> None:
         self._store = store
         self._answer = answer
         self._other = other
         self._failed = failed
-        #: The inboxes of gets that wait for a read, by subject.
-        self._waiting: dict[str, list[str]] = {}
+        #: Those whose gets wait for a read, by subject.
+        self._waiting: dict[str, list[T]] = {}
         self._reads = 0
         self._scheduled = False
         #: How many gets are not answered.
         self.count = 0
 
-    def ask(self, subject: str, inbox: str) -> None:
+    def ask(self, subject: str, asker: T) -> None:
         """Answer a get of a subject, which has no wildcard."""
         self.count += 1
-        inboxes = self._waiting.get(subject)
-        if inboxes is not None:
-            inboxes.append(inbox)
+        askers = self._waiting.get(subject)
+        if askers is not None:
+            askers.append(asker)
             return
-        self._waiting[subject] = [inbox]
+        self._waiting[subject] = [asker]
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._read)
+            self._store.before_sending(self._read)
 
     def _read(self) -> None:
         """Ask the owner."""
@@ -80,16 +84,16 @@ class LastGets:
                 self._waiting = {}
             self._start(asked)
 
-    def _start(self, asked: dict[str, list[str]]) -> None:
+    def _start(self, asked: dict[str, list[T]]) -> None:
         self._reads += 1
         try:
-            self._store.lasts_soon(_Read(self._take, asked), list(asked))
+            self._store.lasts_soon(_Read(self._take, self._failed, asked), list(asked))
         except HoldfastError as error:
             self._reads -= 1
             self.count -= _count(asked)
             self._fail(asked, error)
 
-    def _take(self, asked: dict[str, list[str]], answer: Any) -> None:
+    def _take(self, asked: dict[str, list[T]], answer: Any) -> None:
         """Take what the owner answered."""
         self._reads -= 1
         self.count -= _count(asked)
@@ -98,15 +102,15 @@ class LastGets:
         except HoldfastError as error:
             self._fail(asked, error)
         else:
-            answers: list[Answer] = []
+            answers: list[Answer[T]] = []
             for message in found:
-                for inbox in asked.pop(message.subject, ()):
-                    answers.append((inbox, message))
+                for asker in asked.pop(message.subject, ()):
+                    answers.append((asker, message))
             for subject in large:
-                for inbox in asked.pop(subject, ()):
-                    self._other(subject, inbox)
+                for asker in asked.pop(subject, ()):
+                    self._other(subject, asker)
             if is_all or not (found or large):
-                answers += [(inbox, None) for inboxes in asked.values() for inbox in inboxes]
+                answers += [(asker, None) for askers in asked.values() for asker in askers]
             else:
                 # The page was full.
                 self.count += _count(asked)
@@ -115,26 +119,28 @@ class LastGets:
                 self._answer(answers)
         self._read()
 
-    def _fail(self, asked: dict[str, list[str]], error: HoldfastError) -> None:
-        self._failed([inbox for inboxes in asked.values() for inbox in inboxes], error)
+    def _fail(self, asked: dict[str, list[T]], error: HoldfastError) -> None:
+        self._failed([asker for askers in asked.values() for asker in askers], error)
 
 
-def _count(asked: Mapping[str, Sequence[str]]) -> int:
+def _count(asked: Mapping[str, Sequence[object]]) -> int:
     return sum(map(len, asked.values()))
 
 
-class _Read:
+class _Read(Generic[T]):
     """One read. It is the waiter of its operation."""
 
-    __slots__ = ("_asked", "_take")
+    __slots__ = ("_asked", "_failed", "_take")
 
     def __init__(
         self,
-        take: Callable[[dict[str, list[str]], Any], None],
-        asked: dict[str, list[str]],
+        take: Callable[[dict[str, list[T]], Any], None],
+        failed: Callable[[Sequence[T], HoldfastError], None],
+        asked: dict[str, list[T]],
     ) -> None:
         self._take = take
-        self._asked: dict[str, list[str]] | None = asked
+        self._failed = failed
+        self._asked: dict[str, list[T]] | None = asked
 
     def done(self) -> bool:
         return self._asked is None
@@ -144,8 +150,10 @@ class _Read:
         asked, self._asked = self._asked, None
         if asked is None:
             return
+        askers = [asker for each in asked.values() for asker in each]
         try:
             self._take(asked, answer)
-        except Exception:
+        except Exception as error:
             # It costs these answers and nobody else's.
-            logger.exception("jetstream.direct_get_failed")
+            logger.exception("jetstream.get_failed")
+            self._failed(askers, internal_error("a get", error))

@@ -42,6 +42,7 @@ from holdfast.gateway.jetstream.publishing.publish_listener import PublishListen
 from holdfast.gateway.jetstream.publishing.publisher import StreamPublisher
 from holdfast.gateway.jetstream.publishing.republishing_queue import RepublishingQueue
 from holdfast.gateway.jetstream.publishing.scheduler import Scheduler
+from holdfast.gateway.jetstream.streams.awaited_lasts import AwaitedLasts
 from holdfast.gateway.jetstream.streams.context import GatewayContext
 from holdfast.gateway.jetstream.streams.direct_get import DirectGet
 from holdfast.gateway.jetstream.streams.stream_for_consumers import StreamForConsumers
@@ -92,6 +93,7 @@ class ServedStream(PublishListener, CopyingStream):
         self._origins = OriginSet(self, context.origins)
         self._configure_publishing()
         self._direct = DirectGet(entry.name, self.store, context)
+        self.lasts = AwaitedLasts(self.store, context.spawn)
         self._subscriptions: dict[str, PortSubscription] = {}
         #: Requests about consumers that are being answered.
         self._asking_count = 0

@@ -121,6 +121,24 @@ async def test_a_client_can_be_closed_while_frames_wait_for_room() -> None:
         assert not bus.published
 
 
+async def test_what_gathers_for_the_next_frame_hears_that_there_is_none() -> None:
+    async with _connected() as (client, _):
+        refused: list[str] = []
+        stream = client.serving_stream("a")
+
+        def gather() -> None:
+            try:
+                stream.append_soon(asyncio.get_running_loop().create_future(), "s", b"1")
+            except ConnectionFailedError as error:
+                refused.append(error.code)
+
+        stream.before_sending(gather)
+        await client.close()
+        await until(lambda: len(refused) == 1, "it was told")
+        stream.before_sending(gather)
+        await until(lambda: len(refused) == 2, "it was told again")
+
+
 async def test_what_the_bus_raises_ends_the_client_and_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

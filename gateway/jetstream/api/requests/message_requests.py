@@ -36,9 +36,10 @@ class GetMessage:
     @classmethod
     def parse(cls, body: bytes) -> GetMessage:
         """The body of STREAM.MSG.GET. Raises ApiError."""
-        if bodies.is_empty(body):
+        found = bodies.parse_object(body)
+        if not found:
             raise errors.bad_request()
-        request = cls(**bodies.read(_SCHEMA, bodies.parse_object(body)))
+        request = cls(**bodies.read(_SCHEMA, found))
         nothing = not (request.seq or request.last_by_subj or request.next_by_subj)
         if request.batch > 0 or request.max_bytes > 0:
             raise errors.bad_request()

@@ -23,12 +23,16 @@ class _World:
         self.reads: list[tuple[Waiter, list[str]]] = []
         self.got: list[tuple[str, object]] = []
         self.refuses: HoldfastError | None = None
-        self.gets = LastGets(
+        self._gathering: list[Callable[[], None]] = []
+        self.gets: LastGets[str] = LastGets(
             self,
             lambda answers: self.got.extend((each, found and found.seq) for each, found in answers),
             lambda subject, inbox: self.got.append((inbox, f"large {subject}")),
             lambda inboxes, error: self.got.extend((each, error.code) for each in inboxes),
         )
+
+    def before_sending(self, gather: Callable[[], None]) -> None:
+        self._gathering.append(gather)
 
     def lasts_soon(self, waiter: Waiter, subjects: Sequence[str]) -> None:
         if self.refuses is not None:
@@ -44,6 +48,9 @@ class _World:
     async def asked(self, *gets: tuple[str, str]) -> None:
         for subject, inbox in gets:
             self.gets.ask(subject, inbox)
+        gathering, self._gathering = self._gathering, []
+        for gather in gathering:
+            gather()
         await asyncio.sleep(0)
 
     async def answer(self, answer: object) -> None:
