@@ -28,6 +28,9 @@ logger = logging.getLogger("holdfast.gateway")
 
 #: Clients at the same time; those that nobody uses make room.
 MAX_SESSIONS: Final = 1000
+#: Clients that log in at the same time. Whoever sends tokens that nobody accepts must not have the
+#: cluster look at all of them at once.
+MAX_CONNECTING: Final = 64
 _MAX_TOKEN_CHARACTERS: Final = 8192
 
 #: Connects with a token, or with the gateway's own login.
@@ -53,14 +56,22 @@ class Session:
         self.users -= 1
 
 
+@dataclass(slots=True, eq=False)
+class _Connecting:
+    """The requests that wait for one client to log in, one of which makes it do so."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting_count: int = 0
+
+
 class Sessions:
-    """The clients of a gateway, by token."""
+    """The clients of a gateway, by token: at most one for each, and MAX_SESSIONS in all."""
 
     def __init__(self, connect: Connect, *, allows_anonymous: bool) -> None:
         self._connect = connect
         self._allows_anonymous = allows_anonymous
         self._sessions: OrderedDict[str | None, Session] = OrderedDict()
-        self._connecting: dict[str | None, asyncio.Lock] = {}
+        self._connecting: dict[str | None, _Connecting] = {}
 
     @property
     def count(self) -> int:
@@ -82,9 +93,14 @@ class Sessions:
             session.users -= 1
 
     async def _made(self, token: str | None) -> Session:
-        lock = self._connecting.setdefault(token, asyncio.Lock())
+        connecting = self._connecting.get(token)
+        if connecting is None:
+            if len(self._connecting) >= MAX_CONNECTING:
+                raise BusyError(what="the gateway: too many clients log in")
+            connecting = self._connecting[token] = _Connecting()
+        connecting.waiting_count += 1
         try:
-            async with lock:
+            async with connecting.lock:
                 session = self._sessions.get(token)
                 if session is None:
                     await self._make_room()
@@ -96,18 +112,22 @@ class Sessions:
                     self._sessions[token] = session
                 return session
         finally:
-            if not lock.locked():
-                self._connecting.pop(token, None)
+            connecting.waiting_count -= 1
+            if not connecting.waiting_count:
+                del self._connecting[token]
 
     async def _make_room(self) -> None:
-        if len(self._sessions) < MAX_SESSIONS:
-            return
-        for token, session in list(self._sessions.items()):
-            if not session.users and token is not None:
-                del self._sessions[token]
-                await session.client.close()
-                return
-        raise BusyError(what="the gateway: too many tokens are in use")
+        """Close clients that nobody uses until there is room for all that log in."""
+        while len(self._sessions) + len(self._connecting) > MAX_SESSIONS:
+            idle = (
+                token
+                for token, session in self._sessions.items()
+                if not session.users and token is not None
+            )
+            token = next(idle, None)
+            if token is None:
+                raise BusyError(what="the gateway: too many tokens are in use")
+            await self._sessions.pop(token).client.close()
 
     async def sweep(self, every_seconds: float) -> None:
         """Remove what has expired, now and then, for ever, as far as the gateway's own login may.
