@@ -630,6 +630,8 @@ MAX_HELD_PUBLISHES: Final = 1024
 #: Open atomic batches of one stream, as in nats-server, and their bytes, which are in memory here.
 MAX_OPEN_BATCHES: Final = 50
 MAX_STAGED_BATCH_BYTES: Final = 32 * MIB
+#: What all streams hold for later: of atomic batches, and behind what is uploaded.
+MAX_STAGED_PUBLISH_BYTES: Final = 128 * MIB
 #: Open fast batches of one stream, and of all streams of a gateway, as in nats-server. Their
 #: messages count among the unanswered ones.
 MAX_FAST_BATCHES: Final = 1000
@@ -650,7 +652,7 @@ MAX_GATEWAYS: Final = 256
 assert 2 * REVOCATIONS_SECONDS < REVOCATIONS_FRESH_SECONDS < GRANT_SECONDS
 assert GRANT_WAIT_SECONDS < FRAME_TIMEOUT_SECONDS
 assert MIN_PAYLOAD_BYTES * 4 < MAX_GRANT_WAITING_BYTES
-assert MAX_STAGED_BATCH_BYTES < MAX_UNANSWERED_PUBLISH_BYTES
+assert MAX_STAGED_BATCH_BYTES < MAX_STAGED_PUBLISH_BYTES <= MAX_UNANSWERED_PUBLISH_BYTES
 assert MAX_CATALOGUE_CHANGES < MAX_FRAME_OPERATIONS
 assert MAX_HOT_STORES <= MAX_MOVING_STORES <= MAX_FRAME_OPERATIONS
 assert MAX_TOLD_GRANTS < MAX_EARLY_GRANTS

@@ -5,7 +5,8 @@ Until then they wait here, in memory: a batch that is not committed is lost with
 its publisher, who has no PubAck, begins again. At the commit they become one batch of the stream's
 owner, which stores all or none and checks all expectations against the stream before it.
 
-Batches are bounded in number and size, and one that falls silent is abandoned.
+Batches are bounded in number and size, with what all streams of the gateway hold; one that falls
+silent is abandoned.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from holdfast.gateway.jetstream.api.publishing.publish_headers import (
     commit_error,
     unsupported_in_batch,
 )
+from holdfast.gateway.jetstream.publishing.publish_load import PublishLoad
 from holdfast.gateway.jetstream.publishing.publish_rules import PublishRules
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.limits import MAX_OPEN_BATCHES, MAX_STAGED_BATCH_BYTES
@@ -72,7 +74,8 @@ class _Abandoned(Exception):
 class AtomicBatches:
     """The open batches of one stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: PublishLoad) -> None:
+        self._load = load
         self._open: dict[str, _Batch] = {}
         self._bytes = 0
 
@@ -114,8 +117,8 @@ class AtomicBatches:
 
     def clear(self) -> None:
         """Drop all."""
-        self._open.clear()
-        self._bytes = 0
+        for batch_id in list(self._open):
+            self._drop(batch_id)
 
     def _batch(self, part: BatchPart) -> _Batch:
         """Return the batch, which begins with its first message. Raises ApiError."""
@@ -126,7 +129,8 @@ class AtomicBatches:
             if part.size > MAX_BATCH_MESSAGES:
                 raise errors.batch_too_large(MAX_BATCH_MESSAGES)
             raise errors.batch_incomplete()
-        if len(self._open) >= MAX_OPEN_BATCHES or self._bytes >= MAX_STAGED_BATCH_BYTES:
+        is_full = len(self._open) >= MAX_OPEN_BATCHES or self._bytes >= MAX_STAGED_BATCH_BYTES
+        if is_full or not self._load.can_stage(_MESSAGE_BYTES):
             raise errors.batch_too_many_in_flight()
         batch = self._open[part.batch_id] = _Batch()
         return batch
@@ -145,6 +149,8 @@ class AtomicBatches:
         if part.size > MAX_BATCH_MESSAGES or self._bytes + size_bytes > MAX_STAGED_BATCH_BYTES:
             too_large = errors.batch_too_large(MAX_BATCH_MESSAGES)
             raise _Abandoned(too_large, BatchAbandonReason.LARGE)
+        if not self._load.can_stage(size_bytes):
+            raise _Abandoned(errors.batch_too_many_in_flight(), BatchAbandonReason.LARGE)
         if part.commit is BatchCommit.WITHOUT_MESSAGE:
             last = batch.messages[-1]
             block = append(last.headers, {"Nats-Batch-Commit": 1})
@@ -153,10 +159,13 @@ class AtomicBatches:
             batch.messages.append(message)
             batch.bytes += size_bytes
             self._bytes += size_bytes
+            self._load.staged_bytes += size_bytes
         batch.silent_at = now + BATCH_SILENCE_SECONDS
 
     def _drop(self, batch_id: str) -> None:
-        self._bytes -= self._open.pop(batch_id).bytes
+        size_bytes = self._open.pop(batch_id).bytes
+        self._bytes -= size_bytes
+        self._load.staged_bytes -= size_bytes
 
 
 def _check_size(message: PortMessage, rules: PublishRules) -> None:

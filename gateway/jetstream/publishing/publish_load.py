@@ -7,7 +7,11 @@ from typing import Final
 
 from holdfast.gateway.jetstream.publishing.reading_pace import ReadingPace
 from holdfast.gateway.jetstream.wire.ports import ClientPort
-from holdfast.protocol.limits import MAX_UNANSWERED_PUBLISH_BYTES, MAX_UNANSWERED_PUBLISHES
+from holdfast.protocol.limits import (
+    MAX_STAGED_PUBLISH_BYTES,
+    MAX_UNANSWERED_PUBLISH_BYTES,
+    MAX_UNANSWERED_PUBLISHES,
+)
 
 #: Whoever is answered so many at once has more publishers than these: what the others have sent
 #: meanwhile is worth gathering too.
@@ -17,7 +21,10 @@ _CROWD: Final = 8
 class PublishLoad:
     """What one gateway has received and not answered yet."""
 
-    __slots__ = ("_pace", "answered", "bytes", "count", "fast_batches", "taken_bytes")
+    __slots__ = (
+        *("_pace", "answered", "bytes", "count", "fast_batches", "staged_bytes"),
+        "taken_bytes",
+    )
 
     def __init__(self) -> None:
         self._pace = ReadingPace()
@@ -29,11 +36,18 @@ class PublishLoad:
         self.taken_bytes = 0
         #: The open fast batches of all streams.
         self.fast_batches = 0
+        #: What all streams hold for later: the begun atomic batches, and what waits behind an
+        #: upload.
+        self.staged_bytes = 0
 
     @property
     def taken(self) -> int:
         """How many messages were received so far."""
         return self.answered + self.count
+
+    def can_stage(self, size_bytes: int) -> bool:
+        """Tell whether there is room to hold so much for later."""
+        return self.staged_bytes + size_bytes <= MAX_STAGED_PUBLISH_BYTES
 
     def rest_seconds(self) -> float:
         """Return how long the next messages may gather; called after each piece that arrives."""

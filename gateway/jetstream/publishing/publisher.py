@@ -137,7 +137,7 @@ class StreamPublisher:
         #: Messages that came while the append before them takes its time; None if none does.
         self._held: deque[PortMessage] | None = None
         self._closed = False
-        self._batches = AtomicBatches()
+        self._batches = AtomicBatches(load)
         self._batch_timer: asyncio.TimerHandle | None = None
         self._rules = PublishRules(config, listener.now_ms)
         self._fast = FastPublishing(
@@ -162,7 +162,8 @@ class StreamPublisher:
     def close(self) -> None:
         """Append nothing more, and answer nothing more."""
         self._closed = True
-        self._held = None
+        held, self._held = self._held, None
+        self.load.staged_bytes -= sum(map(waiting_bytes, held or ()))
         self._unanswered.settle(*self._runs.drop())
         self._batches.clear()
         self._fast.clear()
@@ -281,6 +282,7 @@ class StreamPublisher:
         while held:
             # One of them may take its time again; then it holds the rest.
             message = held.popleft()
+            self.load.staged_bytes -= waiting_bytes(message)
             self.receive(message)
             if self._held is not None:
                 self._held.extend(held)
@@ -291,9 +293,11 @@ class StreamPublisher:
         if held is None:
             # Closed: another gateway has it too, or will.
             return
-        if len(held) >= MAX_HELD_PUBLISHES:
+        size_bytes = waiting_bytes(message)
+        if len(held) >= MAX_HELD_PUBLISHES or not self.load.can_stage(size_bytes):
             self._refuse(message, errors.too_many_requests(), _TOO_MANY)
             return
+        self.load.staged_bytes += size_bytes
         held.append(message)
 
     def answered(self, message: PortMessage, append: NewMessage, answer: Any) -> None:

@@ -14,9 +14,14 @@ from holdfast.gateway.jetstream.publishing.atomic_batches import (
     RefusedPart,
     WholeBatch,
 )
+from holdfast.gateway.jetstream.publishing.publish_load import PublishLoad
 from holdfast.gateway.jetstream.publishing.publish_rules import PublishRules
 from holdfast.gateway.jetstream.wire.ports import PortMessage
-from holdfast.protocol.limits import MAX_OPEN_BATCHES, MAX_STAGED_BATCH_BYTES
+from holdfast.protocol.limits import (
+    MAX_OPEN_BATCHES,
+    MAX_STAGED_BATCH_BYTES,
+    MAX_STAGED_PUBLISH_BYTES,
+)
 
 _CONFIG = {
     "name": "S",
@@ -48,7 +53,7 @@ def _code(found: object) -> int:
 
 
 def test_a_batch_is_committed_whole_by_its_last_message() -> None:
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     assert batches.receive(_message("b", 1), _RULES, 0.0) is None
     assert batches.receive(_message("other", 1), _RULES, 0.0) is None
     assert batches.receive(_message("b", 2), _RULES, 0.0) is None
@@ -61,7 +66,7 @@ def test_a_batch_is_committed_whole_by_its_last_message() -> None:
 
 
 def test_a_message_that_only_ends_a_batch_is_not_stored() -> None:
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     batches.receive(_message("b", 1), _RULES, 0.0)
     whole = batches.receive(_message("b", 2, Nats_Batch_Commit="eob"), _RULES, 0.0)
     assert isinstance(whole, WholeBatch)
@@ -88,13 +93,13 @@ def test_a_message_that_only_ends_a_batch_is_not_stored() -> None:
 def test_a_message_that_begins_wrongly_is_refused_and_leaves_nothing(
     message: PortMessage, code: int
 ) -> None:
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     assert _code(batches.receive(message, _RULES, 0.0)) == code
     assert batches.wake_at == float("inf")
 
 
 def test_what_the_stream_does_not_allow_is_refused() -> None:
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     message = _message("b", 1)
     assert _code(batches.receive(message, _rules(allow_atomic=False), 0.0)) == 10174
     assert _code(batches.receive(message, _rules(sealed=True), 0.0)) == 10109
@@ -102,7 +107,7 @@ def test_what_the_stream_does_not_allow_is_refused() -> None:
 
 
 def test_a_gap_ends_a_batch() -> None:
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     batches.receive(_message("b", 1), _RULES, 0.0)
     found = batches.receive(_message("b", 3), _RULES, 0.0)
     assert _code(found) == 10176
@@ -112,7 +117,7 @@ def test_a_gap_ends_a_batch() -> None:
 
 
 def test_a_silent_batch_is_abandoned() -> None:
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     batches.receive(_message("a", 1), _RULES, 0.0)
     batches.receive(_message("b", 1), _RULES, 0.0)
     batches.receive(_message("b", 2), _RULES, 5.0)
@@ -122,13 +127,13 @@ def test_a_silent_batch_is_abandoned() -> None:
 
 
 def test_batches_are_bounded_in_number_and_in_bytes() -> None:
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     for number in range(MAX_OPEN_BATCHES):
         assert batches.receive(_message(str(number), 1), _RULES, 0.0) is None
     assert _code(batches.receive(_message("more", 1), _RULES, 0.0)) == 10210
     assert batches.receive(_message("1", 2), _RULES, 0.0) is None
 
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     piece = bytes(1024 * 1024)
     for number in range(1, MAX_STAGED_BATCH_BYTES // len(piece)):
         assert batches.receive(_message("b", number, payload=piece), _RULES, 0.0) is None
@@ -137,6 +142,27 @@ def test_batches_are_bounded_in_number_and_in_bytes() -> None:
     assert isinstance(found, RefusedPart) and found.abandoned is BatchAbandonReason.LARGE
     # Its bytes are free again.
     assert batches.receive(_message("b", 1, payload=piece), _RULES, 0.0) is None
+
+
+def test_the_batches_of_all_streams_share_the_memory_of_their_gateway() -> None:
+    load = PublishLoad()
+    piece = bytes(1024 * 1024)
+    full: list[AtomicBatches] = []
+    found: object = None
+    while found is None:
+        full.append(AtomicBatches(load))
+        for number in range(1, MAX_STAGED_BATCH_BYTES // len(piece)):
+            found = full[-1].receive(_message("b", number, payload=piece), _RULES, 0.0)
+            if found is not None:
+                break
+    assert _code(found) == 10210
+    assert len(full) > MAX_STAGED_PUBLISH_BYTES // MAX_STAGED_BATCH_BYTES
+    # One that ends makes room for others, and so do all of a stream that is given up.
+    assert full[0].expire(BATCH_SILENCE_SECONDS) == ["b"]
+    assert AtomicBatches(load).receive(_message("b", 1, payload=piece), _RULES, 0.0) is None
+    for batches in full:
+        batches.clear()
+    assert load.staged_bytes < 2 * len(piece)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +185,7 @@ def test_batches_are_bounded_in_number_and_in_bytes() -> None:
 def test_what_would_mean_something_else_before_the_batch_is_refused(
     second: dict[str, str], code: int
 ) -> None:
-    batches = AtomicBatches()
+    batches = AtomicBatches(PublishLoad())
     first = _message("b", 1, subject="s.first", Nats_Msg_Id="same")
     assert batches.receive(first, _RULES, 0.0) is None
     last = _message("b", 2, subject="s.first", Nats_Batch_Commit="1", **second)
