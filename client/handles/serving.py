@@ -68,6 +68,7 @@ from holdfast.protocol.limits import (
     MAX_MESSAGE_SUBJECT_BYTES,
     MAX_MSG_ID_BYTES,
     MAX_VALUE_BYTES,
+    PAGE_BYTES,
 )
 from holdfast.protocol.messages import (
     Ack,
@@ -485,7 +486,9 @@ class ServingStream:
                 *(GET_BY_SUBJECT, list(filters), start_seq, start_time_ms, limit, max_bytes)
             ]
             rows, start_seq = await self._read(operation, timeout_seconds)
-            messages = await self._stored(rows)
+            messages, count = await self._first_stored(rows)
+            if count < len(rows):
+                start_seq = rows[count][0]
             if messages or start_seq is None:
                 return ServedPage(messages, start_seq)
 
@@ -504,7 +507,9 @@ class ServingStream:
         while True:
             operation = [GET_LASTS, list(filters), up_to_seq, after_seq, limit]
             rows, after_seq = await self._read(operation, timeout_seconds)
-            messages = await self._stored(rows)
+            messages, count = await self._first_stored(rows)
+            if count < len(rows):
+                after_seq = rows[count - 1][0]
             if messages or after_seq is None:
                 return ServedPage(messages, after_seq)
 
@@ -608,6 +613,26 @@ class ServingStream:
             return list(plain)
         whole = [await self._whole(each) for each in found]
         return [message for message in whole if message is not None]
+
+    async def _first_stored(self, rows: list[list[Any]]) -> tuple[list[ServedMessage], int]:
+        """Return the messages of the first rows of a page, and how many rows that are. The owner
+        counts only the bytes of rows: large values are fetched until they have PAGE_BYTES."""
+        found = stored_messages(rows)
+        if _PLAIN.issuperset(map(type, found)):
+            plain: Any = found
+            return list(plain), len(rows)
+        messages: list[ServedMessage] = []
+        large_bytes = 0
+        for count, each in enumerate(found, 1):
+            message = await self._whole(each)
+            if message is None:
+                continue
+            messages.append(message)
+            if not isinstance(each, ServedMessage):
+                large_bytes += len(message.value)
+            if large_bytes >= PAGE_BYTES:
+                return messages, count
+        return messages, len(rows)
 
     async def _whole(
         self, found: ServedMessage | tuple[list[Any], LargeValue]

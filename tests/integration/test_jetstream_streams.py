@@ -306,6 +306,13 @@ async def test_messages_are_got_directly_alone_in_batches_and_by_several_subject
             ("204", b"", "0"),
         ]
         assert await messages({"multi_last": ["nothing"]}) == [("404", b"", "")]
+        # More than the gateway keeps before it sends the first.
+        large = [bytes([number]) * 900_000 for number in range(6)]
+        for number, value in enumerate(large):
+            await js.publish(f"direct.{number}", value)
+        found = await messages({"multi_last": ["direct.*"]})
+        assert [value for _, value, _ in found] == [*large, b""]
+        assert [pending for *_, pending in found] == [*"543210", "0"]
         assert await messages({"seq": 1, "last_by_subj": "x"}) == [("408", b"", "")]
         await js.update_stream(name="direct", subjects=["direct.*"], allow_direct=False)
         with pytest.raises(nats.errors.NoRespondersError):

@@ -28,6 +28,7 @@ from holdfast.client.handles.serving_wire import (
     ServedMessage,
     Trimmed,
 )
+from holdfast.protocol.limits import MAX_VALUE_BYTES
 from holdfast.protocol.messages import Durability
 from tests.support.holdfast_up import RunningUp, running_up
 from tests.support.present import present
@@ -139,6 +140,31 @@ async def test_what_a_gateway_writes_it_reads_byte_for_byte(hf: Client) -> None:
     assert [seqs async for seqs in stream.gaps()] == [[2, 6]]
     assert await stream.purge("a.*", before_seq=4) == 1
     assert await stream.purge(keep=1) == 3
+
+
+async def test_a_page_has_few_large_values(hf: Client) -> None:
+    """The owner counts what their rows take."""
+    stream = await begun(hf)
+    values = [bytes([number]) * (MAX_VALUE_BYTES + 10) for number in range(5)]
+    for number, value in enumerate(values):
+        await stream.append(f"a.{number}", value)
+        await stream.append(f"a.{number}.small", b"v")
+    found: list[ServedMessage] = []
+    next_seq: int | None = 1
+    while next_seq is not None:
+        page = await stream.by_subject(["a.>"], start_seq=next_seq)
+        assert sum(len(each.value) for each in page.messages) < 2 * MAX_VALUE_BYTES
+        found += page.messages
+        next_seq = page.next_seq
+    lasts: list[ServedMessage] = []
+    after_seq: int | None = 0
+    while after_seq is not None:
+        page = await stream.lasts(["a.>"], after_seq=after_seq)
+        assert sum(len(each.value) for each in page.messages) < 2 * MAX_VALUE_BYTES
+        lasts += page.messages
+        after_seq = page.next_seq
+    assert [each.seq for each in found] == [each.seq for each in lasts] == list(range(1, 11))
+    assert [each.value for each in found[::2]] == [each.value for each in lasts[::2]] == values
 
 
 async def test_a_deposed_gateway_changes_nothing(hf: Client) -> None:

@@ -23,9 +23,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.client.handles.serving_wire import ServedMessage
+from holdfast.protocol.limits import MIB
 
-#: Messages that are read ahead of what the clients take.
+#: Messages that are read ahead of what the clients take; fewer, if they have more bytes than these.
 READ_AHEAD: Final = 256
+READ_AHEAD_BYTES: Final = 4 * MIB
+#: Messages up to this size are read ahead in any number.
+_USUAL_BYTES: Final = READ_AHEAD_BYTES // READ_AHEAD
+#: The last one that was read ahead may have to wait for the next one.
+_LEAST_AHEAD: Final = 2
 #: Appends that are noted while a page or a count is on its way. With more, what came is not taken
 #: for the end of the stream, and another is asked for.
 _MAX_NOTED: Final = 65_536
@@ -37,6 +43,8 @@ class Backlog:
 
     def __init__(self, start_seq: int, *, at_tail: bool = False, lasts_up_to: int = 0) -> None:
         self.messages: deque[ServedMessage] = deque()
+        #: How many may be read ahead, by the size of those that came last.
+        self.most = READ_AHEAD
         self.beyond = 0
         #: What matches and is neither delivered nor in `messages` has at least this seq.
         self.next_seq = start_seq
@@ -75,7 +83,7 @@ class Backlog:
     @property
     def wants_page(self) -> bool:
         """Whether more should be read ahead, as soon as somebody wants messages."""
-        return not (self.at_tail or self.busy) and len(self.messages) <= READ_AHEAD // 2
+        return not (self.at_tail or self.busy) and len(self.messages) <= self.most // 2
 
     @property
     def wants_count(self) -> bool:
@@ -114,7 +122,9 @@ class Backlog:
         seq = message.seq
         if seq <= self.lasts_up_to or (seq < self.next_seq and not self.lasts_up_to):
             return False
-        if self.at_tail and wanted and len(self.messages) < READ_AHEAD:
+        if len(message.value) > _USUAL_BYTES:
+            self.most = min(self.most, _most_of(len(message.value)))
+        if self.at_tail and wanted and len(self.messages) < self.most:
             self.messages.append(message)
             self.next_seq = seq + 1
             return True
@@ -216,6 +226,8 @@ class Backlog:
                 if each.seq >= self.next_seq and each.seq not in self._removed
             ]
         self.messages.extend(kept)
+        if messages:
+            self.most = _most_of(max(len(each.value) for each in messages))
         last = messages[-1].seq if messages else 0
         if self.lasts_up_to:
             self._took_lasts(len(kept), next_seq)
@@ -291,3 +303,8 @@ class Backlog:
         self.at_tail = not later
         self.dirty = False
         self._counted_to = end
+
+
+def _most_of(value_bytes: int) -> int:
+    """Return how many messages of a size may be read ahead."""
+    return max(_LEAST_AHEAD, min(READ_AHEAD, READ_AHEAD_BYTES // max(1, value_bytes)))

@@ -153,7 +153,7 @@ class Deliveries:
         if backlog.wants_count:
             self.ask_count()
             return
-        limit = READ_AHEAD
+        limit = backlog.most
         if self.pulls is not None:
             self._page = min(2 * self._page, READ_AHEAD) if streams else _LEAST_PAGE
             limit = min(limit, max(self.pulls.wanted, self._page))

@@ -25,7 +25,7 @@ from holdfast.gateway.jetstream.streams.last_gets import LastGets
 from holdfast.gateway.jetstream.streams.reading import find, first_ms, is_subject
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.errors import HoldfastError
-from holdfast.protocol.limits import MAX_DIRECT_GETS
+from holdfast.protocol.limits import MAX_DIRECT_GETS, MIB
 
 logger = logging.getLogger("holdfast.gateway")
 
@@ -34,6 +34,9 @@ _UNAVAILABLE: Final = status_block(503)
 _NOT_FOUND: Final = status_block(404, "Message Not Found")
 _OF_BATCH: Final = ("Nats-Num-Pending", "Nats-Last-Sequence")
 _NO_LIMIT: Final = 1 << 62
+#: Of the messages of a `multi_last` that are counted before the first is sent. The others are read
+#: once more.
+_MAX_KEPT_BYTES: Final = 2 * MIB
 
 
 class DirectGet:
@@ -158,22 +161,30 @@ class DirectGet:
             up_to = await self._last_seq_before(first_ms(asked.up_to_time) or 0)
         elif not up_to:
             up_to = (await self._store.head()).last_seq
-        found: list[ServedMessage] = []
+        #: Of those that have too many bytes to be kept, the seqs alone.
+        found: list[ServedMessage | int] = []
+        kept_bytes = 0
         after: int | None = max(0, asked.seq - 1)
         while after is not None and up_to:
             page = await self._store.lasts(asked.multi_last, up_to_seq=up_to, after_seq=after)
-            found += page.messages
+            for message in page.messages:
+                kept_bytes += _size_of(message)
+                found.append(message if kept_bytes <= _MAX_KEPT_BYTES else message.seq)
             after = page.next_seq
             if len(found) > MAX_MULTI_LAST_SUBJECTS:
                 raise StatusError(413, "Too Many Results")
         if not found:
             raise StatusError(404, "No Results")
         pending, last, room = len(found), 0, asked.max_bytes or _NO_LIMIT
-        for message in found[: asked.batch or len(found)]:
+        for each in found[: asked.batch or len(found)]:
             pending -= 1
-            self._send(reply, message, asked, [pending, last])
-            last = message.seq
-            room -= _size_of(message)
+            sent = await self._store.get(each) if isinstance(each, int) else each
+            if sent is None:
+                # It was removed meanwhile.
+                continue
+            self._send(reply, sent, asked, [pending, last])
+            last = sent.seq
+            room -= _size_of(sent)
             if room <= 0:
                 break
             await self._context.outflow.until_writable()
