@@ -20,6 +20,7 @@ from holdfast.shared_fs.inspection.inspection import (
     FoundIncarnation,
     incarnations,
     read_dead_log,
+    strangers_of_servers,
 )
 
 
@@ -40,6 +41,9 @@ class LogChecks:
 
     def run(self) -> None:
         """Check everything. Raises StorageFailedError."""
+        for path in strangers_of_servers(self._layout, self._disk):
+            where = str(path.relative_to(self._layout.root))
+            self._findings.warn(checks.STRANGERS, where, "it is not a file of holdfast")
         for found in incarnations(self._layout, self._disk):
             where = f"servers/{found.server}/{found.incarnation}"
             if found.running:

@@ -312,11 +312,12 @@ class Disk:
                 self.sync_directory(directory.parent)
 
     def names(self, path: Path) -> list[str]:
-        """Return the sorted names in a directory; none if it does not exist."""
+        """Return the sorted names in a directory; none if there is no such directory. So a file
+        that somebody has put among directories is none of them."""
         with _storage_errors(path):
             try:
                 return looked_up(lambda: sorted(entry.name for entry in path.iterdir()))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def exists(self, path: Path) -> bool:

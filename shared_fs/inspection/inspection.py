@@ -110,9 +110,9 @@ class FoundIncarnation:
 
 def incarnations(layout: Layout, disk: Disk) -> Iterator[FoundIncarnation]:
     """Yield the incarnations of each server, oldest first. Raises StorageFailedError."""
-    for server in disk.names(layout.servers):
+    for server in _folders(layout.servers, disk):
         locked = lock_holder(layout.server(server) / "lock") is not None
-        names = [name for name in disk.names(layout.server(server)) if name not in _SERVER_FILES]
+        names = _folders(layout.server(server), disk)
         found = []
         for name in names:
             path = layout.fence(server, name)
@@ -131,6 +131,25 @@ def incarnations(layout: Layout, disk: Disk) -> Iterator[FoundIncarnation]:
                 running=locked and name == still_open[-1:][0] if still_open else False,
                 has_log=bool(segments(disk, layout.log(server, name))),
             )
+
+
+def strangers_of_servers(layout: Layout, disk: Disk) -> Iterator[Path]:
+    """Yield the files among the folders of servers and of their incarnations that are not
+    holdfast's. Raises StorageFailedError."""
+    servers = set(_folders(layout.servers, disk))
+    yield from (layout.servers / name for name in disk.names(layout.servers) if name not in servers)
+    for server in sorted(servers):
+        home = layout.server(server)
+        known = _SERVER_FILES.union(_folders(home, disk))
+        yield from (
+            home / name
+            for name in disk.names(home)
+            if name not in known and not name.endswith(".tmp")
+        )
+
+
+def _folders(path: Path, disk: Disk) -> list[str]:
+    return [name for name in disk.names(path) if (path / name).is_dir()]
 
 
 _SERVER_FILES: Final = frozenset({"lock", "reaper"})

@@ -84,6 +84,27 @@ async def test_a_damaged_store_is_refused_and_never_silently_empty(tmp_path: Pat
     assert quarantined == set(DAMAGE) - {"missing"}
 
 
+async def test_files_that_somebody_left_among_those_of_servers_stop_nothing(tmp_path: Path) -> None:
+    """What file managers, editors and NFS leave there: it kept every store from being opened."""
+
+    def litter() -> None:
+        for folder in (servers, servers / "s1", data / "stores", data / "stores" / "acme"):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (".DS_Store", "00", "zz"):
+                (folder / name).write_bytes(b"junk")
+
+    data = tmp_path / "data"
+    servers = data / "servers"
+    async with cluster_with_client(tmp_path) as (_, client):
+        await client.stream("before").append(b"1")
+        litter()
+        await client.stream("after").append(b"1")
+    (data / "coordinator" / "state.db").unlink()
+    async with cluster_with_client(tmp_path) as (_, client):
+        for name in ("before", "after"):
+            assert (await client.stream(name).append(b"2")).seq == 2
+
+
 async def test_a_file_that_was_never_durable_is_rebuilt_from_the_log(tmp_path: Path) -> None:
     async with cluster_with_client(tmp_path) as (cluster, client):
         stream = client.stream("young")

@@ -271,6 +271,16 @@ def test_leftovers_and_strangers_are_told(layout: Layout) -> None:
     assert "an earlier generation" in text_of(findings, checks.GENERATIONS)
 
 
+def test_strangers_among_the_folders_of_servers_are_told_and_are_no_servers(
+    layout: Layout,
+) -> None:
+    make_log(layout, (0, 1), (1, 6), store=NOTES._replace(name="young"))
+    for name in (".DS_Store", "s0", "s1/.nfs0001", "s1/00"):
+        (layout.servers / name).write_bytes(b"junk")
+    findings = finds(layout, "warning", checks.STRANGERS)
+    assert text_of(findings, checks.STRANGERS).count("it is not a file of holdfast") == 4
+
+
 # Logs and fences
 def test_revisions_that_are_nowhere_are_critical(layout: Layout) -> None:
     make_log(layout, (1, 2), (5, 6))

@@ -403,3 +403,10 @@ def test_on_a_network_file_system_no_removed_file_stays_open(tmp_path: Path, kin
     assert not path.exists()
     assert open_files() == before
     free()
+
+
+def test_a_file_among_directories_has_no_names(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("somebody's")
+    assert DISK.names(tmp_path / "file") == []
+    assert DISK.names(tmp_path / "file" / "log") == []
+    assert DISK.names(tmp_path) == ["file"]
