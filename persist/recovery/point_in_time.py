@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import NamedTuple, overload
 
 from holdfast.persist.recovery.takeover import batches_of, following
@@ -45,7 +46,17 @@ class RestoreTarget(NamedTuple):
         )
 
     def __str__(self) -> str:
-        return f"revision {self.revision}" if self.time is None else f"time {self.time}"
+        return f"revision {self.revision}" if self.time is None else _shown(self.time)
+
+
+def _shown(time_ms: int) -> str:
+    """A time as people give it to `holdfast restore --to-time`."""
+    try:
+        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        # Beyond all years: a request may have any number.
+        return f"{time_ms} ms"
+    return moment.isoformat(timespec="milliseconds")
 
 
 class Point(NamedTuple):
@@ -196,7 +207,9 @@ def not_reached(store: StoreId, target: RestoreTarget, found: Course) -> PointNo
     before = [found.revision, found.time] if found.revision else None
     after = list(found.after) if found.after is not None else None
     near = [
-        f"revision {point[0]} (time {point[1]})" for point in (before, after) if point is not None
+        f"revision {point[0]} ({_shown(point[1])})"
+        for point in (before, after)
+        if point is not None
     ]
     reason = f"you can restore {' or '.join(near)}" if near else "no snapshot or log reaches it"
     return PointNotReachedError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,3 +140,11 @@ def test_with_the_whole_log_every_revision_is_reached_from_any_snapshots(
     start = there.version.revision if there.version is not None else 0
     assert start + len(there.batches) == there.revision == min(wanted, count)
     assert there.exact == (wanted <= count)
+
+
+@pytest.mark.parametrize(
+    ("time", "shown"),
+    [(1_795_855_895_755, "2026-11-28T08:51:35.755+00:00"), (1 << 62, f"{1 << 62} ms")],
+)
+def test_a_time_is_told_as_people_give_it(time: int, shown: str) -> None:
+    assert str(RestoreTarget(time=time)) == shown
