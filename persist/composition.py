@@ -333,8 +333,10 @@ def compose(
     )
     ephemeral_beginnings = EphemeralBeginnings(open_stores, closer, tasks)
     pipeline.on_becoming_ephemeral(ephemeral_beginnings.begin)
-    if storage.shares_files:
-        path.materialiser.on_outgrown(LargerPages(life, closer, coordination, tasks).begin)
+    larger_pages = LargerPages(
+        life, closer, coordination, tasks, shares_files=storage.shares_files
+    )
+    path.materialiser.on_outgrown(larger_pages.begin)
     mover = Mover(
         phase,
         open_stores,

@@ -20,6 +20,8 @@ from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES, page_bytes_of
 from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from tests.support.cluster import Processes, running_processes
+from tests.support.local_disks import LocalDisks
+from tests.support.nats_server import running_nats_server
 from tests.support.waiting import until
 
 DEADLINE_SECONDS = 60.0
@@ -35,7 +37,11 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 
 def pages_of(processes: Processes, name: str, kind: StoreKind = StoreKind.STREAM) -> list[int]:
     """Return the size of the pages of each file of a store."""
-    layout, store = Layout(processes.data), StoreId(TENANT, kind, name)
+    return pages_on(processes.data, StoreId(TENANT, kind, name))
+
+
+def pages_on(data: Path, store: StoreId) -> list[int]:
+    layout = Layout(data)
     found = []
     for generation in layout.generations(Disk(), store):
         with suppress(FileNotFoundError), layout.store(store, generation).open("rb") as file:
@@ -141,3 +147,28 @@ async def test_an_owner_that_is_killed_while_files_are_made_anew_loses_nothing(
             found = [message.value async for message in client.stream(name).get_all()]
             assert sorted(found) == sorted([*values, b"last"])
             assert found[:2] == [b"first", b"second"] and found[-1] == b"last"
+
+
+async def test_without_a_shared_file_system_the_file_is_replaced_and_outlives_its_disk(
+    tmp_path: Path,
+) -> None:
+    with running_nats_server(tmp_path) as nats:
+        processes = LocalDisks(tmp_path, nats)
+        try:
+            server = processes.start_server("s1")
+            async with (
+                asyncio.timeout(DEADLINE_SECONDS),
+                connect(nats.url, tenant=TENANT, timeout_seconds=DEADLINE_SECONDS) as client,
+            ):
+                store = StoreId(TENANT, StoreKind.STREAM, "grows")
+                values = await small_then_large(client, "grows", 64)
+                await until(lambda: pages_on(processes.disk("s1"), store) == [LARGE_PAGE_BYTES])
+                found = [message.value async for message in client.stream("grows").get_all()]
+                assert sorted(found) == sorted([*values, b"last"])
+                server.kill()
+                processes.lose_disk("s1")
+                processes.start_server("s1")
+                again = [message.value async for message in client.stream("grows").get_all()]
+                assert again == found
+        finally:
+            processes.end()

@@ -33,6 +33,7 @@ from holdfast.shared_fs.snapshots.pack import packs_of, put_pack
 from holdfast.shared_fs.snapshots.snapshot import compress, put, take_image
 from holdfast.shared_fs.snapshots.store_entry import KeepPolicy, SnapshotVersion, Tombstone, deleted
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.state import STATE_COLUMNS, state_sql
 
@@ -76,6 +77,8 @@ class BucketWorld:
         self.manifests = open_manifests(self.bucket)
         self.held: dict[StoreId, Held] = {}
         self.time = START_MS
+        #: Of the files that are made from now on.
+        self.page_bytes = PAGE_BYTES
         self._count = 0
 
     def close(self) -> None:
@@ -85,7 +88,8 @@ class BucketWorld:
 
     def create(self, store: StoreId, epoch: int = 1) -> Held:
         self._count += 1
-        file = StoreFile.create(self.root / f"{self._count}.db", store, time=self.time)
+        path = self.root / f"{self._count}.db"
+        file = StoreFile.create(path, store, time=self.time, page_bytes=self.page_bytes)
         file.take(epoch, "s1", f"i{epoch}")
         self.held[store] = Held(file, epoch)
         return self.held[store]

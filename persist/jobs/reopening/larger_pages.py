@@ -6,9 +6,11 @@ for such a file, while it is small. It closes the store, makes the file anew, an
 a new epoch, as a purge does. But revisions go on, nothing is void, and followers go on where they
 are. Operations wait meanwhile; then their clients ask for the owner again.
 
-A file never takes the place of another (`generations.py`). So if this server is stopped in between
-and fenced, neither file of it can harm the next owner's. What fails is not tried again while the
-store is open: its file is as before.
+On a shared file system, a file never takes the place of another (`generations.py`). So if this
+server is stopped in between and fenced, neither file of it can harm the next owner's. Where the
+bucket is all there is, no other process uses the file, which is a cache: the new one takes its
+place, and the epoch stays. What fails is not tried again while the store is open: its file is as
+before.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ logger = logging.getLogger("holdfast.persist")
 
 
 class LargerPages:
-    """Makes files of one incarnation anew. Only for a shared file system."""
+    """Makes files of one incarnation anew."""
 
     def __init__(
         self,
@@ -39,7 +41,11 @@ class LargerPages:
         closer: StoreCloser,
         coordination: Coordination,
         tasks: SpawnedTasks,
+        *,
+        shares_files: bool,
     ) -> None:
+        """`shares_files` tells whether other servers see the same files."""
+        self._shares_files = shares_files
         self._life = life
         self._closer = closer
         self._coordination = coordination
@@ -73,6 +79,9 @@ class LargerPages:
         draft = path.with_name(f"{path.name}.{life.id}")
         try:
             await life.run_in_thread(lambda: self._draft(store, closed, draft))
+            if not self._shares_files:
+                await life.run_in_thread(lambda: self._replace(draft, path))
+                return closed.epoch
             epoch = await self._coordination.raise_epoch(store, closed.epoch)
             revision: int = await life.run_in_thread(lambda: self._place(store, draft, epoch))
         finally:
@@ -102,6 +111,14 @@ class LargerPages:
                 raise StoreDamagedError(store=str(store), reason="its file made anew is another")
         finally:
             remade.close()
+
+    def _replace(self, draft: Path, path: Path) -> None:
+        """Let a draft take the place of the file that it was made of. What is lost by a crash in
+        between comes back from the bucket."""
+        life = self._life
+        life.gate.check()
+        life.disk.remove(path)
+        life.disk.place(draft, path)
 
     def _place(self, store: StoreId, draft: Path, epoch: int) -> int:
         """Let a draft take effect, and return its revision."""

@@ -34,6 +34,8 @@ from holdfast.shared_fs.snapshots import snapshot as snapshots
 from holdfast.shared_fs.snapshots.snapshot import compress, fetch, framed_place, put, take_image
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.rows.column_rows import ColumnPiece
@@ -139,14 +141,15 @@ def small_frames() -> Iterator[None]:
 
 
 @settings(max_examples=12, deadline=None)
-@given(histories(), st.data())
+@given(histories(), st.sampled_from([PAGE_BYTES, LARGE_PAGE_BYTES]), st.data())
 def test_pages_have_the_same_rows_as_the_whole_image(
-    history: tuple[StoreId, list[list[Any]]], data: st.DataObject
+    history: tuple[StoreId, list[list[Any]]], page_bytes: int, data: st.DataObject
 ) -> None:
     store, batches = history
     with tempfile.TemporaryDirectory() as folder, small_frames():
         root = Path(folder)
-        with closing(StoreFile.create(root / "a.db", store, time=1)) as file:
+        path = root / "a.db"
+        with closing(StoreFile.create(path, store, time=1, page_bytes=page_bytes)) as file:
             file.take(1, "s1", "i1")
             cut = data.draw(st.integers(0, len(batches)))
             marks: list[Watermark | None] = [None]

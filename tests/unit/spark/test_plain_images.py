@@ -27,6 +27,8 @@ from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.archive.table_layout import BY_TENANT
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
+from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
+from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
 from holdfast.spark.rows.column_rows import ColumnPiece
 from holdfast.spark.rows.image_rows import ImageReading, StoreImage
@@ -39,6 +41,8 @@ from holdfast.spark.tables.order import is_sorted
 from holdfast.spark.tables.table import FILE_SCHEMA
 from holdfast.spark.tables.watermarks import Watermark
 from tests.support.bucket_world import BucketWorld, entry, kv, message, stream
+
+PAGE_SIZES = (PAGE_BYTES, LARGE_PAGE_BYTES)
 
 
 @pytest.fixture
@@ -103,10 +107,12 @@ def by_pages(work: SnapshotWork, content: bytes | Path) -> list[ColumnPiece]:
     return [piece for piece in found if isinstance(piece, ColumnPiece)]
 
 
+@pytest.mark.parametrize("page_bytes", PAGE_SIZES)
 @pytest.mark.parametrize("parts", [1, 4])
 def test_a_large_image_is_read_from_its_pages_part_by_part(
-    world: BucketWorld, tmp_path: Path, parts: int
+    world: BucketWorld, tmp_path: Path, parts: int, page_bytes: int
 ) -> None:
+    world.page_bytes = page_bytes
     for first in range(1, 4000, 500):
         world.change(stream("many"), *messages(first, first + 500, b"x" * 30))
         world.change(kv("keys"), *(entry(f"key {seq % 3000}", b"v") for seq in range(first, 4500)))
@@ -212,7 +218,21 @@ def test_streams_and_kvs_of_any_size_are_read_as_sqlite_reads_them(world: Bucket
     assert [one.row_count for one in found if one] == [3, 900, 59, 0, 2, 40]
 
 
-def test_what_only_sqlite_tells_is_left_to_it(world: BucketWorld) -> None:
+def test_images_of_different_pages_are_read_together(world: BucketWorld) -> None:
+    stores = [stream(f"s{number}") for number in range(6)] + [kv("a"), kv("b")]
+    for number, store in enumerate(stores):
+        world.page_bytes = PAGE_SIZES[number % 2]
+        if store in (kv("a"), kv("b")):
+            world.change(store, *(entry(f"key {index}", bytes(700)) for index in range(50)))
+        else:
+            world.change(store, *messages(1, 40, b"x" * 300 * number))
+    found = plain(world, *stores)
+    assert [one.row_count for one in found if one] == [39] * 6 + [50] * 2
+
+
+@pytest.mark.parametrize("page_bytes", PAGE_SIZES)
+def test_what_only_sqlite_tells_is_left_to_it(world: BucketWorld, page_bytes: int) -> None:
+    world.page_bytes = page_bytes
     world.change(stream("plain"), *messages(1, 9))
     others: dict[str, list[list[Any]]] = {
         "overwritten": [[CHANGE_SET_MESSAGE, 3, b"another"]],
