@@ -100,7 +100,7 @@ from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, AuditTrail, tell_recorder
-from holdfast.protocol.work.cold_work import CATCH_UP, COLLECT, REAP, SWEEPS
+from holdfast.protocol.work.cold_work import CATCH_UP, COLLECT, REAP, SWEEPS, archive_works
 from holdfast.protocol.work.roles import Role
 from holdfast.shared_fs.archive.archive_table import Archive
 from holdfast.shared_fs.bucket.bucket import Bucket
@@ -211,7 +211,8 @@ def compose(
         )
     resources.callback(storage.close)
 
-    archive, archive_server = _archive(life, bucket, helpers, threads)
+    claims = Claims(life, phase, coordination, _offers(options, bucket, storage))
+    archive, archive_server = _archive(life, bucket, helpers, threads, claims)
     path = _write_path(life, storage, open_stores, archive, machine.host_cache, threads, tasks)
     checkpointer = Checkpointer(
         life,
@@ -225,7 +226,6 @@ def compose(
     )
     giving_back = GivingBack(coordination, phase, tasks, one_by_one=storage.hands_over)
     checkpointer.on_unwritten(giving_back.unwritten)
-    claims = Claims(life, phase, coordination, _offers(options, bucket, storage))
     tier = None
     if bucket is not None:
         tending: Tending = OwnTending(coordination)
@@ -426,13 +426,15 @@ def _offers(
 ) -> list[str]:
     """Return the cold work that this server can do. What is only done where all servers see the
     same files cannot be claimed elsewhere."""
-    if Role.TIER not in options.roles:
-        return []
-    offers = [REAP]
-    if bucket is not None:
-        offers.append(COLLECT)
-        if storage.shares_files:
-            offers += [CATCH_UP, *SWEEPS]
+    offers: list[str] = []
+    if Role.TIER in options.roles:
+        offers.append(REAP)
+        if bucket is not None:
+            offers.append(COLLECT)
+            if storage.shares_files:
+                offers += [CATCH_UP, *SWEEPS]
+    if Role.ARCHIVE in options.roles and bucket is not None and bucket.url:
+        offers += archive_works(options.zone)
     return offers
 
 
@@ -450,7 +452,11 @@ def _threads(machine: Machine, resources: contextlib.ExitStack) -> _Threads:
 
 
 def _archive(
-    life: Incarnation, bucket: Bucket | None, helpers: ZoneHelpers, threads: _Threads
+    life: Incarnation,
+    bucket: Bucket | None,
+    helpers: ZoneHelpers,
+    threads: _Threads,
+    claims: Claims,
 ) -> tuple[ArchiveAccess | None, ArchiveServer | None]:
     """Return what reads the archive for this server's stores, and for other servers."""
     if bucket is None or not bucket.url:
@@ -459,7 +465,7 @@ def _archive(
     if Role.ARCHIVE not in life.roles:
         return access, None
     make = partial(Archive, bucket.url)
-    return access, ArchiveServer(make, life, threads.tier.asked_archive)
+    return access, ArchiveServer(make, life, threads.tier.asked_archive, claims)
 
 
 def _write_path(

@@ -6,7 +6,7 @@ Each method about a store returns the element of a store in a reply: an owner, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from holdfast.coordinator.answering.requests import (
     ClaimWork,
@@ -263,6 +263,16 @@ class WorkAssigner:
                 claims[work] = WorkClaim(asker, epoch)
         held = [[work, claim.epoch] for work, claim in claims.items() if claim.holder == asker]
         return {"claims": held, "wanted": wanted}
+
+    def holders(self, works: Iterable[str]) -> list[list[object]]:
+        """Return `[work, server, epoch]` of those of these works that somebody has."""
+        claims = self._state.claims.all()
+        found = ((work, claims[work]) for work in works if work in claims)
+        return [
+            [work, claim.holder.server, claim.epoch]
+            for work, claim in found
+            if claim.holder is not None
+        ]
 
     def holds(self, holder: Holder, claim: HeldClaim | None) -> bool:
         """Tell whether a server has a piece of work in this epoch."""

@@ -56,6 +56,7 @@ from holdfast.protocol.errors import (
 )
 from holdfast.protocol.limits import TENANTS_PAGE_ROWS
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.work.cold_work import archive_works
 from holdfast.protocol.work.roles import Role
 
 Fields = Mapping[str, Any]
@@ -105,7 +106,14 @@ class Transaction:
                     [each.server for each in self._members if each.helps(role, zone)]
                     for role in (Role.CACHE, Role.ARCHIVE)
                 )
-                return {"term": self._state.term, "caches": caches, "archives": archives}
+                parts = self._work.holders(archive_works(zone))
+                return {
+                    "term": self._state.term,
+                    "caches": caches,
+                    # For owners of earlier versions.
+                    "archives": archives,
+                    "parts": parts,
+                }
             case (
                 Open(server, incarnation)
                 | Adopt(server, incarnation)

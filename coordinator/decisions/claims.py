@@ -1,6 +1,7 @@
 """Decides which server does which piece of cold work. Pure.
 
-Servers with the role `tier` ask again and again, and say what they offer to do. Invariants:
+Servers with the role `tier` or `archive` ask again and again, and say what they offer to do.
+Invariants:
 
 - A claim passes to another server only when its holder's incarnation has ended (it is fenced, or
   has released everything), or has given it back. So what makes the owner of a store safe makes
@@ -29,6 +30,8 @@ from holdfast.protocol.work.roles import Role
 RIVAL_MS: Final = 15_000
 #: Epochs of claims in one term, before they run into those of the next. Terms have 48 bits.
 _EPOCHS_OF_TERM: Final = 1 << 14
+#: The roles whose work is claimed. What of it a server can do, it offers.
+_WORKING: Final = frozenset((Role.TIER, Role.ARCHIVE))
 
 
 class Holder(NamedTuple):
@@ -60,7 +63,7 @@ def next_epoch(last: WorkClaim | None, term: int) -> int:
 
 def takes_work(member: MemberView) -> bool:
     """Tell whether a server may be given cold work."""
-    return member.state is ServerState.LIVE and Role.TIER in member.roles
+    return member.state is ServerState.LIVE and not _WORKING.isdisjoint(member.roles)
 
 
 def divide(

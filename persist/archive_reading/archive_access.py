@@ -10,9 +10,12 @@ zone. Invariants:
 - Each body is checked by the owner's own record of the message, whoever read it (`asks.py`).
 - Only the owner's own read says that something is missing, or cannot be read. Whatever a server
   refuses, gets wrong or does not answer, the owner reads itself.
-- At most two servers are asked for one part, and one that did not answer is left alone for a while:
-  so a dead, hung or older one delays few reads. Servers that are slow, or answer bit by bit, are
-  waited for no longer, however many parts a read has, so the owner has time to read itself.
+- One server is asked for a part: the one that has claimed it. If it says that it has not, the owner
+  looks once more who has. So no two do the same, and a dead one's part is another one's after its
+  fence. Until then, or without one, the owner reads itself.
+- One that did not answer is left alone for a while, so a dead, hung or older one delays few reads.
+  Servers that are slow, or answer bit by bit, are waited for no longer, however many parts a read
+  has, so the owner has time to read itself.
 - What the answer says is no answer to a client: the read runs again, and the store as it is then
   decides what of it is still there.
 """
@@ -26,14 +29,15 @@ from typing import Any, Final, Protocol
 
 from holdfast.persist.archive_reading.asks import (
     ArchiveAsk,
+    NotClaimedError,
     WrongAnswerError,
     bodies_of_answer,
-    choice_of,
     parts_of,
+    work_of,
 )
 from holdfast.persist.archive_reading.kept_rows import KeptRows
 from holdfast.persist.incarnation import Incarnation
-from holdfast.persist.peers.zone_helpers import ZoneHelpers, ranked
+from holdfast.persist.peers.zone_helpers import ZoneHelpers
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol import frames
 from holdfast.protocol.errors import (
@@ -49,6 +53,7 @@ from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodie
 
 logger = logging.getLogger("holdfast.persist")
 
+#: Who is named first, and who has the part since.
 _MOST_ASKED: Final = 2
 #: For as many times `ARCHIVE_ASK_SECONDS` servers are waited for in all: the last one asked that
 #: hangs must be known to hang.
@@ -89,6 +94,7 @@ class ArchiveAccess:
         self._archive = archive
         self._bus = life.bus
         self._subjects = life.subjects
+        self._zone = life.zone
         self._helpers = helpers
         self._run_in_thread = run_in_thread
         self._reads_itself = Role.ARCHIVE in life.roles
@@ -145,11 +151,11 @@ class ArchiveAccess:
             self.kept_rows.used()
             await self._run_in_thread(lambda: self._archive.warm(messages))
             return
-        # The one that will be asked then: it may be another one from that day on.
         last = messages[-1]
-        servers = ranked(*choice_of([last]), await self._helpers.named(Role.ARCHIVE))
-        for server in servers[:1]:
-            ask = ArchiveAsk(last.place, messages, is_ahead=True)
+        holder = await self._helpers.archive_holder(work_of(self._zone, last))
+        if holder is not None:
+            server, epoch = holder
+            ask = ArchiveAsk(last.place, messages, epoch=epoch, is_ahead=True)
             payload = frames.encode_control(**ask.to_wire())
             subject = self._subjects.archive(server)
             await self._bus.request(subject, payload, ARCHIVE_ASK_SECONDS)
@@ -180,30 +186,36 @@ class ArchiveAccess:
     async def _from_servers(self, part: list[ArchivedMessage]) -> Bodies:
         """Return what a server of the zone read. Raises HoldfastError."""
         refusal: HoldfastError = UnavailableError(reason="no server of the zone reads the archive")
-        named = await self._helpers.named(Role.ARCHIVE)
-        for server in ranked(*choice_of(part), named)[:_MOST_ASKED]:
+        work, holder = work_of(self._zone, part[0]), None
+        for _ in range(_MOST_ASKED):
+            holder = await self._helpers.archive_holder(work, other_than=holder)
+            if holder is None:
+                break
+            server, epoch = holder
             try:
-                return await self._ask(server, part)
+                return await self._ask(server, epoch, part)
             except WrongAnswerError as error:
                 logger.error("archive.wrong server=%s reason=%s", server, error)
                 self._wrong.value += 1
                 self._helpers.leave_alone(Role.ARCHIVE, server, _WRONG_SECONDS)
-                refusal = error
+                raise
             except HoldfastError as error:
                 if isinstance(error, UnavailableError) and not isinstance(error, BusyError):
                     self._helpers.leave_alone(Role.ARCHIVE, server, _AWAY_SECONDS)
                 logger.debug("archive.refused server=%s reason=%s", server, error)
                 refusal = error
+                if error.code != NotClaimedError.code:
+                    break
         raise refusal
 
-    async def _ask(self, server: str, part: list[ArchivedMessage]) -> Bodies:
+    async def _ask(self, server: str, epoch: int, part: list[ArchivedMessage]) -> Bodies:
         """Return what one server read. Raises HoldfastError."""
         loop = asyncio.get_running_loop()
         found: dict[tuple[int, int], Any] = {}
         while part:
             looked_at = self._looked_at.get(part[0].place.table)
             age_ms = None if looked_at is None else int((loop.time() - looked_at) * 1000)
-            ask = ArchiveAsk(part[0].place, part, age_ms)
+            ask = ArchiveAsk(part[0].place, part, age_ms, epoch)
             payload = frames.encode_control(**ask.to_wire())
             subject = self._subjects.archive(server)
             reply = await self._bus.request(subject, payload, ARCHIVE_ASK_SECONDS)

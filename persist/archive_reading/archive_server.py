@@ -1,9 +1,12 @@
 """Reads of the archive for the owners of a zone: asked for over the bus, done in threads.
 
 Only a server with the role `archive` has this. It opens no store and needs no keys. What it answers
-is no promise: the owner checks it (`asks.py`) and answers its client itself, so neither the gate
-nor the fence is asked. Invariants:
+is no promise: the owner checks it (`asks.py`) and answers its client itself. Invariants:
 
+- It reads only what belongs to a part that it has claimed, in the epoch that the owner names, and
+  looks at its claim and its fence before each read. So no two servers do the same, but for the one
+  read that a stopped one was about to begin, which harms nobody. Owners of earlier versions name
+  no epoch, and are answered.
 - PARALLEL_ASKS asks are worked at at once, and what waits is bounded. Beyond the bound the answer
   is a refusal, and the owner reads itself.
 - Nothing is read for an ask that its owner no longer waits for.
@@ -14,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
 
 from holdfast.persist.archive_reading.archive_access import ReadsArchive
-from holdfast.persist.archive_reading.asks import ArchiveAsk, answer_of
+from holdfast.persist.archive_reading.asks import ArchiveAsk, NotClaimedError, answer_of, work_of
 from holdfast.persist.archive_reading.kept_rows import KeptRows
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.threads.run_in_thread import RunInThread
@@ -40,13 +44,36 @@ _MAX_WAITING: Final = 64
 _MAX_TABLES: Final = 16
 
 
+class HeldWork(Protocol):
+    """A piece of cold work that this incarnation has claimed: `claims.Claimed`."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def is_lost(self) -> bool:
+        """Tell whether no further step may be made. Reads the fence."""
+
+
+class ClaimedWork(Protocol):
+    """What this incarnation has claimed: `claims.Claims`."""
+
+    def doing(self, *works: str) -> AbstractContextManager[Mapping[str, HeldWork]]:
+        """Do those of these pieces that this server has, meanwhile."""
+
+
 class ArchiveServer:
     """What one incarnation reads for others. `run` it in a task."""
 
     def __init__(
-        self, archive: Callable[[], ReadsArchive], life: Incarnation, run_in_thread: RunInThread
+        self,
+        archive: Callable[[], ReadsArchive],
+        life: Incarnation,
+        run_in_thread: RunInThread,
+        claims: ClaimedWork,
     ) -> None:
         """`archive` makes what reads the cluster's tables."""
+        self._claims = claims
+        self._zone = life.zone
         self._make = archive
         self._archive = archive()
         self._bus = life.bus
@@ -110,17 +137,25 @@ class ArchiveServer:
                 ask = ArchiveAsk.from_wire(frames.decode_control(payload, max_length=PAGE_ROWS))
                 archive = await self._looked_up(ask, arrived_at)
                 limit_bytes = self._bus.max_payload_bytes - FRAME_RESERVE_BYTES
+                # Of what is read ahead the first message is only where the reader is.
+                part = work_of(self._zone, ask.messages[-1 if ask.is_ahead else 0])
+                with self._claims.doing(part) as mine:
+                    held = mine.get(part)
+                    if ask.epoch is not None and (held is None or held.epoch != ask.epoch):
+                        raise NotClaimedError(work=part, epoch=ask.epoch)
 
-                def work() -> tuple[bytes, int]:
-                    if ask.is_ahead:
-                        archive.warm(ask.messages)
-                        return frames.encode_control(bodies=[]), 0
-                    bodies = answer_of(ask, archive.bodies(ask.messages), limit_bytes)
-                    return frames.encode_control(bodies=bodies), len(bodies)
+                    def work() -> tuple[bytes, int]:
+                        if ask.epoch is not None and (held is None or held.is_lost()):
+                            raise NotClaimedError(work=part, epoch=ask.epoch)
+                        if ask.is_ahead:
+                            archive.warm(ask.messages)
+                            return frames.encode_control(bodies=[]), 0
+                        bodies = answer_of(ask, archive.bodies(ask.messages), limit_bytes)
+                        return frames.encode_control(bodies=bodies), len(bodies)
 
-                self._kept_rows.used()
-                found: tuple[bytes, int] = await self._run_in_thread(work)
-                return found
+                    self._kept_rows.used()
+                    found: tuple[bytes, int] = await self._run_in_thread(work)
+                    return found
         finally:
             self._waiting_count -= 1
 

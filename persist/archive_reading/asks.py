@@ -24,6 +24,7 @@ from holdfast.protocol.limits import (
     PAGE_ROWS,
 )
 from holdfast.protocol.names import check_store, check_tenant
+from holdfast.protocol.work.cold_work import archive_work
 from holdfast.shared_fs.store_file.applying import pack_headers
 from holdfast.shared_fs.store_file.archived_blocks import (
     ArchivedMessage,
@@ -49,6 +50,14 @@ class WrongAnswerError(HoldfastError):
     template = "a server of the archive gave a wrong answer: {reason}"
 
 
+class NotClaimedError(HoldfastError):
+    """A server was asked for a part of the archive that it has not claimed, or no longer. An owner
+    looks who has."""
+
+    code = "not_claimed"
+    template = "{work} is not claimed in epoch {epoch}"
+
+
 class ArchiveAsk(NamedTuple):
     """Archived messages of one stream, whose bodies an owner wants."""
 
@@ -56,6 +65,8 @@ class ArchiveAsk(NamedTuple):
     messages: Sequence[ArchivedMessage]
     #: How long ago the version of the table may have been looked up, at most.
     age_ms: int | None = None
+    #: In which epoch the server has claimed them; None from owners of earlier versions.
+    epoch: int | None = None
     #: Nobody waits: a reader is at the first message, and will come to the last.
     is_ahead: bool = False
 
@@ -66,6 +77,8 @@ class ArchiveAsk(NamedTuple):
             for each in self.messages
         )
         fields = {**self.place._asdict(), "messages": packed, "age_ms": self.age_ms}
+        if self.epoch is not None:
+            fields["epoch"] = self.epoch
         return {**fields, "ahead": True} if self.is_ahead else fields
 
     @classmethod
@@ -84,6 +97,9 @@ class ArchiveAsk(NamedTuple):
         check_store(place.name)
         if age_ms is not None and (type(age_ms) is not int or not 0 <= age_ms <= MAX_INTEGER):
             raise MalformedFrameError(reason="ask of the archive: an age in milliseconds, or none")
+        epoch = fields.get("epoch")
+        if epoch is not None and (type(epoch) is not int or not 0 <= epoch <= MAX_INTEGER):
+            raise MalformedFrameError(reason="ask of the archive: an epoch, or none")
         is_ahead = fields.get("ahead", False)
         if type(is_ahead) is not bool:
             raise MalformedFrameError(reason="ask of the archive: whether it is ahead")
@@ -106,7 +122,7 @@ class ArchiveAsk(NamedTuple):
                 raise MalformedFrameError(reason=f"ask of the archive: no message: {each}")
         if not is_ahead and count > 1 and sum(each.size_bytes for each in messages) > PAGE_BYTES:
             raise MalformedFrameError(reason="ask of the archive: more than a page")
-        return cls(place, messages, age_ms, is_ahead)
+        return cls(place, messages, age_ms, epoch, is_ahead)
 
 
 def parts_of(messages: Sequence[ArchivedMessage]) -> Iterator[list[ArchivedMessage]]:
@@ -127,11 +143,11 @@ def parts_of(messages: Sequence[ArchivedMessage]) -> Iterator[list[ArchivedMessa
         yield part
 
 
-def choice_of(part: Sequence[ArchivedMessage]) -> tuple[str, int]:
-    """Return by what the server of a part is chosen: stream and day, since tables are divided by
-    days. So whoever pages through a day asks the same server, which has its rows at hand."""
-    first = part[0]
-    return "\n".join(first.place), first.time // _DAY_MS
+def work_of(zone: str, message: ArchivedMessage) -> str:
+    """Return which part of the archived history of a zone a message belongs to: by stream and day,
+    since tables are divided by days. So whoever pages through a day asks the same server, which has
+    its rows at hand."""
+    return archive_work(zone, "\n".join(message.place), message.time // _DAY_MS)
 
 
 def answer_of(ask: ArchiveAsk, bodies: Bodies, limit_bytes: int) -> list[tuple[bytes, Any]]:

@@ -90,7 +90,7 @@ class NearReads:
                 await self._bus.publish(self._subjects.blocks(server), payload)
 
     async def _cache_of(self, ask: Ask) -> str | None:
-        servers = ranked(ask.key, ask.piece, await self._helpers.named(Role.CACHE))
+        servers = ranked(ask.key, ask.piece, await self._helpers.caches())
         return servers[0] if servers else None
 
     async def _ask(self, server: str, ask: Ask) -> bytes:

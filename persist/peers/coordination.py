@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.early_grants import EarlyGrants
@@ -37,7 +37,7 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, MAX_TERM
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
-from holdfast.protocol.work.roles import ALL_ROLES, Role, roles_text
+from holdfast.protocol.work.roles import ALL_ROLES, roles_text
 from holdfast.shared_fs.disk.proof import NO_NUMBER, ProofNumber
 
 logger = logging.getLogger("holdfast.persist")
@@ -52,6 +52,15 @@ NOTHING_KNOWN: Final[Mapping[StoreId, tuple[int, StoreTotals]]] = MappingProxyTy
 _LATE_TRIES: Final = 20
 
 _Answer = TypeVar("_Answer")
+
+
+class Helpers(NamedTuple):
+    """The servers of a zone that do something for others."""
+
+    #: Those that keep blocks of snapshots.
+    caches: tuple[str, ...] = ()
+    #: Which one has claimed each part of the archived history, and in which epoch.
+    archive: Mapping[str, tuple[str, int]] = MappingProxyType({})
 
 
 class Coordination:
@@ -300,19 +309,19 @@ class Coordination:
         found: list[list[Any] | None] = answer["stores"]
         return found
 
-    async def helpers(self) -> dict[Role, tuple[str, ...]]:
-        """Return the servers of this server's zone that keep blocks of snapshots, and those that
-        read the archive for others; none with an older coordinator.
+    async def helpers(self) -> Helpers:
+        """Return the servers of this server's zone that do something for others; none with an older
+        coordinator.
 
         Raises NoCoordinatorError, FencedError.
         """
         try:
             answer = await self._ask("caches", zone=self._zone)
         except UnknownOperationError:
-            return {}
-        # A coordinator from before the role `archive` names none.
-        named = {Role.CACHE: answer["caches"], Role.ARCHIVE: answer.get("archives") or ()}
-        return {role: tuple(str(each) for each in servers) for role, servers in named.items()}
+            return Helpers()
+        # A coordinator from before parts of the archive were claimed names none.
+        parts = {work: (str(server), epoch) for work, server, epoch in answer.get("parts") or ()}
+        return Helpers(tuple(map(str, answer["caches"])), parts)
 
     async def created(self, stores: Sequence[tuple[StoreId, int, StoreTotals | None]]) -> None:
         """Report that the files of these stores are durable: `(store, revision, totals)`, None for

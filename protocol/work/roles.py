@@ -3,9 +3,9 @@
 A server without the role `persist` is granted no store. A server with the role `tier` claims cold
 work, which belongs to no open store (`cold_work.py`). The work on an open store belongs to its
 owner by nature: its snapshots, its retention and its archiving need the file that the owner has. A
-server with the role `archive` reads tables of archived messages for owners
-(`persist/archive_reading/`), one with the role `cache` keeps blocks of snapshots for others
-(`persist/block_cache/`): many may have these, and nothing is claimed.
+server with the role `archive` reads tables of archived messages for owners, in parts that it claims
+(`persist/archive_reading/`); one with the role `cache` keeps blocks of snapshots for others
+(`persist/block_cache/`): many may keep the same, and nothing is claimed.
 """
 
 from __future__ import annotations

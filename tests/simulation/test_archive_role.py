@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from holdfast.client import HoldfastError
+from holdfast.coordinator.answering.assigning import WorkAssigner
+from holdfast.coordinator.answering.requests import ClaimWork
+from holdfast.coordinator.decisions.claims import WorkClaim
+from holdfast.coordinator.state.claim_records import ClaimRecords
 from holdfast.persist import composition
 from holdfast.persist.archive_reading import archive_access, archive_server
 from holdfast.persist.archive_reading.asks import ArchiveAsk
@@ -21,6 +26,7 @@ from holdfast.persist.tier.archiving import Archiver
 from holdfast.protocol.errors import ArchiveMissingError
 from holdfast.protocol.frames import GET_MESSAGES
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.work import cold_work
 from holdfast.protocol.work.roles import Role
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.snapshots.manifest import open_manifests
@@ -30,21 +36,24 @@ from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodie
 from tests.simulation.run import tiers_of
 from tests.simulation.simulated_bucket import SimulatedBucket
 from tests.simulation.simulated_cluster import Simulation
-from tests.simulation.simulated_nodes import TENANT, ClientNode
+from tests.simulation.simulated_nodes import TENANT, ClientNode, ServerNode
 from tests.simulation.simulated_vfs import errors_may_go_unheard
 from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.work_witness import WorkWitness
 
 SEED = 2
-_NOTES = StoreId(TENANT, StoreKind.STREAM, "notes")
+_NAMES = ("notes", "tasks")
 _WORK_SECONDS = 12.0
 _OWNER = (Role.PERSIST, Role.TIER)
+_READER = (Role.ARCHIVE,)
 
 
 class Table:
-    """What exports have written: values by seq and revision, in the table's newest version."""
+    """What exports have written: values by stream, seq and revision, in the table's newest
+    version."""
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[int, int], bytes] = {}
+        self.rows: dict[tuple[str, int, int], bytes] = {}
         #: How often the table lacked a message that it is marked to have.
         self.lost_count = 0
         self.read_count = 0
@@ -59,19 +68,20 @@ class SimulatedArchive:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._known: dict[tuple[int, int], bytes] | None = None
+        self._known: dict[tuple[str, int, int], bytes] | None = None
 
     def bodies(self, messages: Sequence[ArchivedMessage]) -> Bodies:
         self._table.read_count += 1
-        wanted = [(each.seq, each.revision) for each in messages]
+        wanted = [(each.place.name, each.seq, each.revision) for each in messages]
         if self._known is None or any(each not in self._known for each in wanted):
             self._known = dict(self._table.rows)
-        missing = [seq for seq, revision in wanted if (seq, revision) not in self._known]
+        missing = [each[1] for each in wanted if each not in self._known]
         if missing:
+            name, seqs = messages[0].place.name, (missing[0], missing[-1])
             raise ArchiveMissingError(
-                store="notes", first_seq=missing[0], last_seq=missing[-1], table="t", reason="lost"
+                store=name, first_seq=seqs[0], last_seq=seqs[1], table="t", reason="lost"
             )
-        return {each: (self._known[each], None) for each in wanted}
+        return {each[1:]: (self._known[each], None) for each in wanted}
 
     def warm(self, messages: Sequence[ArchivedMessage]) -> None:
         self._table.warm_count += 1
@@ -84,16 +94,18 @@ class SimulatedArchive:
 
 
 class World:
-    """A stream that is written, exported, archived, deleted from and read, and what it has."""
+    """Streams that are written, exported, archived, deleted from and read, and what they have."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.chance = simulation.chance("archive role")
         self.table = Table()
-        self.values: dict[int, tuple[int, bytes]] = {}
+        self.values: dict[str, dict[int, tuple[int, bytes]]] = {name: {} for name in _NAMES}
         assert simulation.bucket is not None
         self.manifests = open_manifests(simulation.bucket.in_good_weather())
         self.read_count = self.told_count = self.mixed_count = 0
+        #: Watches which server reads which part of the archive, in which epoch.
+        self.witness = WorkWitness(simulation)
 
     @contextlib.contextmanager
     def in_it(self) -> Iterator[None]:
@@ -113,33 +125,43 @@ class World:
             bucket.url = "memory://simulated"
             return bucket
 
+        cold_work.archive_works.cache_clear()
         with (
             patch.object(composition, "Archive", self.table.archive),
             patch.object(archive_server, "answer_of", mixed),
             patch.object(archived_blocks, "ARCHIVE_BLOCK_ROWS", 8),
             patch.object(archiving, "_LOOKS_PASSED_OVER", 2),
+            # All of it is one part, which both owners ask for.
+            patch.object(cold_work, "ARCHIVE_PARTS", 1),
             patch.object(archive_access, "_AWAY_SECONDS", 0.5),
             patch.object(archive_access, "_WRONG_SECONDS", 0.5),
             patch.object(SimulatedBucket, "of", of),
+            self.witness.watching(),
             tiers_of(self.simulation),
         ):
             yield
+        cold_work.archive_works.cache_clear()
 
     def export(self) -> None:
         """Write what is acknowledged to the table, perhaps not all of it, and mark it."""
-        entry = self.manifests.find(_NOTES)
+        for name, values in self.values.items():
+            self._export(name, values)
+
+    def _export(self, name: str, values: dict[int, tuple[int, bytes]]) -> None:
+        store = StoreId(TENANT, StoreKind.STREAM, name)
+        entry = self.manifests.find(store)
         if entry is None or entry.newest is None:
             return
         newest = entry.newest
-        for seq, (revision, value) in self.values.items():
-            if revision > newest.revision or (seq, revision) in self.table.rows:
+        for seq, (revision, value) in values.items():
+            if revision > newest.revision or (name, seq, revision) in self.table.rows:
                 continue
             if self.chance.random() < 0.1:
                 # It comes with a later export.
                 self.table.lost_count += 1
             else:
-                self.table.rows[seq, revision] = value
-        there = [seq for seq, (revision, _) in self.values.items() if revision <= newest.revision]
+                self.table.rows[name, seq, revision] = value
+        there = [seq for seq, (revision, _) in values.items() if revision <= newest.revision]
         mark = ArchiveMark(newest.epoch, newest.revision, "")
 
         def change(found: StoreEntry | None) -> StoreEntry | None:
@@ -147,12 +169,15 @@ class World:
                 return None
             return replace(found, archive=mark, archived_seq=max([found.archived_seq, *there]))
 
-        self.manifests.update_entry(_NOTES, change)
+        self.manifests.update_entry(store, change)
 
     async def work(self, client: Any, until: float) -> None:
         """Write, delete and read until a time."""
-        loop = asyncio.get_running_loop()
-        stream = client.stream("notes")
+        await asyncio.gather(*(self._work(client, name, until) for name in _NAMES))
+
+    async def _work(self, client: Any, name: str, until: float) -> None:
+        loop, values = asyncio.get_running_loop(), self.values[name]
+        stream = client.stream(name)
         await stream.configure(archive_after_seconds=0.01, timeout_seconds=30.0)
         number = 0
         while loop.time() < until:
@@ -160,34 +185,38 @@ class World:
             number += 1
             match self.chance.choice(("append", "append", "read", "read", "delete", "set")):
                 case "append":
-                    values = [b"%d/%d" % (number, each) for each in range(4)]
-                    acks = await stream.append_many(values, timeout_seconds=60.0)
-                    for ack, value in zip(acks, values, strict=True):
-                        self.values[ack.seq] = ack.revision, value
-                case "delete" if self.values:
-                    seq = self.chance.choice(sorted(self.values))
+                    new = [b"%s %d/%d" % (name.encode(), number, each) for each in range(4)]
+                    acks = await stream.append_many(new, timeout_seconds=60.0)
+                    for ack, value in zip(acks, new, strict=True):
+                        values[ack.seq] = ack.revision, value
+                case "delete" if values:
+                    seq = self.chance.choice(sorted(values))
                     await stream.delete([seq], timeout_seconds=60.0)
-                    del self.values[seq]
-                case "set" if self.values:
-                    seq = self.chance.choice(sorted(self.values))
+                    del values[seq]
+                case "set" if values:
+                    seq = self.chance.choice(sorted(values))
                     ack = await stream.set(seq, b"set %d" % number, timeout_seconds=60.0)
-                    self.values[seq] = ack.revision, b"set %d" % number
+                    values[seq] = ack.revision, b"set %d" % number
                 case _:
-                    await self.check(client)
+                    await self._check(client, name)
 
     async def check(self, client: Any) -> None:
-        """Read all of it, and compare."""
+        """Read all of them, and compare."""
+        for name in _NAMES:
+            await self._check(client, name)
+
+    async def _check(self, client: Any, name: str) -> None:
         found: dict[int, bytes] = {}
         self.read_count += 1
         try:
-            async for each in client.stream("notes").get_all(timeout_seconds=60.0):
+            async for each in client.stream(name).get_all(timeout_seconds=60.0):
                 if each.seq in found:
-                    self.simulation.fail(f"message {each.seq} is read twice")
+                    self.simulation.fail(f"message {each.seq} of {name} is read twice")
                 found[each.seq] = each.value
         except HoldfastError as error:
             self.simulation.fail(f"what was acknowledged cannot be read: {error!r}")
             return
-        expected = {seq: value for seq, (_, value) in self.values.items()}
+        expected = {seq: value for seq, (_, value) in self.values[name].items()}
         if found != expected:
             wrong = sorted(seq for seq in found | expected if found.get(seq) != expected.get(seq))
             self.simulation.fail(f"messages {wrong} are {[found.get(seq) for seq in wrong]}")
@@ -202,7 +231,8 @@ def play(seed: int) -> World:
             simulation.tier_policy, archive_look_seconds=0.1, snapshot_seconds=0.2
         )
         # Two own stores, and the others read the archive for them.
-        simulation.roles = {"s1": _OWNER, "s2": (Role.ARCHIVE,), "s3": (Role.ARCHIVE,)}
+        simulation.roles = {"s1": _OWNER, "s2": _READER, "s3": _READER, "s4": _OWNER}
+        simulation.servers.append(ServerNode(simulation, "s4"))
         world = World(simulation)
         with world.in_it():
             async with simulation:
@@ -237,6 +267,7 @@ def test_what_was_archived_is_read_as_it_was_whoever_reads_it_and_dies() -> None
     assert failures_of(world) == []
     assert world.read_count > 5 and world.told_count > 20
     assert world.mixed_count and world.table.lost_count
+    assert world.witness.step_count > 20 and world.witness.change_count > 0
 
 
 def test_an_answer_that_nobody_checks_is_found() -> None:
@@ -251,7 +282,7 @@ def test_an_answer_that_nobody_checks_is_found() -> None:
 
 def test_what_the_archive_said_of_messages_that_were_deleted_since_is_found() -> None:
     execute = reads.execute
-    told: dict[int, Any] = {}
+    everything: dict[Any, dict[int, Any]] = {}
 
     def believing(
         store: Any, server: str, operations: Any, archived: Any = None, *more: Any
@@ -260,6 +291,7 @@ def test_what_the_archive_said_of_messages_that_were_deleted_since_is_found() ->
         if operations[0][0] != GET_MESSAGES or not results or not results[0][0]:
             return results
         rows = {row[0]: row for row in results[0][0]}
+        told = everything.setdefault(store.id, {})
         told.update((seq, row) for seq, row in rows.items() if (seq, row[1]) in (archived or {}))
         kept = {seq: row for seq, row in told.items() if min(rows) <= seq <= max(rows)}
         whole = kept | rows
@@ -277,3 +309,39 @@ def test_a_block_that_leaves_its_file_unread_is_found() -> None:
     with patch.object(Archiver, "_is_archived", believed):
         failures = failures_of(play(SEED))
     assert any("ArchiveMissingError" in failure for failure in failures), failures
+
+
+def test_a_part_of_the_archive_that_is_granted_to_a_second_server_is_found() -> None:
+    everything, claim = ClaimRecords.all, WorkAssigner.claim
+    granted: dict[str, dict[str, int]] = {}
+    turns = itertools.count()
+
+    def free_for_all(records: ClaimRecords) -> dict[str, WorkClaim]:
+        return {
+            work: WorkClaim(None, claim.epoch) if work.startswith("archive-") else claim
+            for work, claim in everything(records).items()
+        }
+
+    def twice(this: WorkAssigner, asked: ClaimWork) -> dict[str, object]:
+        """Grant it to whoever asks, and take it from nobody."""
+        if asked.offers == frozenset(granted.get(asked.server, ())):
+            return {"claims": list(granted[asked.server].items()), "wanted": []}
+        answer = claim(this, asked)
+        if any(work.startswith("archive-") for work in asked.offers):
+            granted[asked.server] = dict(answer["claims"])  # type: ignore[call-overload]
+        return answer
+
+    def named(this: WorkAssigner, works: Iterable[str]) -> list[list[object]]:
+        """Name one of them, or the other."""
+        if not granted:
+            return []
+        server = sorted(granted)[next(turns) % len(granted)]
+        return [[work, server, epoch] for work, epoch in granted[server].items()]
+
+    with (
+        patch.object(ClaimRecords, "all", free_for_all),
+        patch.object(WorkAssigner, "claim", twice),
+        patch.object(WorkAssigner, "holders", named),
+    ):
+        failures = failures_of(play(SEED))
+    assert any(" does archive-" in failure for failure in failures), failures

@@ -4,7 +4,8 @@ never missed when that server is of no use."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,17 @@ from holdfast.persist.archive_reading.archive_access import ArchiveAccess
 from holdfast.persist.archive_reading.archive_server import ArchiveServer
 from holdfast.persist.archive_reading.asks import (
     ArchiveAsk,
+    NotClaimedError,
     WrongAnswerError,
     answer_of,
     bodies_of_answer,
-    choice_of,
     parts_of,
+    work_of,
 )
 from holdfast.persist.archive_reading.kept_rows import KeptRows
+from holdfast.persist.peers import zone_helpers
+from holdfast.persist.peers.coordination import Helpers
+from holdfast.persist.peers.zone_helpers import ZoneHelpers
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
@@ -47,6 +52,7 @@ from holdfast.protocol.limits import (
     PAGE_ROWS,
 )
 from holdfast.protocol.monitoring import metrics
+from holdfast.protocol.work.cold_work import archive_works
 from holdfast.protocol.work.roles import Role
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import pack_headers
@@ -56,7 +62,7 @@ from holdfast.shared_fs.store_file.archived_blocks import (
     Bodies,
     checksum_of,
 )
-from tests.support.near import helpers_of
+from tests.support.near import named
 from tests.support.write_path_parts import a_life, at_once
 
 PLACE = ArchivePlace("", "acme", "notes")
@@ -134,9 +140,11 @@ def test_a_page_of_tiny_messages_is_one_ask() -> None:
 
 def test_who_pages_through_a_day_asks_the_same_server() -> None:
     first = message_of(1, body_of(1), time=5 * DAY_MS)
-    assert choice_of([first]) == choice_of([replace(first, seq=9, time=6 * DAY_MS - 1)])
-    assert choice_of([first]) != choice_of([replace(first, time=6 * DAY_MS)])
-    assert choice_of([first]) != choice_of([replace(first, place=PLACE._replace(name="other"))])
+    assert work_of("", first) == work_of("", replace(first, seq=9, time=6 * DAY_MS - 1))
+    others = {work_of("", replace(first, time=day * DAY_MS)) for day in range(200)}
+    others |= {work_of("", replace(first, place=PLACE._replace(name=f"n{n}"))) for n in range(200)}
+    assert others == set(archive_works(""))
+    assert not others & set(archive_works("another zone"))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +177,9 @@ def test_who_pages_through_a_day_asks_the_same_server() -> None:
             ).to_wire()["messages"]
         },
         {"ahead": 1},
+        {"epoch": -1},
+        {"epoch": "1"},
+        {"epoch": True},
         {"age_ms": -1},
         {"age_ms": "1"},
         {"age_ms": True},
@@ -256,6 +267,29 @@ class Table:
         self.forgotten += 1
 
 
+class Held:
+    """A piece of work that a server has in an epoch."""
+
+    def __init__(self, claims: SomeClaims, work: str, epoch: int) -> None:
+        self._claims, self._work, self.epoch = claims, work, epoch
+
+    def is_lost(self) -> bool:
+        return self._claims.known.get(self._work) != self.epoch
+
+
+class SomeClaims:
+    """What a server believes to have claimed."""
+
+    def __init__(self, known: dict[str, int]) -> None:
+        self.known = known
+
+    @contextlib.contextmanager
+    def doing(self, *works: str) -> Iterator[dict[str, Held]]:
+        yield {
+            work: Held(self, work, self.known[work]) for work in works if work in self.known
+        }
+
+
 class Zone:
     """An owner without the role, and servers with it, on one bus."""
 
@@ -272,7 +306,17 @@ class Zone:
         self.own = Table(bodies)
         life = a_life(Layout(root), server="owner", bus=self.network.connect("owner"))
         self.life = replace(life, roles=roles)
-        helpers = helpers_of({Role.ARCHIVE: servers})
+        works = archive_works("")
+        #: Who has each part, and in which epoch; as the coordinator says, and as they know.
+        self.parts = {
+            work: (servers[number % len(servers)], 1)
+            for number, work in enumerate(works if servers else ())
+        }
+        self.known = {
+            name: {work: epoch for work, (server, epoch) in self.parts.items() if server == name}
+            for name in servers
+        }
+        helpers = ZoneHelpers(named(lambda: Helpers((), self.parts)))
         self.access = ArchiveAccess(self.own, self.life, helpers, self.in_thread)
 
     async def in_thread(self, function: Any) -> Any:
@@ -281,7 +325,11 @@ class Zone:
 
     async def start(self) -> None:
         for name, table in self.tables.items():
-            server = ArchiveServer(lambda table=table: table, self.lives[name], self.in_thread)  # type: ignore[misc]
+            claims = SomeClaims(self.known[name])
+            server = ArchiveServer(
+                lambda table=table: table,  # type: ignore[misc]
+                *(self.lives[name], self.in_thread, claims),
+            )
             self.running[name] = asyncio.create_task(server.run())
         await asyncio.sleep(0.01)
 
@@ -290,9 +338,16 @@ class Zone:
             self.running[name].cancel()
             await asyncio.gather(self.running.pop(name), return_exceptions=True)
 
-    def order(self, messages: list[ArchivedMessage]) -> list[str]:
-        """The servers in the order in which they are asked."""
-        return archive_access.ranked(*choice_of(messages), self.tables)
+    def holder(self, message: ArchivedMessage) -> str:
+        """The server that has the part of a message."""
+        return self.parts[work_of("", message)][0]
+
+    def pass_on(self, message: ArchivedMessage, server: str, epoch: int) -> None:
+        """Another server claims the part of a message, and so it is known from now on."""
+        work = work_of("", message)
+        self.known[self.parts[work][0]].pop(work, None)
+        self.parts[work] = server, epoch
+        self.known[server][work] = epoch
 
     def counts(self, server: str | None = None) -> dict[str, float]:
         life = self.life if server is None else self.lives[server]
@@ -314,9 +369,10 @@ async def test_an_owner_without_the_role_reads_nothing_itself(tmp_path: Path) ->
     for _ in range(3):
         assert await zone.access.bodies(messages) == expected(*range(1, 50))
     assert zone.own.reads == []
-    first, *others = zone.order(messages)
+    first = zone.holder(messages[0])
     assert len(zone.tables[first].reads) == 3
-    assert all(zone.tables[other].reads == [] for other in others), "only one has its rows at hand"
+    others = [table for name, table in zone.tables.items() if name != first]
+    assert all(table.reads == [] for table in others), "only one has its rows at hand"
     assert zone.counts() == {"server": 147}
     assert zone.counts(first) == {
         "answered": 3,
@@ -346,20 +402,74 @@ async def test_without_a_server_or_with_dead_ones_the_owner_reads_itself_at_once
     assert zone.counts() == {"fallback": 2}
 
 
-async def test_the_next_server_takes_over_from_a_dead_one(tmp_path: Path) -> None:
+async def test_the_owner_reads_itself_until_another_server_has_claimed_the_part_of_a_dead_one(
+    tmp_path: Path,
+) -> None:
     zone = Zone(tmp_path, "r1", "r2", "r3", roles=(Role.PERSIST,))
     await zone.start()
     messages = some(3, 4)
-    first, second, _ = zone.order(messages)
+    first = zone.holder(messages[0])
+    second, third = (name for name in zone.tables if name != first)
     await zone.access.bodies(messages)
     await zone.stop(first)
     assert await zone.access.bodies(messages) == expected(3, 4)
-    assert len(zone.tables[second].reads) == 1
-    assert zone.own.reads == []
+    assert zone.own.reads == [[3, 4]], "it does not wait for a fence"
+    assert not zone.tables[second].reads and not zone.tables[third].reads
+    zone.pass_on(messages[0], second, 2)
+    zone.access._helpers._listed_at = float("-inf")
+    assert await zone.access.bodies(messages) == expected(3, 4)
+    assert len(zone.tables[second].reads) == 1 and len(zone.own.reads) == 1
     await zone.stop()
 
 
-async def test_servers_that_hang_delay_one_read_alone(
+async def test_an_owner_with_an_old_list_is_told_so_and_asks_who_has_the_part_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zone_helpers, "_EMPTY_LIST_SECONDS", 0.0)
+    zone = Zone(tmp_path, "r1", "r2", roles=(Role.PERSIST,))
+    await zone.start()
+    messages = some(3, 4)
+    first = zone.holder(messages[0])
+    [second] = [name for name in zone.tables if name != first]
+    await zone.access.bodies(messages)
+    # The first one has given it back, and lives.
+    zone.pass_on(messages[0], second, 2)
+    assert await zone.access.bodies(messages) == expected(3, 4)
+    assert (len(zone.tables[first].reads), len(zone.tables[second].reads)) == (1, 1)
+    # The coordinator has not heard of it yet: nobody but the owner reads.
+    del zone.known[second][work_of("", messages[0])]
+    assert await zone.access.bodies(messages) == expected(3, 4)
+    assert (len(zone.tables[first].reads), len(zone.tables[second].reads)) == (1, 1)
+    assert zone.own.reads == [[3, 4]]
+    await zone.stop()
+
+
+async def test_a_server_that_lost_its_claim_before_its_turn_reads_nothing(tmp_path: Path) -> None:
+    zone = Zone(tmp_path, "r1", roles=(Role.PERSIST,))
+    message = message_of(1, body_of(1))
+    claims, work = SomeClaims(zone.known["r1"]), work_of("", message)
+    lost_at: list[Callable[[], Any]] = []
+
+    async def in_thread(function: Callable[[], Any], /) -> Any:
+        for lose in lost_at:
+            lose()
+        return function()
+
+    server = ArchiveServer(lambda: zone.tables["r1"], zone.lives["r1"], in_thread, claims)
+    ask = frames.encode_control(**ArchiveAsk(PLACE, [message], epoch=1).to_wire())
+    await server._read(ask)
+    lost_at.append(lambda: claims.known.update({work: 3}))
+    with pytest.raises(NotClaimedError):
+        await server._read(ask)
+    assert zone.tables["r1"].reads == [[1]]
+    # An owner of an earlier version knows no claims, and is answered.
+    claims.known.clear()
+    lost_at.clear()
+    await server._read(frames.encode_control(**ArchiveAsk(PLACE, [message]).to_wire()))
+    assert zone.tables["r1"].reads == [[1], [1]]
+
+
+async def test_a_server_that_hangs_delays_one_read_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_access, "ARCHIVE_ASK_SECONDS", 0.05)
@@ -370,7 +480,7 @@ async def test_servers_that_hang_delay_one_read_alone(
         await bus.subscribe(f"hf._.arc.{server}", asked.append)
     for _ in range(5):
         assert await zone.access.bodies(some(1)) == expected(1)
-    assert len(asked) == 3, "two for the first read, the third one for the second"
+    assert len(asked) == 1
 
 
 async def test_a_server_that_answers_bit_by_bit_leaves_the_owner_time_to_read_itself(
@@ -406,22 +516,20 @@ async def test_a_server_that_answers_bit_by_bit_leaves_the_owner_time_to_read_it
         lambda seq, body: (body[0], b"\xc1box"),
     ],
 )
-async def test_what_a_server_gets_wrong_is_noticed_and_another_one_reads_it(
+async def test_what_a_server_gets_wrong_is_noticed_and_the_owner_reads_it(
     tmp_path: Path, harm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     zone = Zone(tmp_path, "r1", "r2", roles=(Role.PERSIST,))
     await zone.start()
     messages = some(5, 6, 7)
-    first, second = zone.order(messages)
+    first = zone.holder(messages[0])
     zone.tables[first].harm = lambda seq, body: harm(seq, body) if seq == 6 else body
     for _ in range(3):
         assert await zone.access.bodies(messages) == expected(5, 6, 7)
     assert len(zone.tables[first].reads) == 1, "it is asked no more"
     assert "archive.wrong" in caplog.text and first in caplog.text
-    zone.tables[second].harm = harm
-    assert await zone.access.bodies(messages) == expected(5, 6, 7)
-    assert zone.counts()[metrics.ARCHIVE_WRONG.name] == 2
-    assert zone.own.reads == [[5, 6, 7]]
+    assert zone.counts()[metrics.ARCHIVE_WRONG.name] == 1
+    assert zone.own.reads == [[5, 6, 7]] * 3
     await zone.stop()
 
 
@@ -493,7 +601,7 @@ async def test_the_server_that_will_be_asked_is_told_where_a_reader_will_come(
     near = message_of(1, body_of(1), time=5 * DAY_MS)
     far = message_of(9, body_of(9), time=6 * DAY_MS)
     await zone.access.warm([near, far])
-    [first, *_] = zone.order([far])
+    first = zone.holder(far)
     assert {name: table.warmed for name, table in zone.tables.items() if table.warmed} == {
         first: [[1, 9]]
     }
@@ -553,7 +661,7 @@ async def test_a_server_looks_a_table_up_again_only_if_it_did_longer_ago_than_an
 ) -> None:
     table = Table({1: body_of(1)})
     life = a_life(Layout(tmp_path), server="r1", bus=MemoryNetwork().connect("r1"))
-    server = ArchiveServer(lambda: table, life, Zone(tmp_path).in_thread)
+    server = ArchiveServer(lambda: table, life, Zone(tmp_path).in_thread, SomeClaims({}))
 
     async def ask(age_ms: int | None) -> int:
         fields = ArchiveAsk(PLACE, some(1), age_ms).to_wire()
@@ -615,7 +723,7 @@ async def test_many_tables_do_not_fill_a_server(
         return made[-1]
 
     life = a_life(Layout(tmp_path), server="r1", bus=MemoryNetwork().connect("r1"))
-    server = ArchiveServer(make, life, Zone(tmp_path).in_thread)
+    server = ArchiveServer(make, life, Zone(tmp_path).in_thread, SomeClaims({}))
     for number in range(5):
         place = PLACE._replace(table=f"file:///t{number}")
         ask = ArchiveAsk(place, [message_of(1, body_of(1), place=place)])
