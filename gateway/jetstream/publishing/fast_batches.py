@@ -27,6 +27,7 @@ from holdfast.gateway.jetstream.api.errors import ApiError
 from holdfast.gateway.jetstream.api.headers import get_raw
 from holdfast.gateway.jetstream.api.limits import API_LEVEL
 from holdfast.gateway.jetstream.api.publishing.fast_batch import (
+    FAST_SUFFIX,
     FastOperation,
     FastPart,
     fast_part,
@@ -54,8 +55,10 @@ from holdfast.protocol.limits import (
 FAST_SILENCE_SECONDS: Final = 10.0
 #: The messages between two acks of all batches of a stream together, as in nats-server.
 _FLOW_SHARED: Final = 500
+_APPEND: Final = str(FastOperation.APPEND.value)
 _LEVEL_NAME: Final = "Nats-Required-Api-Level"
 _LEVEL: Final = b"\r\nNats-Required-Api-Level:"
+_new: Final = tuple.__new__
 #: Options of an append that ask nothing of the messages before it.
 _UNCONDITIONAL: Final = frozenset(("incr", "never_expires"))
 
@@ -80,13 +83,15 @@ class FastBatch:
     """One open batch."""
 
     __slots__ = (
-        *("batch_id", "closing_reply", "flow", "gap_ok", "group", "group_limit", "is_asked"),
-        *("is_open", "last_seq", "max_flow", "received", "reply", "settled", "silent_at", "told"),
-        "waiting",
+        *("batch_id", "closing_reply", "flow", "gap_ok", "group", "group_limit", "head"),
+        *("is_asked", "is_open", "last_seq", "max_flow", "received", "reply", "settled"),
+        *("silent_at", "told", "waiting"),
     )
 
-    def __init__(self, part: FastPart, flow: int) -> None:
+    def __init__(self, part: FastPart, head: str, flow: int) -> None:
         self.batch_id = part.batch_id
+        #: What the reply subjects of its messages begin with, up to their number.
+        self.head = head
         self.gap_ok = part.gap_ok
         self.max_flow = part.flow
         #: The messages between two acks, and the last one that an ack told of.
@@ -166,6 +171,8 @@ class FastBatches:
         self._acks = acks
         self._load = load
         self._open: dict[str, FastBatch] = {}
+        #: The same, by their heads.
+        self._heads: dict[str, FastBatch] = {}
 
     @property
     def wake_at(self) -> float:
@@ -174,12 +181,38 @@ class FastBatches:
 
     # Events
 
+    def append_next(
+        self, message: PortMessage, rules: PublishRules, now: float
+    ) -> FastBatch | None:
+        """Do what `receive` does with a message like most: the next one of a batch, which is stored
+        as it is. Return the batch, of which the message is the last that waits; the caller counts
+        it and has the batch sent. None: nothing was done, and the message is for `receive`."""
+        subject, reply, headers_, payload = message
+        rest, _, operation = reply[: -len(FAST_SUFFIX)].rpartition(".")
+        head, _, number = rest.rpartition(".")
+        batch = self._heads.get(head)
+        if (
+            batch is None
+            or operation != _APPEND
+            or number != str(batch.received + 1)
+            or batch.closing_reply is not None
+            or not rules.takes_plainly(headers_, payload)
+        ):
+            return None
+        batch.received += 1
+        batch.reply = reply
+        batch.silent_at = now + FAST_SILENCE_SECONDS
+        append = _new(NewMessage, (subject, payload, headers_, None, None, None, None))
+        fields = (batch.received, message, append, False, "", waiting_bytes(message), False)
+        batch.waiting.append(_new(FastMessage, fields))
+        return batch
+
     def receive(self, message: PortMessage, rules: PublishRules, now: float) -> list[Effect]:
         """Take a message whose reply subject has FAST_SUFFIX."""
         reply = message.reply
         try:
             part = _checked_part(message, rules)
-            batch = self._open.get(part.batch_id) or self._begin(part)
+            batch = self._open.get(part.batch_id) or self._begin(part, reply)
         except ApiError as error:
             return [Refuse(reply, error)]
         level = get_raw(message.headers, _LEVEL)
@@ -251,10 +284,10 @@ class FastBatches:
         if first.sequence == 1 and first.commits and first_result.duplicate and not batch.gap_ok:
             body = self._acks.committed(first_result.seq, batch.batch_id, 1, duplicate=True)
             return [*effects, Tell(first.message.reply, body), *self._forget(batch)]
-        for each, result in zip(group, results, strict=True):
-            if not result.duplicate:
-                batch.last_seq = result.seq
-            batch.settled = each.sequence
+        batch.settled = group[-1].sequence
+        batch.last_seq = next(
+            (each.seq for each in reversed(results) if not each.duplicate), batch.last_seq
+        )
         batch.group_limit = min(RUN_MESSAGES, 2 * batch.group_limit)
         return effects + self._go_on(batch)
 
@@ -294,7 +327,7 @@ class FastBatches:
 
     # Batches
 
-    def _begin(self, part: FastPart) -> FastBatch:
+    def _begin(self, part: FastPart, reply: str) -> FastBatch:
         """Return a new batch. Raises ApiError."""
         if part.sequence != 1 or part.operation is FastOperation.PING:
             raise errors.fast_batch_unknown()
@@ -303,7 +336,8 @@ class FastBatches:
             raise errors.fast_batch_too_many_in_flight()
         # One of several begins slowly.
         flow = 1 if self._open else min(_FLOW_SHARED, part.flow)
-        batch = self._open[part.batch_id] = FastBatch(part, flow)
+        head = reply.removesuffix(FAST_SUFFIX).rsplit(".", 2)[0]
+        batch = self._open[part.batch_id] = self._heads[head] = FastBatch(part, head, flow)
         self._load.fast_batches += 1
         return batch
 
@@ -312,7 +346,7 @@ class FastBatches:
         if not batch.is_open:
             return []
         batch.is_open = False
-        del self._open[batch.batch_id]
+        del self._open[batch.batch_id], self._heads[batch.head]
         self._load.fast_batches -= 1
         dropped, batch.waiting = batch.waiting, deque()
         return [_settle(dropped)] if dropped else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from holdfast.client.handles.serving import ServingStream
@@ -38,8 +38,8 @@ from holdfast.protocol.errors import DeposedWriterError, HoldfastError
 
 logger = logging.getLogger("holdfast.gateway")
 
-#: Tells the stream of a message that was stored.
-WasStored = Callable[[NewMessage, Appended], None]
+#: Tells the stream of messages that were stored.
+WereStored = Callable[[Sequence[NewMessage], Sequence[Appended]], None]
 
 
 class FastPublishing:
@@ -53,7 +53,7 @@ class FastPublishing:
         acks: PubAcks,
         listener: PublishListener,
         rules: PublishRules,
-        was_stored: WasStored,
+        were_stored: WereStored,
     ) -> None:
         self._store = store
         self._client = client
@@ -61,7 +61,7 @@ class FastPublishing:
         self._acks = acks
         self._listener = listener
         self._rules = rules
-        self._was_stored = was_stored
+        self._were_stored = were_stored
         self._batches = FastBatches(acks, unanswered.load)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -75,6 +75,14 @@ class FastPublishing:
     def receive(self, message: PortMessage) -> None:
         """Take a message of a fast batch."""
         batches = self._batches
+        batch = batches.append_next(message, self._rules, self._loop.time())
+        if batch is not None:
+            content_bytes = len(message.headers) + len(message.payload)
+            self._unanswered.take(content_bytes, batch.waiting[-1].size_bytes)
+            if not batch.is_asked and not batch.group:
+                batch.is_asked = True
+                self._store.before_sending(functools.partial(self._send, batch))
+            return
         self._carry_out(batches.receive(message, self._rules, self._loop.time()))
         if self._timer is None and batches.wake_at != float("inf"):
             self._timer = self._loop.call_at(batches.wake_at, self._expire)
@@ -155,9 +163,7 @@ class FastPublishing:
         if isinstance(stored, ApiError):
             self._carry_out(self._batches.refused(batch, stored))
             return
-        for append, each in zip(appends, stored, strict=True):
-            if not each.duplicate:
-                self._was_stored(append, each)
+        self._were_stored(appends, stored)
         self._carry_out(self._batches.stored(batch, stored))
 
     def _results(

@@ -7,11 +7,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.client.handles.serving_wire import NewMessage
+from holdfast.gateway.jetstream.api.headers import FIRST_LINE
 from holdfast.gateway.jetstream.api.publishing.lifetime import NEVER
-from holdfast.gateway.jetstream.api.publishing.publish_headers import PublishChecks, PublishOptions
+from holdfast.gateway.jetstream.api.publishing.publish_headers import (
+    OF_JETSTREAM,
+    PublishChecks,
+    PublishOptions,
+)
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from holdfast.gateway.jetstream.wire.ports import PortMessage
-from holdfast.protocol.limits import MAX_MSG_ID_BYTES
+from holdfast.protocol.limits import MAX_HEADER_BLOCK_BYTES, MAX_MSG_ID_BYTES, MAX_VALUE_BYTES
 
 
 class PublishRules:
@@ -24,6 +29,17 @@ class PublishRules:
         self._transform = config.input_transform()
         #: Whether a message without a header of JetStream is stored as it is.
         self.plain = not (config.sealed or config.allow_msg_counter or self._transform)
+
+    def takes_plainly(self, headers: bytes, payload: bytes) -> bool:
+        """Return whether a message is stored as it is and asks for nothing, as most are."""
+        config = self.config
+        return (
+            self.plain
+            and len(payload) <= MAX_VALUE_BYTES
+            and (not headers or (headers.startswith(FIRST_LINE) and OF_JETSTREAM not in headers))
+            and not 0 <= config.max_msg_size < len(headers) + len(payload)
+            and len(headers) <= MAX_HEADER_BLOCK_BYTES
+        )
 
     def check(self, message: PortMessage) -> tuple[NewMessage, PublishOptions]:
         """Return what is to be appended, and what the message asks for. Raises ApiError."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 from holdfast.client.handles.serving import ServingStream
@@ -378,9 +379,7 @@ class StreamPublisher:
             if refusal is not None:
                 self._refuse(message, refusal)
             return
-        for append, each in zip(commit.messages, stored, strict=True):
-            if not each.duplicate:
-                self._tell_stored(append, each)
+        self._tell_stored(commit.messages, stored)
         last = stored[-1]
         body = self._acks.committed(last.seq, commit.batch_id, len(stored), last.total)
         self._reply(message.reply, body)
@@ -389,15 +388,17 @@ class StreamPublisher:
         """So many appends are done with."""
         self._unanswered.settle(count, size_bytes)
 
-    def _tell_stored(self, append: NewMessage, stored: Appended) -> None:
-        """Tell the stream's consumers of a message."""
+    def _tell_stored(self, appends: Sequence[NewMessage], stored: Sequence[Appended]) -> None:
+        """Tell the stream's consumers of messages, but for those that were there already."""
         self.stored_since = True
-        if self.tells:
-            seq, _, time_ms, _, total = stored
-            value = append.value if total is None else counter_value(total)
-            self._listener.stored(
-                ServedMessage(seq, append.subject, time_ms, append.headers, value)
-            )
+        if not self.tells:
+            return
+        for append, (seq, _, time_ms, duplicate, total) in zip(appends, stored, strict=True):
+            if not duplicate:
+                value = append.value if total is None else counter_value(total)
+                self._listener.stored(
+                    ServedMessage(seq, append.subject, time_ms, append.headers, value)
+                )
 
     def _refuse(self, message: PortMessage, error: ApiError, headers: bytes = b"") -> None:
         self._reply(message.reply, self._acks.refused(error), headers)

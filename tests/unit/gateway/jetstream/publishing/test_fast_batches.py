@@ -45,8 +45,16 @@ def _rules(**more: object) -> PublishRules:
     return PublishRules(ApiStreamConfig.from_json({**_CONFIG, **more}), lambda: 0)
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["short_way", "long_way"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages like most take a short way, or all the long one: it makes no difference."""
+    monkeypatch.setattr(_World, "takes_short_way", request.param)
+
+
 class _World:
     """A stream whose owner answers when it is told to."""
+
+    takes_short_way = True
 
     def __init__(self, **config: object) -> None:
         self.rules = _rules(**config)
@@ -74,6 +82,14 @@ class _World:
         reply = f"_INBOX.x.{batch}.{flow}.{gap}.{sequence}.{operation}.$FI"
         block = build(headers) if headers else b""
         message = PortMessage(f"s.{sequence}", reply, block, payload)
+        if self.takes_short_way:
+            taken = self.batches.append_next(message, self.rules, self.now)
+            if taken is not None:
+                self.unanswered += 1
+                if not taken.is_asked and not taken.group:
+                    taken.is_asked = True
+                    self._asked.append(taken)
+                return
         self._carry_out(self.batches.receive(message, self.rules, self.now))
 
     def ask(self) -> None:
@@ -334,6 +350,31 @@ def test_a_silent_batch_is_dropped_but_not_before_its_answer() -> None:
     assert not world.load.fast_batches and not world.unanswered
     world.publish(2)
     assert world.take_told()[-1] == {"error": 10208}
+
+
+def test_only_plain_messages_take_the_short_way() -> None:
+    world = _World()
+    _begin(world)
+
+    def is_short(reply: str, headers: dict[str, str] | None = None, payload: bytes = b"v") -> bool:
+        message = PortMessage("s.x", reply, build(headers) if headers else b"", payload)
+        batch = world.batches.append_next(message, world.rules, 0.0)
+        return batch is not None
+
+    head = "_INBOX.x.b.10.fail"
+    assert not is_short(f"{head}.2.2.$FI") and not is_short(f"{head}.3.1.$FI")
+    assert not is_short(f"{head}.02.1.$FI") and not is_short(f"{head}.2.4.$FI")
+    assert not is_short("_INBOX.y.b.10.fail.2.1.$FI") and not is_short(".$FI")
+    assert not is_short(f"{head}.2.1.$FI", {"Nats-Msg-Id": "a"})
+    assert not is_short(f"{head}.2.1.$FI", {"X": "y" * 70_000})
+    assert not is_short(f"{head}.2.1.$FI", payload=bytes(MAX_VALUE_BYTES + 1))
+    world.rules = _rules(max_msg_size=2)
+    assert not is_short(f"{head}.2.1.$FI", payload=b"vvv")
+    assert is_short(f"{head}.2.1.$FI") and is_short(f"{head}.3.1.$FI", None, b"v")
+    world.rules = _rules()
+    assert is_short(f"{head}.4.1.$FI", {"X": "y"})
+    world.publish(5, END)
+    assert not is_short(f"{head}.5.1.$FI")
 
 
 # What is lost
