@@ -524,6 +524,26 @@ async def test_a_native_client_sees_the_stream_and_writes_to_it(world: JetStream
         assert (without.data, without.subject) == (b"3", "")
 
 
+async def test_what_cannot_be_deleted_is_told_as_nats_server_does(world: JetStreamWorld) -> None:
+    missing, gone = (400, 10043, "sequence {} not found"), (500, 10057, "no message found")
+    beyond = (500, 10057, "stream store EOF")
+    async with world.client() as client:
+        js = client.jetstream()
+        for storage in ("file", "memory"):
+            name = f"deleted-{storage}"
+            await js.add_stream(name=name, subjects=[name], storage=StorageType(storage))
+            for _ in range(6):
+                await js.publish(name, b"")
+            expected = {3: missing, 1: gone, 6: missing, 7: beyond, 0: gone}
+            for seq, told in expected.items():
+                body = b'{"seq":%d}' % seq
+                for _ in range(2):
+                    answer = await _answer(client, f"$JS.API.STREAM.MSG.DELETE.{name}", body)
+                code, err_code, text = told if storage == "file" else missing
+                error = {"code": code, "err_code": err_code, "description": text.format(seq)}
+                assert answer["error"] == error, (storage, seq)
+
+
 async def test_a_new_stream_takes_a_store_that_nobody_has_used_or_an_earlier_try_has_left(
     world: JetStreamWorld,
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 from holdfast.gateway.jetstream.api import errors
 from holdfast.gateway.jetstream.api.checks.source_checks import check_origins
 from holdfast.gateway.jetstream.api.checks.stream_checks import check_create, check_update
+from holdfast.gateway.jetstream.api.errors import ApiError
 from holdfast.gateway.jetstream.api.limits import INFOS_IN_A_PAGE, SUBJECTS_IN_A_PAGE
 from holdfast.gateway.jetstream.api.replies import (
     ApiStreamInfo,
@@ -284,13 +285,21 @@ class StreamApi:
             raise errors.stream_sealed()
         if served.config.deny_delete:
             raise errors.message_delete_failed("message delete not permitted")
-        if not asked.seq:
-            raise errors.message_delete_failed("no message found")
-        if not await served.store.delete(asked.seq):
-            if asked.seq > (await served.store.head()).last_seq:
-                raise errors.message_delete_failed("stream store EOF")
-            raise errors.sequence_not_found(asked.seq)
+        if not asked.seq or not await served.store.delete(asked.seq):
+            raise await self._not_there(served, asked.seq)
         return success_reply(call.verb)
+
+    @staticmethod
+    async def _not_there(served: ServedStream, seq: int) -> ApiError:
+        """Return why a message cannot be deleted: nats-server's stores tell it in their own ways.
+        """
+        if served.config.storage is StorageType.FILE:
+            head = await served.store.head()
+            if seq > head.last_seq:
+                return errors.message_delete_failed("stream store EOF")
+            if seq < head.first_seq:
+                return errors.message_delete_failed("no message found")
+        return errors.sequence_not_found(seq)
 
     async def _snapshot(self, call: ApiCall, message: PortMessage) -> bytes:
         raise errors.snapshot_failed("not supported")
