@@ -1,5 +1,5 @@
-"""`python -m tests.support.record_answers`: plays the programs of JetStream's consumers against
-nats-server, and writes its answers down."""
+"""`python -m tests.support.record_answers`: plays the programs of JetStream's consumers and the
+requests of its API against nats-server, and writes its answers down."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from tests.support import api_requests
 from tests.support.consumer_player import Arrived, Seen, Side, Step
 from tests.support.consumer_programs import ANSWERS, PROGRAMS
 from tests.support.nats_server import running_nats_server
@@ -98,8 +99,20 @@ async def _played(connection: Client, program: list[Step]) -> Seen:
         await side.api("STREAM.DELETE.S", b"")
 
 
+async def record_api(connection: Client) -> None:
+    """Write down the answers to the requests of the API."""
+    requests = api_requests.REQUESTS
+    told = await api_requests.answers_to(connection, requests)
+    lines = (
+        json.dumps([request.name, answer], sort_keys=True)
+        for request, answer in zip(requests, told, strict=True)
+    )
+    api_requests.ANSWERS.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
 async def _record(url: str) -> None:
     connection = await nats.connect(url)
+    await record_api(connection)
     answers = {name: await _played(connection, program) for name, program in PROGRAMS.items()}
     await connection.close()
     lines = (f"{json.dumps(name)}: {json.dumps(seen)}" for name, seen in answers.items())
