@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
 import re
 import subprocess
 import threading
@@ -194,6 +195,36 @@ def test_stores_of_expired_streams_are_removed_by_any_gateway_and_used_ones_stay
         # After its store, the note of its expiry goes.
         wait_until(are_forgotten, "only the one that is used is noted")
         assert code_of(one.ask("GET", "/v1/stream/swept/a")) == (404, "not_found")
+
+
+def test_a_large_value_is_sent_whole_and_never_held_whole(
+    cluster: RunningUp, gateway: RunningGateway
+) -> None:
+    """Any client of the cluster may have stored it, and a gateway serves all tenants."""
+    value = os.urandom(1024) * 40_000
+    with connect(cluster.nats) as client:
+        client.kv("large").set("k", value)
+        client.stream("large").append(value)
+    before_bytes = _most_memory_bytes(gateway)
+    for path in ("/v1/kv/large/k", "/v1/streams/large/1"):
+        found = gateway.ask("GET", path)
+        assert found.status == 200 and found.body == value
+        head = gateway.ask("HEAD", path)
+        assert (head.status, head.body) == (200, b"")
+        assert head.headers["content-length"] == found.headers["content-length"]
+    again = gateway.ask("GET", "/v1/kv/large/k", If_None_Match="*")
+    assert (again.status, again.body) == (304, b"")
+    if before_bytes:
+        assert _most_memory_bytes(gateway) - before_bytes < len(value) // 2
+
+
+def _most_memory_bytes(gateway: RunningGateway) -> int:
+    """Return the most memory that a process has had, 0 where the system does not tell."""
+    status = Path(f"/proc/{gateway.process.pid}/status")
+    if not status.exists():
+        return 0
+    [line] = [each for each in status.read_text().splitlines() if each.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 
 
 def test_conditions_on_the_revisions_of_a_kv(gateway: RunningGateway) -> None:

@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from holdfast.client.connection import Client
 from holdfast.client.following.subscription import Subscription
 from holdfast.client.handles.kv import KV
 from holdfast.client.handles.stream import Stream
+from holdfast.client.large_values.value_reader import ValueReader
 from holdfast.gateway.http.asgi import (
     Receive,
     Scope,
@@ -45,7 +46,8 @@ from holdfast.gateway.http.native.parameters import (
 from holdfast.gateway.http.native.rows import change_row, entry_row, line, message_row
 from holdfast.gateway.http.problems import ProblemError
 from holdfast.gateway.http.sessions import Session, Sessions
-from holdfast.protocol.messages import Ack, Change
+from holdfast.protocol.errors import ValueReplacedError
+from holdfast.protocol.messages import Ack, Change, Entry, Message
 
 _LINES: Final = "application/x-ndjson"
 _JSON: Final = "application/json"
@@ -57,6 +59,10 @@ WATCH: Final = "/v1/watch/"
 FOLLOW: Final = "/v1/follow/"
 #: Lines are sent in pieces of about so many bytes.
 _PIECE_BYTES: Final = 64 * 1024
+#: So much of a large value is read before its answer begins.
+_FIRST_BYTES: Final = 64 * 1024
+
+Row = TypeVar("Row", Message, Entry)
 
 
 class KvEndpoint:
@@ -83,19 +89,21 @@ class KvEndpoint:
             rows = (line(entry_row(each)) async for each in kv.get_all(prefix=prefix))
             await send_lines(send, rows, limit)
         elif method in ("GET", "HEAD"):
-            entry = await kv.get(key)
-            if entry is None:
+            reader, first = await _opened(lambda: kv.get_reader(key))
+            if reader is None:
                 raise ProblemError(404, "not_found", "there is no such key")
-            fields = {
-                "Content-Type": content_type_of(entry.headers),
-                "ETag": tag(entry.revision),
-                "Cache-Control": "no-cache",
-            }
-            if headers.get("if-none-match") in (tag(entry.revision), "*"):
-                await answer(send, 304, encoded(fields))
-            else:
-                fields["Content-Disposition"] = "attachment"
-                await answer(send, 200, encoded(fields), entry.value)
+            async with reader:
+                entry = reader.row
+                fields = {
+                    "Content-Type": content_type_of(entry.headers),
+                    "ETag": tag(entry.revision),
+                    "Cache-Control": "no-cache",
+                }
+                if headers.get("if-none-match") in (tag(entry.revision), "*"):
+                    await answer(send, 304, encoded(fields))
+                else:
+                    fields["Content-Disposition"] = "attachment"
+                    await send_value(send, reader, first, fields, is_wanted=method == "GET")
         elif method == "PUT":
             stored = await kv.set(
                 key,
@@ -162,15 +170,17 @@ class StreamEndpoint:
             raise not_allowed(method, "GET, HEAD")
         seq = number({"seq": rest}, "seq", least=1)
         assert seq is not None
-        message = await stream.get(seq)
-        if message is None:
+        reader, first = await _opened(lambda: stream.get_reader(seq))
+        if reader is None:
             raise ProblemError(404, "not_found", "there is no such message")
-        fields = {
-            "Content-Type": content_type_of(message.headers),
-            "ETag": tag(message.revision),
-            "Content-Disposition": "attachment",
-        }
-        await answer(send, 200, encoded(fields), message.value)
+        async with reader:
+            message = reader.row
+            fields = {
+                "Content-Type": content_type_of(message.headers),
+                "ETag": tag(message.revision),
+                "Content-Disposition": "attachment",
+            }
+            await send_value(send, reader, first, fields, is_wanted=method == "GET")
 
 
 class FollowEndpoint:
@@ -346,6 +356,45 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str] | None:
     """Return the headers of a request that are stored with the value."""
     content_type = headers.get("content-type")
     return None if not content_type else {"content-type": content_type[:256]}
+
+
+async def _opened(
+    find: Callable[[], Awaitable[ValueReader[Row] | None]],
+) -> tuple[ValueReader[Row] | None, bytes]:
+    """Return a reader of a value and its first piece. One that is replaced before that is found
+    anew."""
+    replaced: int | None = None
+    while True:
+        reader = await find()
+        if reader is None or reader.row.large is None:
+            return reader, b""
+        try:
+            return reader, await reader.read(_FIRST_BYTES)
+        except ValueReplacedError:
+            if reader.row.revision == replaced:
+                raise
+            replaced = reader.row.revision
+
+
+async def send_value(
+    send: Send,
+    reader: ValueReader[Any],
+    first: bytes,
+    fields: dict[str, str],
+    *,
+    is_wanted: bool,
+) -> None:
+    """Answer with a value of which `first` was read. A large one is sent piece by piece, and an
+    error after the first of them cuts the answer off."""
+    if reader.row.large is None:
+        await answer(send, 200, encoded(fields), reader.row.value)
+        return
+    await start(send, 200, encoded({**fields, "Content-Length": str(reader.size_bytes)}))
+    if is_wanted:
+        await chunk(send, first)
+        async for piece in reader:
+            await chunk(send, piece)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def send_lines(send: Send, rows: AsyncIterator[bytes], limit: int | None) -> None:
