@@ -2,8 +2,9 @@
 
 Three systems run: holdfast with one persist server, which syncs before each ack; JetStream with its
 defaults, which acks first and syncs every two minutes; and JetStream with `sync_interval: always`.
-One client process loads them in turns. Before each turn all systems come to rest and the page cache
-is written back, so that no system pays for the work of another.
+Some works are also done by a client that reaches holdfast's server past NATS. One client process
+loads them in turns. Before each turn all systems come to rest and the page cache is written back,
+so that no system pays for the work of another.
 
 The report says for each target whether it was reached. A wrong read-back raises an error."""
 
@@ -20,11 +21,12 @@ import uvloop
 
 from holdfast.bench.compare.running import ComparisonPlan, run_plans
 from holdfast.bench.compare.side import Side
-from holdfast.bench.compare.side_holdfast import holdfast_side
+from holdfast.bench.compare.side_holdfast import direct_side, holdfast_side
 from holdfast.bench.compare.side_jetstream import jetstream_side
 from holdfast.bench.compare.table import (
     HOLDFAST,
     HOLDFAST_APPLIED,
+    HOLDFAST_DIRECT,
     JETSTREAM,
     JETSTREAM_ALWAYS,
     comparison_table,
@@ -49,6 +51,7 @@ from holdfast.client import Durability
 #: Stores stay open during the turns of the other sides, as under a continuous load.
 _IDLE_CLOSE_SECONDS: Final = 3600
 _SIDES: Final = (HOLDFAST, JETSTREAM, JETSTREAM_ALWAYS)
+_SIDES_AND_DIRECT: Final = (HOLDFAST, HOLDFAST_DIRECT, JETSTREAM, JETSTREAM_ALWAYS)
 
 
 def _times(default: float, always: float | None = None) -> tuple[Goal, ...]:
@@ -88,23 +91,28 @@ PLANS: Final = (
         "append_serial",
         "append, one after the other",
         _appends(1),
-        (HOLDFAST, HOLDFAST_APPLIED, JETSTREAM, JETSTREAM_ALWAYS),
+        (HOLDFAST, HOLDFAST_APPLIED, HOLDFAST_DIRECT, JETSTREAM, JETSTREAM_ALWAYS),
         (
             Goal(HOLDFAST, "p50_ms", 1.0, at_least=False, than=JETSTREAM_ALWAYS),
             Goal(HOLDFAST_APPLIED, "p50_ms", 1.5, at_least=False, than=JETSTREAM),
+            Goal(HOLDFAST_DIRECT, "p50_ms", 1.0, at_least=False, than=JETSTREAM_ALWAYS),
         ),
         headline="p50_ms",
     ),
-    ComparisonPlan("append_64", "append, 64 at once", _appends(64), _SIDES),
+    ComparisonPlan("append_64", "append, 64 at once", _appends(64), _SIDES_AND_DIRECT),
     ComparisonPlan(
         "append_1000", "append, 1,000 at once", _appends(1000), _SIDES, _times(6.0, 30.0)
     ),
     ComparisonPlan(
-        "round_robin", "append by turns to 1,000 streams", _round_robin, _SIDES, _times(3.0, 10.0)
+        "round_robin",
+        "append by turns to 1,000 streams",
+        _round_robin,
+        _SIDES_AND_DIRECT,
+        _times(3.0, 10.0),
     ),
     ComparisonPlan("kv_set_64", "kv set, 64 at once", _sets(64), _SIDES),
     ComparisonPlan("kv_set_1000", "kv set, 1,000 at once", _sets(1000), _SIDES, _times(3.0, 30.0)),
-    ComparisonPlan("kv_get_64", "kv get, 64 at once", _gets(64), _SIDES),
+    ComparisonPlan("kv_get_64", "kv get, 64 at once", _gets(64), _SIDES_AND_DIRECT),
     ComparisonPlan("kv_get_1000", "kv get, 1,000 at once", _gets(1000), _SIDES, _times(5.0)),
     # Only the default: reading syncs nothing, and filling a stream with a sync per message takes
     # minutes.
@@ -164,17 +172,16 @@ async def _start_sides(
     always = stack.enter_context(
         running_nats(options, folder / JETSTREAM_ALWAYS, JetStreamSync.ALWAYS)
     )
+    direct = folder / "direct"
+    arguments = ("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS), "--direct", str(direct))
     cluster = stack.enter_context(
-        running_cluster(
-            options,
-            folder / HOLDFAST,
-            persist_arguments=("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS)),
-        )
+        running_cluster(options, folder / HOLDFAST, persist_arguments=arguments)
     )
     enter = stack.enter_async_context
     return (
         await enter(holdfast_side(HOLDFAST, cluster)),
         await enter(holdfast_side(HOLDFAST_APPLIED, cluster, Durability.APPLIED)),
+        await enter(direct_side(HOLDFAST_DIRECT, cluster, direct)),
         await enter(jetstream_side(JETSTREAM, default)),
         await enter(jetstream_side(JETSTREAM_ALWAYS, always)),
     )

@@ -129,5 +129,5 @@ async def _rest(options: BenchOptions, sides: Mapping[str, Side]) -> None:
 
 
 def _cpu_seconds(sides: Mapping[str, Side]) -> float:
-    # The two sides of holdfast share their processes, which count twice. That does not matter here.
+    # Sides of holdfast share their processes, which count several times. That does not matter here.
     return sum(usage.cpu_seconds for side in sides.values() for usage in side.usage().values())

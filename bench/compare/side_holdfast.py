@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Final
 
 from holdfast.bench.compare.side import WORK_BATCH, Delivered, Kind, Side
+from holdfast.bench.direct import DirectConnection, connected_directly
 from holdfast.bench.load import Limit, LoadReport, closed_loop, paced, value_of, windowed
 from holdfast.bench.processes import BenchCluster, ProcessUsage
 from holdfast.bench.read_back import ReadBackRow
@@ -191,6 +193,38 @@ class HoldfastSide(Side):
 
     async def entries(self, name: str, keys: Sequence[str]) -> dict[str, bytes]:
         return {entry.key: entry.value async for entry in self._client.kv(name).get_all()}
+
+
+class DirectSide(HoldfastSide):
+    """The same by a client that reaches the server past NATS. Made by `direct_side`."""
+
+    def __init__(
+        self, name: str, cluster: BenchCluster, client: Client, connection: DirectConnection
+    ) -> None:
+        super().__init__(name, cluster, client, Durability.SYNCED)
+        self._connection = connection
+
+    async def append(
+        self, names: Sequence[str], concurrency: int, limit: Limit, first_number: int, variant: str
+    ) -> LoadReport:
+        load = await super().append(names, concurrency, limit, first_number, variant)
+        self._connection.check()
+        return load
+
+    async def get(
+        self, name: str, keys: Sequence[str], concurrency: int, limit: Limit, variant: str
+    ) -> LoadReport:
+        load = await super().get(name, keys, concurrency, limit, variant)
+        self._connection.check()
+        return load
+
+
+@asynccontextmanager
+async def direct_side(name: str, cluster: BenchCluster, folder: Path) -> AsyncIterator[DirectSide]:
+    """Connect a client to the server that listens in `folder` around the body. Raises
+    BenchProcessError."""
+    async with connected_directly(cluster, BENCH_TENANT, folder) as (client, connection):
+        yield DirectSide(name, cluster, client, connection)
 
 
 @asynccontextmanager

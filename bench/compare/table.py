@@ -12,8 +12,12 @@ from holdfast.bench.harness import Goal, Report, Table, Work
 HOLDFAST: Final = "holdfast"
 #: The same cluster, with acks before the sync.
 HOLDFAST_APPLIED: Final = "holdfast_applied"
+#: The same cluster, with a client that reaches the server past NATS.
+HOLDFAST_DIRECT: Final = "holdfast_direct"
 JETSTREAM: Final = "jetstream"
 JETSTREAM_ALWAYS: Final = "jetstream_always"
+#: The sides that are ours, with what the titles of their rows end with.
+_SUFFIXES: Final = {HOLDFAST: "", HOLDFAST_APPLIED: ", `applied`", HOLDFAST_DIRECT: ", direct"}
 
 
 def comparison_table(report: Report, plans: Sequence[ComparisonPlan]) -> Table:
@@ -22,10 +26,9 @@ def comparison_table(report: Report, plans: Sequence[ComparisonPlan]) -> Table:
     rows = []
     for work in report.works:
         headline = headlines[work.name]
-        for ours in (name for name in work.sides if name in (HOLDFAST, HOLDFAST_APPLIED)):
+        for ours in (name for name in work.sides if name in _SUFFIXES):
             targets = [target for target in work.targets if target.side == ours]
-            title = work.title if ours == HOLDFAST else f"{work.title}, `applied`"
-            cells = [title, _cell(work, ours, headline)]
+            cells = [work.title + _SUFFIXES[ours], _cell(work, ours, headline)]
             cells += [_cell(work, peer, headline) for peer in (JETSTREAM, JETSTREAM_ALWAYS)]
             cells += [_ratio(work, ours, peer, headline) for peer in (JETSTREAM, JETSTREAM_ALWAYS)]
             cells.append(", ".join(_bound(target) for target in targets) or "-")

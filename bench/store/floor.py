@@ -3,7 +3,8 @@
 The floor of a synced append is one round trip through nats-server between two ends of the bus, and
 one `fdatasync`: it uses our connections and this disk, and nothing of a store. Above it stand, in
 order of what they add: a read (client, server, the gate), an append that is acknowledged before
-the sync, and one after. All are done one after the other, in turns within each round, so that what
+the sync, and one after. Reads and synced appends stand there once more, by a client that reaches
+the server past NATS. All are done one after the other, in turns within each round, so that what
 disturbs the machine disturbs all of them."""
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final
 
 import uvloop
 
+from holdfast.bench.direct import connected_directly
 from holdfast.bench.echo import ECHO_SUBJECT
 from holdfast.bench.figures import figures_table
 from holdfast.bench.harness import Figures, Goal, Measurement, Report, Table, Work, timed, turns
@@ -41,7 +43,9 @@ _READ: Final = "read"
 _APPLIED: Final = "append, applied"
 _SYNCED: Final = "append, synced"
 _FLOOR: Final = "floor"
-_STAGES: Final = (_ECHO, _SYNC, _READ, _APPLIED, _SYNCED)
+_DIRECT_READ: Final = "read, direct"
+_DIRECT_SYNCED: Final = "append, synced, direct"
+_STAGES: Final = (_ECHO, _SYNC, _READ, _APPLIED, _SYNCED, _DIRECT_READ, _DIRECT_SYNCED)
 _SHOWN: Final = ("p50_ms", "p99_ms")
 _TIMEOUT_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.01
@@ -78,8 +82,11 @@ def table(report: Report) -> Table:
 
 async def _measure(options: BenchOptions, settings: FloorSettings, folder: Path) -> Work:
     rounds: dict[str, list[Figures]] = {stage: [] for stage in (*_STAGES, _FLOOR)}
+    direct = folder / "direct"
     with (
-        running_cluster(options, folder / "holdfast") as cluster,
+        running_cluster(
+            options, folder / "holdfast", persist_arguments=("--direct", str(direct))
+        ) as cluster,
         tempfile.TemporaryFile(dir=folder, buffering=0) as log,
     ):
         async with contextlib.AsyncExitStack() as stack:
@@ -91,15 +98,17 @@ async def _measure(options: BenchOptions, settings: FloorSettings, folder: Path)
             stream = client.stream(_STORE)
             first = (await stream.append(value_of(0))).seq
             assert first == 1
-            stages = _stages(bus, stream, log.fileno())
+            directly, connection = await enter(connected_directly(cluster, _TENANT, direct))
+            stages = _stages(bus, stream, directly.stream(_STORE), log.fileno())
             appended = 1
             latest: dict[str, Figures] = {}
             for number, stage in turns(_STAGES, options.rounds):
                 options.say(f"floor: {stage}, {f'round {number}' if number else 'warm-up'}")
                 load = await closed_loop(stages[stage], 1, Limit(seconds=settings.seconds))
-                if stage in (_APPLIED, _SYNCED):
+                if stage in (_APPLIED, _SYNCED, _DIRECT_SYNCED):
                     appended += load.operations
                 cluster.check()
+                connection.check()
                 if not number:
                     continue
                 latest[stage] = timed(load.operations, load.seconds, load.latencies_seconds)
@@ -111,11 +120,14 @@ async def _measure(options: BenchOptions, settings: FloorSettings, folder: Path)
         reason = f"{count} messages for the {appended} appended"
         raise WrongReadBackError(side="holdfast", work="floor", reason=reason)
     measured = {stage: Measurement(tuple(of_stage)) for stage, of_stage in rounds.items()}
-    target = Goal(_SYNCED, "p50_ms", 1.15, at_least=False, than=_FLOOR)
-    return Work("floor", "one after the other", measured, (target,))
+    targets = tuple(
+        Goal(stage, "p50_ms", 1.15, at_least=False, than=_FLOOR)
+        for stage in (_SYNCED, _DIRECT_SYNCED)
+    )
+    return Work("floor", "one after the other", measured, targets)
 
 
-def _stages(bus: Bus, stream: Stream, log: int) -> Mapping[str, _Stage]:
+def _stages(bus: Bus, stream: Stream, direct: Stream, log: int) -> Mapping[str, _Stage]:
     frame = bytes(_FRAME_BYTES)
 
     async def echo(number: int) -> None:
@@ -134,12 +146,20 @@ def _stages(bus: Bus, stream: Stream, log: int) -> Mapping[str, _Stage]:
     async def append(number: int) -> int | None:
         return (await stream.append(value_of(number))).seq
 
+    async def read_directly(number: int) -> None:
+        await direct.get(1)
+
+    async def append_directly(number: int) -> int | None:
+        return (await direct.append(value_of(number))).seq
+
     return {
         _ECHO: echo,
         _SYNC: sync,
         _READ: read,
         _APPLIED: append_applied,
         _SYNCED: append,
+        _DIRECT_READ: read_directly,
+        _DIRECT_SYNCED: append_directly,
     }
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.bench import direct
 from holdfast.bench.compare import compare_chains, compare_tokens
-from holdfast.bench.processes import running_cluster
+from holdfast.bench.direct import connected_directly
+from holdfast.bench.processes import BenchProcessError, running_cluster
 from holdfast.bench.store import (
     engine,
     fairness,
@@ -30,6 +32,7 @@ from holdfast.bench.users.plan import document_name
 from holdfast.client import connect
 from holdfast.protocol.errors import InvalidArgumentError
 from tests.support.forked_bench import forked_servers, measured, quick_options
+from tests.support.waiting import until
 
 _DEADLINE_SECONDS = 60.0
 
@@ -141,7 +144,39 @@ def test_what_a_large_removal_costs_others_is_measured_beside_jetstream(
 def test_one_write_after_the_other_is_measured_beside_the_floor(tmp_path: Path) -> None:
     [work] = measured(floor, tmp_path)
     assert work.sides["floor"].median("p50_ms") > work.sides["fdatasync"].median("p50_ms") > 0
-    assert work.sides["append, synced"].median("p50_ms") > 0
+    for stage in ("read", "append, synced", "read, direct", "append, synced, direct"):
+        assert work.sides[stage].median("p50_ms") > 0
+
+
+def test_what_is_measured_as_direct_goes_past_nats(tmp_path: Path) -> None:
+    async def scenario(folder: Path) -> None:
+        async with connected_directly(cluster, "bench", folder) as (_, connection):
+            connection.check()
+            cluster.kill("s1")
+            await until(lambda: not connection.is_direct)
+            with pytest.raises(BenchProcessError, match="not connected directly"):
+                connection.check()
+
+    arguments = ("--direct", str(tmp_path / "direct"))
+    options = quick_options(tmp_path)
+    with running_cluster(options, tmp_path / "c", persist_arguments=arguments) as cluster:
+        asyncio.run(scenario(tmp_path / "direct"))
+
+
+def test_a_benchmark_of_direct_connections_without_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "_WAIT_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        async with connected_directly(cluster, "bench", tmp_path / "nothing"):
+            pass
+
+    with (
+        running_cluster(quick_options(tmp_path), tmp_path / "c") as cluster,
+        pytest.raises(BenchProcessError, match="not connected directly"),
+    ):
+        asyncio.run(scenario())
 
 
 def test_what_a_kill_of_the_owner_costs_is_measured(tmp_path: Path) -> None:

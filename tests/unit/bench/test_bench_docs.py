@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.bench.compare.compare_jetstream import HOLDFAST, HOLDFAST_APPLIED, PLANS, table
+from holdfast.bench.compare.compare_jetstream import (
+    HOLDFAST,
+    HOLDFAST_APPLIED,
+    HOLDFAST_DIRECT,
+    PLANS,
+    table,
+)
 from holdfast.bench.harness import FORMAT, Goal, Measurement, Report, Work
 from tests.support.documents import documented_json, read, shape
 from tests.support.documents import table as documented_table
@@ -21,20 +27,28 @@ def test_the_results_have_a_row_for_each_work_with_its_target() -> None:
         sides = {side: Measurement((figures,)) for side in plan.sides}
         works.append(Work(plan.name, plan.title, sides, plan.targets))
     shown = table(Report("compare_jetstream", {}, {}, tuple(works)))
-    documented = documented_table(DOCUMENT, "work", "holdfast")
-    target = shown.columns.index("target")
-    assert [row[target] for row in documented] == [
-        row[target].replace("20.00 ms", "20 ms") for row in shown.rows
-    ]
     assert all(len(row) == len(shown.columns) for row in shown.rows)
     assert all(row[4] == "1.00x" for row in shown.rows)
-    names = [
-        f"`{plan.name}`, `applied`" if side == HOLDFAST_APPLIED else plan.name
-        for plan in PLANS
-        for side in plan.sides
-        if side in (HOLDFAST, HOLDFAST_APPLIED)
+    # Direct connections were measured in a run of their own, beside those over NATS.
+    suffixes = {HOLDFAST: "", HOLDFAST_APPLIED: ", `applied`", HOLDFAST_DIRECT: ", direct"}
+    ours = [(plan, side) for plan in PLANS for side in plan.sides if side in suffixes]
+    rows = [
+        (side, f"{f'`{plan.name}`' if suffixes[side] else plan.name}{suffixes[side]}", row)
+        for (plan, side), row in zip(ours, shown.rows, strict=True)
     ]
-    assert [row[0] for row in documented] == names
+    target = shown.columns.index("target")
+    documented = documented_table(DOCUMENT, "work", "holdfast")
+    assert [(row[0], row[target]) for row in documented] == [
+        (name, row[target].replace("20.00 ms", "20 ms"))
+        for side, name, row in rows
+        if side != HOLDFAST_DIRECT
+    ]
+    documented = documented_table(DOCUMENT, "work", "direct")
+    assert [(row[0], row[-2]) for row in documented] == [
+        (plan.name, row[target])
+        for (plan, side), row in zip(ours, shown.rows, strict=True)
+        if side == HOLDFAST_DIRECT
+    ]
 
 
 def test_the_report_has_the_documented_shape() -> None:
