@@ -80,17 +80,13 @@ def measure(spark: SparkSession, folder: Path, count: int, side: str) -> Figures
 
 def answered(job: Job, task: Task) -> TaskOutcome:
     """Answer as `run_task` would if no store had a row."""
-    works = [work for work in task.stores if isinstance(work, SnapshotWork)]
-    marks = [
-        Watermark(each.epoch, each.revision, each.last_seq, each.time, 1)
-        for each in (work.version for work in works)
-    ]
-    return TaskOutcome(
-        stores=[
-            StoreOutcome(work.store, work.parts, 0, mark)
-            for work, mark in zip(works, marks, strict=True)
-        ]
-    )
+    outcome = TaskOutcome()
+    for work in task.stores:
+        if isinstance(work, SnapshotWork):
+            each = work.version
+            mark = Watermark(each.epoch, each.revision, each.last_seq, each.time, 1)
+            outcome.add(StoreOutcome(work.store, work.parts, mark))
+    return outcome
 
 
 def put_manifests(url: str, count: int) -> None:

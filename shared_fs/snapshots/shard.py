@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -161,6 +162,8 @@ def _check_format(key: str, found: int) -> None:
 _SHA256: Final = VERSION_FIELDS.index("sha256")
 _ORIGIN: Final = VERSION_FIELDS.index("origin")
 _FRAMES: Final = VERSION_FIELDS.index("frames")
+#: The first of the fields that are stored as they are.
+_OTHERS: Final = _SHA256 + 1
 
 
 def _row_of(entry: StoreEntry) -> Sequence[Any]:
@@ -183,19 +186,20 @@ def _row_of(entry: StoreEntry) -> Sequence[Any]:
 def _entry_of(row: Sequence[Any]) -> StoreEntry:
     # Later formats may append values, which this version ignores.
     rows, archived_seq, tombstone = row[:3]
-    versions = []
-    for values in rows:
-        named = dict(zip(VERSION_FIELDS, values, strict=False))
-        named["sha256"] = named["sha256"].hex()
-        if named.get("origin") is not None:
-            named["origin"] = ForkOrigin.of_row(named["origin"])
-        if named.get("frames") is not None:
-            named["frames"] = TableMark.of_row(named["frames"])
-        versions.append(SnapshotVersion(**named))
     return StoreEntry(
-        tuple(versions),
+        tuple(map(_version_of, rows)),
         archived_seq,
         Tombstone(*tombstone[:3]) if tombstone is not None else None,
         ArchiveMark(*row[3][:3]) if len(row) > 3 and row[3] is not None else None,
         tuple(map(ForkReference.of_row, row[4])) if len(row) > 4 else (),
     )
+
+
+def _version_of(row: Sequence[Any]) -> SnapshotVersion:
+    key, offset, length, sha256, *values = row[: len(VERSION_FIELDS)]
+    if len(row) > _FRAMES and row[_FRAMES] is not None:
+        values[_FRAMES - _OTHERS] = TableMark.of_row(row[_FRAMES])
+    if len(row) > _ORIGIN and row[_ORIGIN] is not None:
+        values[_ORIGIN - _OTHERS] = ForkOrigin.of_row(row[_ORIGIN])
+    # Hundreds of stores are in a pack, and share its name.
+    return SnapshotVersion(sys.intern(key), offset, length, sha256.hex(), *values)

@@ -43,7 +43,7 @@ from holdfast.spark.export.archive_marks import is_news, mark_archived
 from holdfast.spark.export.latest_view import LatestReport, keep_latest
 from holdfast.spark.export.staleness import staleness
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
-from holdfast.spark.jobs import Progress, parallelism, run_job
+from holdfast.spark.jobs import Progress, parallelism, run_job, without_cycles
 from holdfast.spark.rows.decrypting import ExportKeys
 from holdfast.spark.rows.log_rows import read_coverage
 from holdfast.spark.rows.pinning import ExportPin
@@ -58,7 +58,14 @@ from holdfast.spark.rows.planning import (
 from holdfast.spark.tables import watermarks
 from holdfast.spark.tables.latest_table import LatestTable
 from holdfast.spark.tables.table import KEEP_HOURS, AddedFile, ChangesTable
-from holdfast.spark.tables.watermarks import MarkSpill, Watermark, WatermarkFile, Watermarks
+from holdfast.spark.tables.watermarks import (
+    MarkRows,
+    MarkSpill,
+    ShardRows,
+    Watermark,
+    WatermarkFile,
+    Watermarks,
+)
 from holdfast.spark.tables.writing import FILE_BYTES
 
 #: The most rounds of an export. Each is a run of its own. A second one is rarely necessary, because
@@ -294,7 +301,8 @@ class _Round:
         groups = self._groups(before, coverage)
         taken = _Taken(folder / "marks")
         done = 0
-        for planned in plans(groups, parallelism(self._spark), PLAN_STORES, table.layout):
+        planning = plans(groups, parallelism(self._spark), PLAN_STORES, table.layout)
+        while (planned := _next_of(planning)) is not None:
             if planned.is_last:
                 self._pin.hold_only(planned)
             if planned.tasks:
@@ -307,8 +315,10 @@ class _Round:
                     progress and _continued(progress, done),
                 )
                 done += len(outcomes)
-                taken.take(planned, outcomes)
-        self._commit(version, taken, before, report, folder / "next")
+                with without_cycles():
+                    taken.take(planned, outcomes)
+        with without_cycles():
+            self._commit(version, taken, before, report, folder / "next")
 
     def _groups(
         self, before: WatermarkFile, coverage: Mapping[StoreId, Sequence[Coverage]]
@@ -393,6 +403,7 @@ class _Taken:
         self._log_marks: dict[int, list[tuple[StoreId, Watermark]]] = {}
         #: If one part of a store is missing, the whole store counts as failed.
         self._failed: set[StoreId] = set()
+        self._last_of_parts: StoreId | None = None
 
     def take(self, planned: ExportPlan, outcomes: Sequence[TaskOutcome]) -> None:
         """Take the outcomes of a plan."""
@@ -421,13 +432,15 @@ class _Taken:
             self.files += outcome.files
             self.row_count += outcome.row_count
 
-    def changed(self, number: int, before: Callable[[], Watermarks]) -> Watermarks:
+    def changed(self, number: int, before: Callable[[], Watermarks]) -> ShardRows:
         """Return how far the stores of a shard go that the run has read. `before` returns how far
         those of the shard went."""
-        changed = self._marks.shard(number)
+        rows = self._marks.shard(number)
         logged = self._log_marks.get(number)
-        marks = before() if logged else {}
-        for store, mark in logged or ():
+        if not logged:
+            return rows
+        changed, marks = rows.marks(), before()
+        for store, mark in logged:
             known = changed.get(store, marks.get(store, Watermark(0, 0)))
             if known.dropped:
                 known = Watermark(0, 0)
@@ -440,9 +453,12 @@ class _Taken:
                 config=mark.config or known.config,
                 chain=mark.chain if mark.revision >= known.revision else known.chain,
             )
-        return changed
+        return ShardRows.of(changed)
 
     def _take_stores(self, task: Task, outcome: TaskOutcome) -> None:
+        self.is_anything |= bool(outcome.marks)
+        self._marks.add(outcome.marks)
+        others = MarkRows()
         for one in outcome.stores:
             if one.damage is not None:
                 if one.store not in self.unreadable:
@@ -450,12 +466,21 @@ class _Taken:
                 self.unreadable.add(one.store)
             self.stale |= one.missing
             if one.store not in self._failed and one.mark is not None:
-                self._marks.add(one.store, one.mark)
+                # Parts of a store that follow each other have one mark.
+                if one.store != self._last_of_parts:
+                    others.add(one.store, one.mark)
+                self._last_of_parts = one.store
                 self.reset_count += one.is_reset
                 self.is_anything = True
+        self._marks.add(others)
         if not (task.is_part and outcome.stores[0].store in self._failed):
             self.files += outcome.files
             self.row_count += outcome.row_count
+
+
+def _next_of(planning: Iterator[ExportPlan]) -> ExportPlan | None:
+    with without_cycles():
+        return next(planning, None)
 
 
 def _is_own(table: str, bucket: str) -> bool:

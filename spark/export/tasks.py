@@ -9,11 +9,9 @@ for their row group, twice while it is written. A larger image is on the executo
 from __future__ import annotations
 
 import functools
-import gc
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -41,7 +39,7 @@ from holdfast.spark.rows.plain_images import PlainStore
 from holdfast.spark.rows.planning import DropWork, SnapshotWork, Task
 from holdfast.spark.rows.rows import DROP, ExportedRow, Piece, RowOrigin, Shape
 from holdfast.spark.tables.table import AddedFile
-from holdfast.spark.tables.watermarks import Watermark
+from holdfast.spark.tables.watermarks import MarkRows, Watermark
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
 
 
@@ -65,7 +63,6 @@ class StoreOutcome(NamedTuple):
 
     store: StoreId
     parts: int
-    row_count: int
     #: How far the table goes once this is committed. None if nothing was read.
     mark: Watermark | None
     is_reset: bool = False
@@ -79,6 +76,9 @@ class TaskOutcome:
     """The result of a task. Its files are not visible before they are committed."""
 
     files: list[AddedFile] = field(default_factory=list)
+    #: How far the table goes in the stores of which there is no more to say.
+    marks: MarkRows = field(default_factory=MarkRows)
+    #: All others: parts of stores, those that were read anew, and those that were not read.
     stores: list[StoreOutcome] = field(default_factory=list)
     #: The marks of rows from log objects. None if a log object is gone or damaged.
     log_marks: dict[StoreId, Watermark] | None = field(default_factory=dict)
@@ -88,6 +88,13 @@ class TaskOutcome:
     image_bytes: int = 0
     usage: Usage = field(default_factory=Usage)
     seconds: float = 0.0
+
+    def add(self, one: StoreOutcome) -> None:
+        """Add the result of a store."""
+        if one.mark is None or one.parts > 1 or one.is_reset:
+            self.stores.append(one)
+        else:
+            self.marks.add(one.store, one.mark)
 
 
 def run_task(job: Job, task: Task) -> TaskOutcome:
@@ -126,7 +133,6 @@ def _attempt(job: Job, bucket: Bucket, task: Task) -> TaskOutcome:
     name = f"{job.run:06d}-{secrets.token_hex(8)}"
     snapshots = [work for work in task.stores if isinstance(work, SnapshotWork)]
     with (
-        _without_cycles(),
         Images(bucket, snapshots, job.large_bytes) as images,
         TableWriter(job.table, name, job.layout, file_bytes=job.file_bytes) as writer,
     ):
@@ -187,13 +193,13 @@ def _read_group(
                 _add_run(run, output)
             origin = RowOrigin(work.store, found.mark.epoch, job.run, work.version.key)
             run.append((origin, found))
-            outcome.stores.append(StoreOutcome(work.store, 1, found.row_count, found.mark))
+            outcome.marks.add(work.store, found.mark)
             continue
         _add_run(run, output)
         if isinstance(work, DropWork):
-            outcome.stores.append(_drop(job, work, output))
+            outcome.add(_drop(job, work, output))
         else:
-            outcome.stores.append(_read_snapshot(job, images, work, output))
+            outcome.add(_read_snapshot(job, images, work, output))
     _add_run(run, output)
 
 
@@ -217,7 +223,7 @@ def _drop(job: Job, work: DropWork, output: _Output) -> StoreOutcome:
     origin = RowOrigin(work.store, tombstone.epoch, job.run, "tombstone")
     output.add(Piece(origin, Shape.CHANGES, [row]))
     mark = Watermark(tombstone.epoch, tombstone.revision, time=tombstone.time, dropped=True)
-    return StoreOutcome(work.store, 1, 1, mark)
+    return StoreOutcome(work.store, 1, mark)
 
 
 def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output) -> StoreOutcome:
@@ -237,7 +243,7 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
                 output.add(piece)
             mark = image.watermark()
     except ObjectMissingError:
-        return StoreOutcome(store, work.parts, 0, None, missing=True)
+        return StoreOutcome(store, work.parts, None, missing=True)
     except (
         ObjectDamagedError,
         StoreDamagedError,
@@ -247,11 +253,11 @@ def _read_snapshot(job: Job, images: Images, work: SnapshotWork, output: _Output
         KeyUnavailableError,
         TenantShreddedError,
     ) as error:
-        damaged = StoreOutcome(store, work.parts, 0, None, damage=str(error))
+        damaged = StoreOutcome(store, work.parts, None, damage=str(error))
         if not output.drop(store, output.row_count - before):
             raise _SpoiledError(damaged) from error
         return damaged
-    return StoreOutcome(store, work.parts, output.row_count - before, mark, reading.is_reset)
+    return StoreOutcome(store, work.parts, mark, reading.is_reset)
 
 
 def _read_logs(job: Job, bucket: Bucket, task: Task, output: _Output, outcome: TaskOutcome) -> None:
@@ -266,19 +272,6 @@ def _read_logs(job: Job, bucket: Bucket, task: Task, output: _Output, outcome: T
     for piece in found.pieces(job.run):
         output.add(piece)
     outcome.log_marks = found.marks()
-
-
-@contextmanager
-def _without_cycles() -> Iterator[None]:
-    """Keep the garbage collector from traversing millions of rows that are in no cycle. That would
-    take an eighth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @functools.lru_cache(maxsize=4)

@@ -101,7 +101,8 @@ def _put_marks(table: ChangesTable, layout: TableLayout, run: int) -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-") as name:
         folder = Path(name)
         draft = folder / "next"
-        watermarks.write(draft, table.watermarks(folder), lambda number, marks: {}, layout)
+        none = watermarks.ShardRows()
+        watermarks.write(draft, table.watermarks(folder), lambda number, marks: none, layout)
         table.location.put_file(draft, watermarks.path_of(run))
 
 

@@ -7,7 +7,7 @@ never committed is never read. The high bits of the number count the runs. The l
 so that two runs from the same base have different numbers.
 
     a zstd frame of `[3]`, then for each shard with stores, in ascending order:
-    its number and the length of what follows (`>HI`), a zstd frame of its rows
+    its number and the length of what follows (`>HI`), a zstd frame of its rows, in any order
     at the end: 65535 and how many shards there were (`>HI`)
 
 The shards are those of the manifests (`shard.py`), so an export reads both side by side, and has
@@ -49,8 +49,10 @@ _HEAD_BYTES: Final = 64
 #: A shard of a table of ten million stores has some 5 MB.
 _MAX_SHARD_BYTES: Final = 256 * MIB
 _READ_BYTES: Final = MIB
-#: Rows of a spill in memory.
-_SPILL_ROWS: Final = 50_000
+#: Rows of a spill in memory, of some 50,000 stores.
+_SPILL_BYTES: Final = 4 * MIB
+#: Rows of a file of the first format that are brought into the second one at once.
+_CONVERTED_ROWS: Final = 10_000
 
 
 OTHER_CONFIG: Final = -1
@@ -93,38 +95,108 @@ def path_of(version: int) -> str:
     return f"{FOLDER}/{version:020d}"
 
 
+class ShardRows:
+    """Watermarks of stores of one shard, as rows of a file: msgpack, one after the other."""
+
+    __slots__ = ("count", "packed")
+
+    def __init__(self, count: int = 0, packed: bytes = b"") -> None:
+        self.count = count
+        self.packed = bytearray(packed)
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def add(self, row: bytes) -> None:
+        self.count += 1
+        self.packed += row
+
+    def extend(self, rows: ShardRows) -> None:
+        self.count += rows.count
+        self.packed += rows.packed
+
+    def marks(self) -> dict[StoreId, Watermark]:
+        """Return the watermarks by store."""
+        unpacker = _unpacker()
+        unpacker.feed(self.packed)
+        return dict(map(_mark_of, unpacker))
+
+    @classmethod
+    def of(cls, marks: Watermarks) -> ShardRows:
+        rows = list(_rows(marks))
+        return cls(len(rows), b"".join(rows))
+
+
+class MarkRows:
+    """Watermarks of stores as rows by shard. Tasks send them: so the driver does nothing for each
+    store."""
+
+    __slots__ = ("_packer", "by_shard")
+
+    def __init__(self) -> None:
+        self.by_shard: dict[int, ShardRows] = {}
+        self._packer = msgpack.Packer()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        rows = [(number, each.count, bytes(each.packed)) for number, each in self.by_shard.items()]
+        return MarkRows.of, (rows,)
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int, bytes]]) -> MarkRows:
+        made = cls()
+        made.by_shard = {number: ShardRows(count, packed) for number, count, packed in rows}
+        return made
+
+    def __len__(self) -> int:
+        return sum(rows.count for rows in self.by_shard.values())
+
+    def add(self, store: StoreId, mark: Watermark) -> None:
+        """Add the watermark of a store, once for each store."""
+        rows = self.by_shard.setdefault(shard_of(store), ShardRows())
+        rows.add(self._packer.pack(_row_of(store, mark)))
+
+    def marks(self) -> dict[StoreId, Watermark]:
+        """Return the watermarks by store."""
+        found: dict[StoreId, Watermark] = {}
+        for rows in self.by_shard.values():
+            found |= rows.marks()
+        return found
+
+
 class MarkSpill:
-    """Collects watermarks in any order and returns those of a shard. On the local disk, once there
-    are many."""
+    """Collects watermarks in any order, each store once, and returns those of a shard. On the local
+    disk, once there are many."""
 
     def __init__(self, folder: Path) -> None:
         """`folder` is created for it."""
         folder.mkdir()
         self._folder = folder
-        self._waiting: dict[int, list[bytes]] = {}
-        self._count = 0
+        self._waiting: dict[int, ShardRows] = {}
+        self._waiting_bytes = 0
+        #: How many rows of each shard are on the disk.
+        self._spilled: dict[int, int] = {}
 
-    def add(self, store: StoreId, mark: Watermark) -> None:
-        """Add the watermark of a store; the last one counts. Raises OSError."""
-        row: bytes = msgpack.packb(_row_of(store, mark))
-        self._waiting.setdefault(shard_of(store), []).append(row)
-        self._count += 1
-        if self._count >= _SPILL_ROWS:
-            for number, rows in self._waiting.items():
+    def add(self, rows: MarkRows) -> None:
+        """Add watermarks. Raises OSError."""
+        for number, found in rows.by_shard.items():
+            self._waiting.setdefault(number, ShardRows()).extend(found)
+            self._waiting_bytes += len(found.packed)
+        if self._waiting_bytes >= _SPILL_BYTES:
+            for number, waiting in self._waiting.items():
                 with self._path(number).open("ab") as file:
-                    file.writelines(rows)
+                    file.write(waiting.packed)
+                self._spilled[number] = self._spilled.get(number, 0) + waiting.count
             self._waiting.clear()
-            self._count = 0
+            self._waiting_bytes = 0
 
-    def shard(self, number: int) -> dict[StoreId, Watermark]:
+    def shard(self, number: int) -> ShardRows:
         """Return what was added to a shard. Raises OSError."""
-        path = self._path(number)
-        unpacker = _unpacker()
-        if path.exists():
-            unpacker.feed(path.read_bytes())
-        for row in self._waiting.get(number, ()):
-            unpacker.feed(row)
-        return dict(map(_mark_of, unpacker))
+        found = ShardRows()
+        if number in self._spilled:
+            found = ShardRows(self._spilled[number], self._path(number).read_bytes())
+        if number in self._waiting:
+            found.extend(self._waiting[number])
+        return found
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:02x}"
@@ -163,11 +235,10 @@ class WatermarkFile:
         if not frame:
             return {}
         with self._decoding():
-            unpacker = _unpacker()
-            unpacker.feed(
-                zstandard.ZstdDecompressor().decompress(frame, max_output_size=_MAX_SHARD_BYTES)
+            unpacked = zstandard.ZstdDecompressor().decompress(
+                frame, max_output_size=_MAX_SHARD_BYTES
             )
-            return dict(map(_mark_of, unpacker))
+            return ShardRows(0, unpacked).marks()
 
     def _frames(self) -> Iterator[tuple[int, bytes]]:
         if self._path is None:
@@ -201,14 +272,14 @@ class WatermarkFile:
 def write(
     path: Path,
     before: WatermarkFile,
-    changed: Callable[[int, Callable[[], Watermarks]], Watermarks],
+    changed: Callable[[int, Callable[[], Watermarks]], ShardRows],
     layout: TableLayout = BY_TENANT,
 ) -> int:
     """Write a file of watermarks of a table with a layout: those of `before` with the changed ones,
     and return how many those are.
 
-    `changed(number, marks)` returns the changed ones of a shard; `marks()` are those of `before`.
-    Raises as `WatermarkFile`.
+    `changed(number, marks)` returns the changed ones of a shard, each store once; `marks()` are
+    those of `before`. Raises as `WatermarkFile`.
     """
     count = shard_count = 0
     with path.open("wb") as file:
@@ -220,8 +291,10 @@ def write(
                 return before.marks(frame)
 
             if found := changed(number, marks):
-                count += len(found)
-                frame = _frame({**marks(), **found})
+                count += found.count
+                # What is new altogether is not unpacked.
+                rows = ShardRows.of({**marks(), **found.marks()}) if frame else found
+                frame = _compressed(bytes(rows.packed))
             if frame:
                 shard_count += 1
                 file.write(_SHARD.pack(number, len(frame)))
@@ -232,11 +305,11 @@ def write(
 
 def write_marks(path: Path, marks: Watermarks, layout: TableLayout = BY_TENANT) -> Path:
     """Write a file of these watermarks, and return its path. Raises OSError."""
-    by_shard: dict[int, dict[StoreId, Watermark]] = {}
+    rows = MarkRows()
     for store, mark in marks.items():
-        by_shard.setdefault(shard_of(store), {})[store] = mark
+        rows.add(store, mark)
     before = WatermarkFile("", None, path.parent)
-    write(path, before, lambda number, _: by_shard.get(number, {}), layout)
+    write(path, before, lambda number, _: rows.by_shard.get(number, ShardRows()), layout)
     return path
 
 
@@ -258,8 +331,12 @@ def _converted(file: IO[bytes], folder: Path) -> Path:
     unpacker = msgpack.Unpacker(frame, max_buffer_size=_MAX_SHARD_BYTES)
     unpacker.read_array_header()
     unpacker.skip()
-    for _ in range(unpacker.read_array_header()):
-        spill.add(*_mark_of(unpacker.unpack()))
+    count = unpacker.read_array_header()
+    for start in range(0, count, _CONVERTED_ROWS):
+        rows = MarkRows()
+        for _ in range(start, min(count, start + _CONVERTED_ROWS)):
+            rows.add(*_mark_of(unpacker.unpack()))
+        spill.add(rows)
     if frame.read():
         raise ValueError("more than its rows")
     path = folder / "of-shards"
@@ -295,10 +372,6 @@ def _row_of(store: StoreId, mark: Watermark) -> tuple[Any, ...]:
 
 def _mark_of(row: Any) -> tuple[StoreId, Watermark]:
     return StoreId(sys.intern(row[0]), *row[1:3]), Watermark(*row[3:11])
-
-
-def _frame(marks: Watermarks) -> bytes:
-    return _compressed(b"".join(_rows(marks)))
 
 
 def _rows(marks: Watermarks) -> Iterable[bytes]:

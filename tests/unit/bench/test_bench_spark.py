@@ -56,8 +56,9 @@ def test_manifests_are_of_so_many_stores_and_are_answered_without_a_row(tmp_path
         found = dict(open_manifests(bucket).entries())
     assert len(found) == 3000
     planned = plan(found.items(), {}, {}, 2)
-    outcomes = [one for task in planned.tasks for one in manifests.answered(JOB, task).stores]
-    marks = {one.store: one.mark for one in outcomes}
+    marks: dict[StoreId, Watermark] = {}
+    for task in planned.tasks:
+        marks |= manifests.answered(JOB, task).marks.marks()
     assert marks == {
         store: Watermark(1, 50, 50, entry.newest.time, 1)
         for store, entry in found.items()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.protocol.limits import MIB
 from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.shared_fs.framed_images.frame_table import TableMark
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion, StoreEntry, Tombstone
 from holdfast.spark.rows.planning import (
     Coverage,
     DropWork,
     ExportPlan,
     LogRange,
+    LogWork,
     SnapshotWork,
     StoreGroup,
+    Task,
     plan,
     plans,
 )
@@ -134,6 +140,29 @@ def test_a_large_store_is_cut_and_small_ones_share_a_task() -> None:
     assert {len(task.stores) for task in parts} == {1}
     assert len(found.tasks) - len(parts) == 1
     assert sum(len(task.stores) for task in found.tasks if not task.is_part) == 50
+
+
+def test_every_core_has_as_many_tasks_of_small_stores_and_as_much_in_each() -> None:
+    entries = [
+        (StoreId("acme", StoreKind.STREAM, f"s{number:04}"), StoreEntry((version(1, 10, 2 * MIB),)))
+        for number in range(100)
+    ]
+    for cores, expected in ((1, 3), (2, 4), (3, 3), (16, 4)):
+        tasks = plan(entries, {}, {}, cores).tasks
+        sizes = [len(task.stores) for task in tasks]
+        assert len(sizes) == expected and max(sizes) - min(sizes) <= 1
+
+
+def test_a_task_arrives_as_it_was_sent() -> None:
+    drop = DropWork(OTHER, Tombstone(3, 1000, 10), Watermark(2, 9))
+    framed = dataclasses.replace(version(1, 5), frames=TableMark(1, 7, "ab"))
+    works = (
+        SnapshotWork(STORE, framed, Watermark(1, 2, chain=b"x"), 1, 3),
+        SnapshotWork(STORE, version(2, 6), None),
+        drop,
+    )
+    task = Task(works, (LogWork("log", 5, {STORE: [LogRange(1, 2, 3)]}),))
+    assert pickle.loads(pickle.dumps(task)) == task
 
 
 def test_many_stores_make_several_plans_and_logs_are_read_with_the_last() -> None:

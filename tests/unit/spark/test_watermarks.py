@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,7 +17,14 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.snapshots.shard import shard_of
 from holdfast.spark.errors import TableDamagedError
 from holdfast.spark.tables import watermarks
-from holdfast.spark.tables.watermarks import MarkSpill, Watermark, WatermarkFile, Watermarks
+from holdfast.spark.tables.watermarks import (
+    MarkRows,
+    MarkSpill,
+    ShardRows,
+    Watermark,
+    WatermarkFile,
+    Watermarks,
+)
 
 STORE = StoreId("acme", StoreKind.STREAM, "notes")
 OTHER = StoreId("beta", StoreKind.KV, "set")
@@ -53,8 +61,10 @@ def test_watermarks_are_read_as_they_were_written_and_changed(
         assert read(folder / "1") == marks
         spill = MarkSpill(folder / "spill")
         for store, mark in changed.items():
-            spill.add(store, Watermark(0, 0))
-            spill.add(store, mark)
+            rows = MarkRows()
+            rows.add(store, mark)
+            assert pickle.loads(pickle.dumps(rows)).marks() == rows.marks() == {store: mark}
+            spill.add(rows)
         count = watermarks.write(folder / "2", before, lambda number, _: spill.shard(number))
         assert count == len(changed)
         assert read(folder / "2") == {**marks, **changed}
@@ -63,13 +73,17 @@ def test_watermarks_are_read_as_they_were_written_and_changed(
 def test_what_is_spilled_to_the_disk_is_read_with_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watermarks, "_SPILL_ROWS", 10)
+    monkeypatch.setattr(watermarks, "_SPILL_BYTES", 100)
     spill = MarkSpill(tmp_path / "spill")
     stores = [StoreId("acme", StoreKind.KV, f"kv.{number}") for number in range(35)]
     for number, store in enumerate(stores):
-        spill.add(store, Watermark(1, number))
+        rows = MarkRows()
+        rows.add(store, Watermark(1, number))
+        spill.add(rows)
     assert any((tmp_path / "spill").iterdir())
-    found = {store: mark for number in range(256) for store, mark in spill.shard(number).items()}
+    shards = [spill.shard(number) for number in range(256)]
+    assert sum(shard.count for shard in shards) == len(stores)
+    found = {store: mark for shard in shards for store, mark in shard.marks().items()}
     assert found == {store: Watermark(1, number) for number, store in enumerate(stores)}
 
 
@@ -78,10 +92,10 @@ def test_a_shard_in_which_nothing_changed_is_copied(tmp_path: Path) -> None:
     assert shard_of(STORE) != shard_of(other)
     path = watermarks.write_marks(tmp_path / "1", {STORE: Watermark(1, 2), other: Watermark(1, 3)})
     before = WatermarkFile("t", path, tmp_path)
-    changed = {other: Watermark(1, 4)}
+    changed = ShardRows.of({other: Watermark(1, 4)})
 
-    def change(number: int, _: object) -> Watermarks:
-        return changed if number == shard_of(other) else {}
+    def change(number: int, _: object) -> ShardRows:
+        return changed if number == shard_of(other) else ShardRows()
 
     watermarks.write(tmp_path / "2", before, change)
     after = WatermarkFile("t", tmp_path / "2", tmp_path)
