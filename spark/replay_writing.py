@@ -34,7 +34,7 @@ from holdfast.shared_fs.archive import table_chain
 from holdfast.shared_fs.archive.table_chain import leaf_of_row
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_HEADER
 from holdfast.spark.event_loop import EventLoop, running_loop
-from holdfast.spark.rows.rows import NEVER_MS
+from holdfast.spark.rows.batches import NEVER_MS
 
 #: The columns of rows. A row with `settings` is the configuration of its store and nothing else; it
 #: comes before the others of the store.

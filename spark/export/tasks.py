@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -30,15 +30,14 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMissingError
 from holdfast.shared_fs.bucket.bucket_usage import Usage
 from holdfast.shared_fs.snapshots.cluster_bucket import open_cluster_bucket
-from holdfast.spark.rows.column_rows import ColumnPiece, rows_of
+from holdfast.spark.rows.batches import BatchMaker, ColumnPiece, rows_of
 from holdfast.spark.rows.decrypting import ExportKeys, RowDecrypter
-from holdfast.spark.rows.gathering import RowBatch, RowGathering, once_read
-from holdfast.spark.rows.images import Images
+from holdfast.spark.rows.gathering import Gathering, RowBatch, once_read
+from holdfast.spark.rows.images import Images, PlainRun
 from holdfast.spark.rows.log_rows import LogRows
-from holdfast.spark.rows.plain_images import PlainStore
 from holdfast.spark.rows.planning import DropWork, SnapshotWork, Task
 from holdfast.spark.rows.rows import DROP, ExportedRow, Piece, RowOrigin, Shape
-from holdfast.spark.tables.table import AddedFile
+from holdfast.spark.tables.table import FILE_SCHEMA, AddedFile
 from holdfast.spark.tables.watermarks import MarkRows, Watermark
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
 
@@ -137,8 +136,17 @@ def _attempt(job: Job, bucket: Bucket, task: Task) -> TaskOutcome:
         TableWriter(job.table, name, job.layout, file_bytes=job.file_bytes) as writer,
     ):
         output = _Output(writer)
-        for group in images.groups(task.stores):
-            _read_group(job, images, group, output, outcome)
+        for work in images.read(task.stores):
+            if isinstance(work, PlainRun):
+                piece = work.piece(job.run)
+                if piece is not None:
+                    output.add(piece)
+                for one, found in work:
+                    outcome.marks.add(one.store, found.mark)
+            elif isinstance(work, DropWork):
+                outcome.add(_drop(job, work, output))
+            else:
+                outcome.add(_read_snapshot(job, images, work, output))
         if task.logs:
             _read_logs(job, bucket, task, output, outcome)
         outcome.image_bytes = images.image_bytes
@@ -153,7 +161,7 @@ class _Output:
 
     def __init__(self, writer: TableWriter) -> None:
         self._writer = writer
-        self._gathering = RowGathering()
+        self._gathering = Gathering(BatchMaker(FILE_SCHEMA))
 
     @property
     def row_count(self) -> int:
@@ -174,46 +182,6 @@ class _Output:
     def _write(self, batches: Iterable[RowBatch]) -> None:
         for batch in batches:
             self._writer.write(batch.tenant, batch.rows)
-
-
-def _read_group(
-    job: Job,
-    images: Images,
-    group: Sequence[SnapshotWork | DropWork],
-    output: _Output,
-    outcome: TaskOutcome,
-) -> None:
-    """Read neighbours. Those with plain images that follow each other are one piece."""
-    plain = images.plain(group)
-    run: list[tuple[RowOrigin, PlainStore]] = []
-    for work in group:
-        found = plain.get(work.store)
-        if found is not None and isinstance(work, SnapshotWork):
-            if run and not _follows(run[-1], work.store, found):
-                _add_run(run, output)
-            origin = RowOrigin(work.store, found.mark.epoch, job.run, work.version.key)
-            run.append((origin, found))
-            outcome.marks.add(work.store, found.mark)
-            continue
-        _add_run(run, output)
-        if isinstance(work, DropWork):
-            outcome.add(_drop(job, work, output))
-        else:
-            outcome.add(_read_snapshot(job, images, work, output))
-    _add_run(run, output)
-
-
-def _follows(last: tuple[RowOrigin, PlainStore], store: StoreId, found: PlainStore) -> bool:
-    return last[1].columns is found.columns and last[0].store.tenant == store.tenant
-
-
-def _add_run(run: list[tuple[RowOrigin, PlainStore]], output: _Output) -> None:
-    """Add the rows of stores that follow each other in their columns, and forget the stores."""
-    counts = [store.row_count for _, store in run]
-    if sum(counts):
-        columns = run[0][1].columns.slice(run[0][1].start, sum(counts))
-        output.add(ColumnPiece([origin for origin, _ in run], counts, columns))
-    run.clear()
 
 
 def _drop(job: Job, work: DropWork, output: _Output) -> StoreOutcome:

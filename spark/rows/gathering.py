@@ -1,8 +1,8 @@
-"""Gathers the rows that the readers of a task yield into batches for the writer of the table."""
+"""Gathers the rows that the readers of a task yield into batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -10,14 +10,13 @@ import pyarrow as pa
 
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.exported_values import exported, is_marked
-from holdfast.spark.rows.column_rows import ColumnPiece
+from holdfast.spark.rows.batches import BatchMaker, ColumnPiece
 from holdfast.spark.rows.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
     ExportedRow,
     Piece,
     Shape,
-    batch_of,
     set_row,
 )
 
@@ -45,12 +44,13 @@ class RowBatch(NamedTuple):
     rows: pa.RecordBatch
 
 
-class RowGathering:
-    """Gathers pieces into batches. Small stores share a batch, because a batch of fifty rows takes
-    as long as one of thousands. All pieces of a batch have one tenant and one shape; small pieces
-    of different shapes become changes."""
+class Gathering:
+    """Gathers pieces into batches of a maker. Small stores share a batch, because a batch of fifty
+    rows takes as long as one of thousands. All pieces of a batch have one tenant and one shape;
+    small pieces of different shapes become changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, maker: BatchMaker) -> None:
+        self._maker = maker
         self._pieces: list[Piece] = []
         self._row_count = 0
         self._value_bytes = 0
@@ -74,7 +74,7 @@ class RowGathering:
             return
         yield from self.rest()
         self.row_count += piece.row_count
-        yield RowBatch(piece.origins[0].store.tenant, piece.batch())
+        yield RowBatch(piece.origins[0].store.tenant, self._maker.batch(piece))
 
     def _add(self, piece: Piece) -> Iterator[RowBatch]:
         if self._pieces:
@@ -97,12 +97,20 @@ class RowGathering:
         if self._row_count >= BATCH_ROWS or self._value_bytes >= BATCH_BYTES:
             yield from self.rest()
 
+    def batches(self, pieces: Iterable[Piece | ColumnPiece]) -> Iterator[pa.RecordBatch]:
+        """Yield all of the rows of pieces of one tenant in batches."""
+        for piece in pieces:
+            for batch in self.add(piece):
+                yield batch.rows
+        for batch in self.rest():
+            yield batch.rows
+
     def rest(self) -> Iterator[RowBatch]:
         """Yield the rest as a batch, if there is any."""
         pieces, self._pieces = self._pieces, []
         self._row_count = self._value_bytes = 0
         if pieces:
-            yield RowBatch(pieces[0].origin.store.tenant, batch_of(pieces))
+            yield RowBatch(pieces[0].origin.store.tenant, self._maker.batch(pieces))
 
     def drop(self, store: StoreId, row_count: int) -> bool:
         """Take back the last `row_count` rows, all of one store. Return False if some are in a

@@ -42,12 +42,16 @@ from holdfast.shared_fs.framed_images.image_pages import ImagePages
 from holdfast.shared_fs.framed_images.image_vfs import open_paged
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import StoreMeta, pack_headers
-from holdfast.shared_fs.store_file.archived_blocks import ARCHIVE_BLOCK_ROWS, ArchivedBlocks
+from holdfast.shared_fs.store_file.archived_blocks import (
+    ARCHIVE_BLOCK_ROWS,
+    ArchivedBlocks,
+    ArchivedMessage,
+)
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
 from holdfast.shared_fs.store_file.pages.page_sizes import format_of, read_format
 from holdfast.spark.rows import image_statements as statements
+from holdfast.spark.rows.batches import ColumnPiece, SetColumns, rows_of
 from holdfast.spark.rows.chained_rows import ChainStart, ImageChain
-from holdfast.spark.rows.column_rows import ColumnPiece, SetColumns, rows_of
 from holdfast.spark.rows.image_slot import ImageSlot, OpenedImage, names_in
 from holdfast.spark.rows.page_hints import SELECT_ROOT, bring_rows
 from holdfast.spark.rows.paged_rows import PagedRows, mapped
@@ -230,6 +234,44 @@ class StoreImage:
                 self._bring(self._pages, reading)
             yield from found
 
+    def held(
+        self, first_seq: int, last_seq: int, start_time: int | None = None
+    ) -> Iterator[Piece | ColumnPiece]:
+        """Yield what the store holds: the messages from one seq to another, from the first one on
+        that was appended at a time or later if there is one, in the order of seqs; or all entries
+        of a kv, in the order of revisions. Raises StoreDamagedError."""
+        origin = RowOrigin(self.store, self.meta.epoch, 0, "")
+        with _telling(self.store):
+            if self.store.kind == StoreKind.KV:
+                first, last = 1, self.meta.revision
+            else:
+                first, last = first_seq, min(last_seq, self.meta.last_seq)
+                if start_time is not None:
+                    first = max(first, self._seq_at_time(start_time))
+            paged = None if self._archived.exists else self._paged()
+            if paged is not None:
+                yield from _column_pieces(origin, paged.between(first, last, with_replaced=True))
+                return
+            rows: Iterator[Any]
+            if self.store.kind == StoreKind.KV:
+                found = self._with_value(statements.SELECT_ENTRIES)
+                rows = self._connection.execute(found, (first - 1, last))
+            else:
+                found = self._with_value(statements.SELECT_HELD)
+                rows = self._connection.execute(found, (first, last))
+            if self._archived.exists:
+                rows = merge(rows, self._brought_back(self._archived.messages(first, last)))
+            yield from self._interleaved(origin, rows, _Queue(iter(())), self.meta.revision)
+
+    def _seq_at_time(self, start_time: int) -> int:
+        """Return the seq of the first message that was appended at a time or later."""
+        low, archived = 1, None
+        if self._archived.exists:
+            earlier, archived = self._archived.around_time(start_time)
+            low = earlier + 1
+        low = self._first_appended(statements.PROBE_TIME, start_time, low)
+        return low if archived is None else min(low, archived)
+
     def _pieces(self, origin: RowOrigin, reading: ImageReading) -> Iterator[Piece | ColumnPiece]:
         if reading.is_reset:
             reset = ExportedRow(RESET, reading.after, None, None, self.meta.time, None, None)
@@ -314,7 +356,11 @@ class StoreImage:
         if self._archived.exists:
             # Values that the table has are not read from it again. Nearly always it has all of
             # them.
-            appended = merge(appended, self._brought_back(reading))
+            wanted = takewhile(
+                lambda message: message.revision <= reading.upto,
+                self._archived.after_revision(reading.after),
+            )
+            appended = merge(appended, self._brought_back(wanted))
         yield from self._interleaved(origin, appended, others, reading.upto)
 
     def _paged(self) -> PagedRows | None:
@@ -325,13 +371,8 @@ class StoreImage:
         paged = PagedRows(self._content, self._connection, StoreKind(self.store.kind))
         return paged if paged.are_known else None
 
-    def _brought_back(self, reading: ImageReading) -> Iterator[tuple[Any, ...]]:
-        """Yield the archived messages of a reading as rows, for a table that does not have them, or
-        that gets the store anew."""
-        wanted = takewhile(
-            lambda message: message.revision <= reading.upto,
-            self._archived.after_revision(reading.after),
-        )
+    def _brought_back(self, wanted: Iterator[ArchivedMessage]) -> Iterator[tuple[Any, ...]]:
+        """Yield archived messages as rows, for a reader who does not have them."""
         for messages in iter(lambda: list(islice(wanted, ARCHIVE_BLOCK_ROWS)), []):
             if self._archive is None:
                 reason = "its archive is not known"
@@ -366,11 +407,15 @@ class StoreImage:
             seq = self._known.last_seq + 1
             if self._is_first_after(revision, seq):
                 return seq
-        low, high = 1, self.meta.last_seq + 1
+        return self._first_appended(statements.PROBE_APPENDED, revision + 1, 1)
+
+    def _first_appended(self, probe: str, least: int, low: int) -> int:
+        """Return the first seq from `low` on for which a probe finds at least `least`."""
+        high = self.meta.last_seq + 1
         while low < high:
             middle = (low + high) // 2
-            found: Any = self._connection.execute(statements.PROBE_APPENDED, (middle,)).get
-            if found is None or found > revision:
+            found: Any = self._connection.execute(probe, (middle,)).get
+            if found is None or found >= least:
                 high = middle
             else:
                 low = middle + 1

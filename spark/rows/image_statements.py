@@ -37,8 +37,15 @@ SELECT_APPENDED: Final = (
     "SELECT seq, revision, time, {value}, headers{more} FROM messages"
     " WHERE seq >= ? AND replaced IS NULL ORDER BY seq"
 )
+SELECT_HELD: Final = (
+    "SELECT seq, revision, time, {value}, headers{more} FROM messages"
+    " WHERE seq >= ? AND seq <= ? ORDER BY seq"
+)
 PROBE_APPENDED: Final = (
     "SELECT revision FROM messages WHERE seq >= ? AND replaced IS NULL ORDER BY seq LIMIT 1"
+)
+PROBE_TIME: Final = (
+    "SELECT time FROM messages WHERE seq >= ? AND replaced IS NULL ORDER BY seq LIMIT 1"
 )
 LAST_APPENDED: Final = (
     "SELECT revision, time FROM messages WHERE seq < ? AND replaced IS NULL"

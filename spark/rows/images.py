@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import zstandard
 from pyspark import SparkFiles
@@ -31,10 +31,12 @@ from holdfast.shared_fs.bucket.bucket_errors import ObjectDamagedError, ObjectMi
 from holdfast.shared_fs.framed_images.image_pages import FramedPlace, ImagePages, open_pages
 from holdfast.shared_fs.snapshots.snapshot import fetch, framed_place, unpacked
 from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
+from holdfast.spark.rows.batches import ColumnPiece
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.image_slot import ImageSlot
 from holdfast.spark.rows.plain_images import PlainImages, PlainStore
-from holdfast.spark.rows.planning import DropWork, SnapshotWork
+from holdfast.spark.rows.planning import DropWork, ImageWork
+from holdfast.spark.rows.rows import RowOrigin
 
 #: The size of all image files that a machine keeps.
 KEPT_BYTES: Final = 8192 * MIB
@@ -52,17 +54,36 @@ _SMALL_BYTES: Final = MIB
 #: The images of a group, and its rows: fewer take longer each, more take more memory.
 _GROUP_BYTES: Final = 8 * MIB
 _GROUP_ROWS: Final = 65_536
-#: An image is read by pages if at most this share of it is new.
-_PAGED_SHARE: Final = 0.25
 #: What zstd says of a frame that does not tell its size.
 _UNKNOWN_SIZE: Final = -1
+_Work = TypeVar("_Work", bound=ImageWork)
+
+
+class PlainRun(list[tuple[_Work, PlainStore]]):
+    """Plain stores of one tenant that follow each other in their columns."""
+
+    def goes_on_with(self, work: ImageWork, found: PlainStore) -> bool:
+        """Return whether a store follows the last one."""
+        before, store = self[-1]
+        return store.columns is found.columns and before.store.tenant == work.store.tenant
+
+    def piece(self, run: int) -> ColumnPiece | None:
+        """Return the rows of all of the stores; None if there is none."""
+        counts = [store.row_count for _, store in self]
+        if not sum(counts):
+            return None
+        origins = [
+            RowOrigin(work.store, store.mark.epoch, run, work.version.key) for work, store in self
+        ]
+        first = self[0][1]
+        return ColumnPiece(origins, counts, first.columns.slice(first.start, sum(counts)))
 
 
 class Images:
     """The images of one task, as a context manager. Images that are close together in a pack are
     fetched in one request. One image is open at a time."""
 
-    def __init__(self, bucket: Bucket, works: Sequence[SnapshotWork], large_bytes: int = 0) -> None:
+    def __init__(self, bucket: Bucket, works: Sequence[ImageWork], large_bytes: int = 0) -> None:
         """Large values of up to `large_bytes` are read with the images."""
         self._bucket = bucket
         self._large_bytes = large_bytes
@@ -83,32 +104,39 @@ class Images:
     def __exit__(self, *exc: object) -> None:
         self._slot.__exit__(*exc)
 
-    def groups(
-        self, works: Iterable[SnapshotWork | DropWork]
-    ) -> Iterator[list[SnapshotWork | DropWork]]:
-        """Yield all pieces of work in groups of neighbours, whose images are read together."""
-        group: list[SnapshotWork | DropWork] = []
-        image_bytes = row_count = 0
-        for work in works:
-            size_bytes = rows = 0
-            if isinstance(work, SnapshotWork):
-                size_bytes, rows = work.version.image_bytes, work.version.count
-            image_bytes += size_bytes
-            row_count += rows
-            if group and (image_bytes > _GROUP_BYTES or row_count > _GROUP_ROWS):
-                yield group
-                group, image_bytes, row_count = [], size_bytes, rows
-            group.append(work)
-        if group:
-            yield group
+    def read(
+        self, works: Iterable[_Work | DropWork]
+    ) -> Iterator[PlainRun[_Work] | _Work | DropWork]:
+        """Yield all pieces of work in order. Neighbours whose images are plain are together in a
+        run, with what is in them; `opened` reads the others, and says what is wrong with them.
+        Raises BucketError."""
+        for group in _groups(works):
+            plain = self._plain_of(group)
+            run: PlainRun[_Work] = PlainRun()
+            for work in group:
+                found = None if isinstance(work, DropWork) else plain.get(work.store)
+                if isinstance(work, DropWork) or found is None:
+                    if run:
+                        yield run
+                        run = PlainRun()
+                    yield work
+                    continue
+                if run and not run.goes_on_with(work, found):
+                    yield run
+                    run = PlainRun()
+                run.append((work, found))
+            if run:
+                yield run
 
-    def plain(self, group: Iterable[SnapshotWork | DropWork]) -> dict[StoreId, PlainStore]:
-        """Return what is new in the plain images of a group. `opened` reads the others, and says
-        what is wrong with them. Raises BucketError."""
+    def _plain_of(self, group: Iterable[_Work | DropWork]) -> dict[StoreId, PlainStore]:
+        """Return what is new in the plain images of a group. Raises BucketError."""
         small = [
             work
             for work in group
-            if isinstance(work, SnapshotWork) and _is_small(work) and _paged_place(work) is None
+            if not isinstance(work, DropWork)
+            and _is_small(work)
+            and work.is_rest
+            and _paged_place(work) is None
         ]
         self._contents = {}
         for work in small:
@@ -126,7 +154,7 @@ class Images:
         return found
 
     @contextmanager
-    def opened(self, work: SnapshotWork) -> Iterator[StoreImage]:
+    def opened(self, work: ImageWork) -> Iterator[StoreImage]:
         """Open the image of a piece of work. Raises ObjectMissingError, ObjectDamagedError,
         StoreDamagedError, NewerFormatError, BucketError, StorageFailedError."""
         pages = self._pages(work)
@@ -164,7 +192,7 @@ class Images:
         finally:
             image.close()
 
-    def _pages(self, work: SnapshotWork) -> ImagePages | None:
+    def _pages(self, work: ImageWork) -> ImagePages | None:
         place = _paged_place(work)
         try:
             return None if place is None else open_pages(self._bucket, place, _folder())
@@ -172,7 +200,7 @@ class Images:
             # The table of its frames is. The image may be whole.
             return None
 
-    def _content(self, work: SnapshotWork) -> bytes:
+    def _content(self, work: ImageWork) -> bytes:
         version = work.version
         content = self._contents.get(work.store) or self._packed(version)
         if content is not None:
@@ -214,23 +242,37 @@ class Images:
         return content if hashlib.sha256(content).hexdigest() == version.sha256 else None
 
 
-def _is_small(work: SnapshotWork) -> bool:
+def _groups(works: Iterable[_Work | DropWork]) -> Iterator[list[_Work | DropWork]]:
+    """Yield all pieces of work in groups of neighbours, whose images are read together."""
+    group: list[_Work | DropWork] = []
+    image_bytes = row_count = 0
+    for work in works:
+        size_bytes = rows = 0
+        if not isinstance(work, DropWork):
+            size_bytes, rows = work.version.image_bytes, work.version.count
+        image_bytes += size_bytes
+        row_count += rows
+        if group and (image_bytes > _GROUP_BYTES or row_count > _GROUP_ROWS):
+            yield group
+            group, image_bytes, row_count = [], size_bytes, rows
+        group.append(work)
+    if group:
+        yield group
+
+
+def _is_small(work: ImageWork) -> bool:
     return work.parts == 1 and work.version.image_bytes <= _SMALL_BYTES
 
 
-def _paged_place(work: SnapshotWork) -> FramedPlace | None:
+def _paged_place(work: ImageWork) -> FramedPlace | None:
     """Return where the pages of an image are, if it is to be read by pages."""
-    version, since = work.version, work.since
     # The first version of a fork is made of the whole image that it shares.
-    if since is None or since.revision == 0 or version.origin is not None:
+    if not work.is_little or work.version.origin is not None:
         return None
-    new = version.revision - since.revision
-    if not 0 <= new <= _PAGED_SHARE * version.count:
-        return None
-    return framed_place(version)
+    return framed_place(work.version)
 
 
-def _spans(works: Sequence[SnapshotWork]) -> dict[str, tuple[int, int]]:
+def _spans(works: Sequence[ImageWork]) -> dict[str, tuple[int, int]]:
     """Return for each object the range that contains the wanted parts, if one range is worth it."""
     wanted: dict[str, list[SnapshotVersion]] = {}
     for work in works:
@@ -251,7 +293,7 @@ def _spans(works: Sequence[SnapshotWork]) -> dict[str, tuple[int, int]]:
 
 
 def _open_shared(
-    bucket: Bucket, work: SnapshotWork, folder: Path, archive: Archive, large_bytes: int
+    bucket: Bucket, work: ImageWork, folder: Path, archive: Archive, large_bytes: int
 ) -> StoreImage:
     version = work.version
     name = version.sha256

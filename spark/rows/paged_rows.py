@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.protocol.names import StoreKind
-from holdfast.spark.rows.column_rows import SetColumns
+from holdfast.spark.rows.batches import SetColumns
 from holdfast.spark.sqlite_pages.pages import DatabasePages, Trees, read_rows
 from holdfast.spark.sqlite_pages.records import Rows
 
@@ -71,8 +71,8 @@ def _concatenated(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
 
 
 class PagedRows:
-    """The messages that were only appended, or the entries, of one image. They have neither ttls
-    nor large values nor subjects."""
+    """The messages or the entries of one image. They have neither ttls nor large values nor
+    subjects."""
 
     def __init__(
         self, content: bytes | mmap.mmap, connection: apsw.Connection, kind: StoreKind
@@ -92,12 +92,14 @@ class PagedRows:
         """Whether the table has no columns that this does not know."""
         return self._columns is not None
 
-    def between(self, first: int, last: int) -> Iterator[SetColumns]:
-        """Yield the rows from one seq, or one revision of a kv, to another, in pieces of some MiB.
-        Raises PageError."""
+    def between(
+        self, first: int, last: int, *, with_replaced: bool = False
+    ) -> Iterator[SetColumns]:
+        """Yield the rows from one seq, or one revision of a kv, to another, in pieces of some MiB;
+        of messages those that were only appended, or all. Raises PageError."""
         assert self._columns is not None
         for rows in read_rows(self._pages, self._trees, len(self._columns), first, last):
-            if self._kind is StoreKind.STREAM:
+            if self._kind is StoreKind.STREAM and not with_replaced:
                 replaced = self._columns.index("replaced")
                 if not rows.are_null(replaced):
                     rows = rows.some(rows.nulls(replaced))

@@ -23,10 +23,10 @@ import numpy as np
 from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.pages.page_sizes import format_of
-from holdfast.spark.rows.column_rows import SetColumns
+from holdfast.spark.rows.batches import SetColumns
 from holdfast.spark.rows.image_slot import schema_parts
 from holdfast.spark.rows.paged_rows import TABLES, columns_of, set_columns
-from holdfast.spark.rows.planning import SnapshotWork
+from holdfast.spark.rows.planning import ImageWork
 from holdfast.spark.sqlite_pages.pages import DatabasePages, Trees, read_rows
 from holdfast.spark.sqlite_pages.records import PageError, Rows
 from holdfast.spark.tables.watermarks import Watermark
@@ -94,7 +94,7 @@ class PlainImages:
         self._known: list[tuple[bytes, tuple[slice, ...], _Layout | None]] = []
 
     def read(
-        self, works: Sequence[SnapshotWork], contents: Sequence[bytes | None]
+        self, works: Sequence[ImageWork], contents: Sequence[bytes | None]
     ) -> list[PlainStore | None]:
         """Return what is new in each image, and None of one that is not plain or is not there."""
         found: list[PlainStore | None] = [None] * len(works)
@@ -161,7 +161,7 @@ def _layout_of(content: bytes) -> _Layout | None:
 
 
 def _read(
-    layout: _Layout, works: Sequence[SnapshotWork], contents: Sequence[bytes]
+    layout: _Layout, works: Sequence[ImageWork], contents: Sequence[bytes]
 ) -> list[PlainStore | None]:
     """Return what is new in images of one layout. Raises PageError."""
     pages = DatabasePages(b"".join(contents), layout.page_bytes, layout.reserved_bytes)
@@ -198,7 +198,7 @@ class _Meta:
     def __init__(
         self,
         layout: _Layout,
-        works: Sequence[SnapshotWork],
+        works: Sequence[ImageWork],
         pages: DatabasePages,
         firsts: Any,
         counts: Any,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.protocol.limits import KIB, MIB
 from holdfast.protocol.names import StoreId, StoreKind
@@ -47,6 +47,10 @@ LOG_TASK_BYTES: Final = 16 * MIB
 _STORE_BYTES: Final = 16 * KIB
 
 
+#: At most this share of a snapshot is little.
+LITTLE_SHARE: Final = 0.25
+
+
 class Coverage(NamedTuple):
     """A log object's part of a store: the changes after `previous_revision` up to `revision`."""
 
@@ -70,6 +74,34 @@ class LogRange(NamedTuple):
     lacks_chain: bool = False
 
 
+class ImageWork(Protocol):
+    """What somebody reads of a snapshot."""
+
+    @property
+    def store(self) -> StoreId: ...
+    @property
+    def version(self) -> SnapshotVersion: ...
+    @property
+    def since(self) -> Watermark | None:
+        """Of a reader who wants the changes after a watermark."""
+        ...
+
+    @property
+    def parts(self) -> int:
+        """How many tasks read a part of it."""
+        ...
+
+    @property
+    def is_little(self) -> bool:
+        """Whether it probably is a small part of the snapshot."""
+        ...
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is all that there is after `since`."""
+        ...
+
+
 class SnapshotWork(NamedTuple):
     """The `part`-th of `parts` equal parts of a snapshot's changes after a watermark."""
 
@@ -78,6 +110,17 @@ class SnapshotWork(NamedTuple):
     since: Watermark | None
     part: int = 0
     parts: int = 1
+
+    @property
+    def is_little(self) -> bool:
+        if self.since is None or self.since.revision == 0:
+            return False
+        new = self.version.revision - self.since.revision
+        return 0 <= new <= LITTLE_SHARE * self.version.count
+
+    @property
+    def is_rest(self) -> bool:
+        return self.parts == 1
 
 
 @dataclass(frozen=True, slots=True)

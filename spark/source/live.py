@@ -25,19 +25,13 @@ import pyarrow as pa
 
 from holdfast.client import Client
 from holdfast.protocol.messages import Entry, Message
-from holdfast.protocol.names import StoreKind
-from holdfast.spark.columns import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    BatchMaker,
-    ColumnRows,
-    Gathering,
-    rows_of_entries,
-    rows_of_messages,
-)
+from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.spark.errors import MessagesLostError
 from holdfast.spark.event_loop import connecting, running_loop
 from holdfast.spark.options import Connection, NamePattern
+from holdfast.spark.rows.batches import piece_of_entries, piece_of_messages
+from holdfast.spark.rows.gathering import Gathering
+from holdfast.spark.rows.rows import BATCH_BYTES, BATCH_ROWS, Piece, RowOrigin
 from holdfast.spark.source.ranges import SeqRange, StoreExtent
 
 #: Heads that are requested at once. They travel together, in one frame to each server.
@@ -109,7 +103,7 @@ async def _in_groups(
 
 
 def batches(
-    maker: BatchMaker,
+    gathering: Gathering,
     connection: Connection,
     ranges: Sequence[SeqRange],
     *,
@@ -120,27 +114,29 @@ def batches(
     With `fail_on_data_loss` raises MessagesLostError if the first messages of a range are gone.
     """
     with running_loop() as loop:
-        yield from loop.iterate(_batches(maker, connection, ranges, fail_on_data_loss))
+        yield from loop.iterate(_batches(gathering, connection, ranges, fail_on_data_loss))
 
 
 async def _batches(
-    maker: BatchMaker, connection: Connection, ranges: Sequence[SeqRange], fail_on_data_loss: bool
+    gathering: Gathering,
+    connection: Connection,
+    ranges: Sequence[SeqRange],
+    fail_on_data_loss: bool,
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    gathering = Gathering()
     async with (
         connecting(connection) as client,
         aclosing(_pieces(client, ranges, fail_on_data_loss)) as found,
     ):
         async for piece in found:
-            if pieces := gathering.add(piece):
-                yield maker.batch(pieces)
-        if pieces := gathering.rest():
-            yield maker.batch(pieces)
+            for batch in gathering.add(piece):
+                yield batch.rows
+        for batch in gathering.rest():
+            yield batch.rows
 
 
 async def _pieces(
     client: Client, ranges: Sequence[SeqRange], fail_on_data_loss: bool
-) -> AsyncGenerator[ColumnRows, None]:
+) -> AsyncGenerator[Piece, None]:
     for is_small, found in groupby(ranges, lambda one: one.weight <= _SMALL_WEIGHT):
         group = list(found)
         for start in range(0, len(group), _SMALL_READS if is_small else 1):
@@ -157,18 +153,19 @@ async def _pieces(
                 await asyncio.gather(*(_check_loss(client, one) for one in some))
 
 
-async def _whole(client: Client, one: SeqRange) -> list[ColumnRows]:
+async def _whole(client: Client, one: SeqRange) -> list[Piece]:
     return [rows async for rows in _read_one(client, one)]
 
 
-async def _read_one(client: Client, one: SeqRange) -> AsyncGenerator[ColumnRows, None]:
+async def _read_one(client: Client, one: SeqRange) -> AsyncGenerator[Piece, None]:
+    origin = RowOrigin(StoreId(client.tenant, one.kind, one.name), 0, 0, "")
     if one.kind is StoreKind.STREAM:
         messages = client.stream(one.name).get_all(start_seq=one.start_seq, end_seq=one.end_seq)
         async for some in _in_lists(messages):
-            yield rows_of_messages(one.name, some)
+            yield piece_of_messages(origin, some)
     else:
         async for entries in _in_lists(client.kv(one.name).get_all()):
-            yield rows_of_entries(one.name, entries)
+            yield piece_of_entries(origin, entries)
 
 
 async def _in_lists(items: AsyncIterator[_Item]) -> AsyncGenerator[list[_Item], None]:

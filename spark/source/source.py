@@ -38,10 +38,12 @@ from pyspark.sql.types import StructType
 
 from holdfast.client import Client
 from holdfast.protocol.errors import InvalidArgumentError
-from holdfast.spark.columns import SCHEMA, BatchMaker
+from holdfast.spark.columns import SCHEMA, asked_columns
 from holdfast.spark.event_loop import run_connected
 from holdfast.spark.failures import briefly, briefly_each
 from holdfast.spark.options import ReadOptions, read_options, write_options
+from holdfast.spark.rows.batches import BatchMaker
+from holdfast.spark.rows.gathering import Gathering
 from holdfast.spark.sink.sink import BatchSink, StreamSink
 from holdfast.spark.source import live, snapshot_rows
 from holdfast.spark.source.pushdown import PushedFilters, wanted_of
@@ -113,8 +115,8 @@ class Reader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._wanted = PushedFilters(options.start_seq, options.end_seq)
-        # Made here, so that a wrong column raises before anything runs.
-        BatchMaker(schema, options.tenant, options.value_format)
+        # Looked at here, so that a wrong column raises before anything runs.
+        asked_columns(schema, options.value_format)
 
     @briefly
     def partitions(self) -> Sequence[InputPartition]:
@@ -140,17 +142,17 @@ class Reader(DataSourceReader):
     @briefly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
-        maker = BatchMaker(self._schema, options.tenant, options.value_format)
+        gathering = Gathering(BatchMaker(*asked_columns(self._schema, options.value_format)))
         if isinstance(partition, LivePartition):
             assert options.connection is not None
-            yield from live.batches(maker, options.connection, partition.ranges)
+            yield from live.batches(gathering, options.connection, partition.ranges)
         elif isinstance(partition, SnapshotPartition):
             assert options.bucket is not None
             with snapshot_rows.opened_bucket(options.bucket) as bucket:
                 rows = snapshot_rows.read(
                     bucket, options.tenant, partition.parts, options.start_time
                 )
-                yield from maker.batches(rows)
+                yield from gathering.batches(rows)
 
     async def _ranges(self, client: Client) -> list[SeqRange]:
         options, wanted = self._options, self._wanted

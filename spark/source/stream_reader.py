@@ -33,11 +33,13 @@ from pyspark.sql.types import StructType
 
 from holdfast.client import Client
 from holdfast.protocol.names import StoreKind
-from holdfast.spark.columns import BatchMaker
+from holdfast.spark.columns import asked_columns
 from holdfast.spark.errors import MessagesLostError
 from holdfast.spark.event_loop import run_connected
 from holdfast.spark.failures import briefly, briefly_each
 from holdfast.spark.options import Connection, NamePattern, ReadOptions
+from holdfast.spark.rows.batches import BatchMaker
+from holdfast.spark.rows.gathering import Gathering
 from holdfast.spark.source import live
 from holdfast.spark.source.offsets import Offsets, advance, between, bounded, losses
 from holdfast.spark.source.ranges import SeqRange, StoreExtent, tasks
@@ -75,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._extents: dict[str, StoreExtent] = {}
         #: With `start_time`: where streams that were not read yet begin.
         self._begins: dict[str, StoreExtent] = {}
-        BatchMaker(schema, options.tenant, options.value_format)
+        asked_columns(schema, options.value_format)
 
     def initialOffset(self) -> dict[str, Any]:
         return {}
@@ -111,8 +113,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @briefly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)
+        columns = asked_columns(self._schema, self._options.value_format)
         return live.batches(
-            BatchMaker(self._schema, self._options.tenant, self._options.value_format),
+            Gathering(BatchMaker(*columns)),
             self._connection,
             partition.ranges,
             fail_on_data_loss=self._options.fail_on_data_loss,

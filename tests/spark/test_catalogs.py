@@ -15,9 +15,10 @@ from deltalake import DeltaTable
 
 from holdfast.shared_fs.archive.table_location import TableLocation
 from holdfast.spark.export.compaction import MergeJob, merge
-from holdfast.spark.rows.gathering import RowGathering
+from holdfast.spark.rows.batches import BatchMaker
+from holdfast.spark.rows.gathering import Gathering
 from holdfast.spark.rows.image_rows import StoreImage
-from holdfast.spark.tables.table import ChangesTable
+from holdfast.spark.tables.table import FILE_SCHEMA, ChangesTable
 from holdfast.spark.tables.watermarks import Watermark, next_version, write_marks
 from holdfast.spark.tables.writing import FILE_BYTES, TableWriter
 from tests.support.bucket_world import BucketWorld, message, stream
@@ -52,7 +53,7 @@ class Table:
                 file.checkpoint()
                 image = StoreImage(store, Path(file.path))
                 reading = image.reading(self._marks.get(store))
-                gathering = RowGathering()
+                gathering = Gathering(BatchMaker(FILE_SCHEMA))
                 for piece in image.pieces(reading, version >> 32, "a snapshot"):
                     for batch in gathering.add(piece):
                         writer.write(*batch)

@@ -51,8 +51,9 @@ from holdfast.spark.export.export import ExportReport
 from holdfast.spark.replay import Target
 from holdfast.spark.replay_writing import ROW_COLUMNS, write_rows
 from holdfast.spark.rows import decrypting
+from holdfast.spark.rows.batches import BatchMaker
 from holdfast.spark.rows.decrypting import ExportKeys
-from holdfast.spark.rows.gathering import RowGathering
+from holdfast.spark.rows.gathering import Gathering
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.rows import (
     ExportedRow,
@@ -63,6 +64,7 @@ from holdfast.spark.rows.rows import (
     set_row,
 )
 from holdfast.spark.tables.reencrypting import rewrite_rows
+from holdfast.spark.tables.table import FILE_SCHEMA
 from tests.support import archive_world
 from tests.support.bucket_world import BucketWorld, kv, stream
 from tests.support.raw_search import files_with
@@ -85,7 +87,7 @@ def cipher(registry: KeyRegistry, store: StoreId) -> StoreCipher:
 
 
 def exported(store: StoreId, shape: Shape, rows: list[Any]) -> list[dict[str, Any]]:
-    gathering = RowGathering()
+    gathering = Gathering(BatchMaker(FILE_SCHEMA))
     [*gathering.add(Piece(RowOrigin(store, 1, 1, "test"), shape, rows))]
     [batch] = gathering.rest()
     found: list[dict[str, Any]] = batch.rows.to_pylist()

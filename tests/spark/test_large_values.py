@@ -17,10 +17,11 @@ from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.protocol.subjects import DEFAULT_PREFIX
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
-from holdfast.spark.columns import rows_of_entries, rows_of_messages
 from holdfast.spark.replay import Target, write_rows
+from holdfast.spark.rows.batches import BatchMaker, piece_of_entries, piece_of_messages, rows_of
 from holdfast.spark.rows.image_rows import StoreImage
-from holdfast.spark.rows.rows import Piece, RowOrigin, Shape, batch_of, rows_of_change
+from holdfast.spark.rows.rows import Piece, RowOrigin, Shape, rows_of_change
+from holdfast.spark.tables.table import FILE_SCHEMA
 
 VALUE = b"large enough"
 LARGE = LargeValue(bytes(16), len(VALUE), hashlib.sha256(VALUE).digest(), zlib.crc32(VALUE))
@@ -45,12 +46,12 @@ def test_an_image_gives_size_and_digest_of_a_large_value_and_all_of_the_others(
     image = StoreImage(store, tmp_path / "a.db")
     try:
         pieces = image.pieces(image.reading(None), 1, "a snapshot")
-        rows = batch_of(list(pieces))
+        rows = BatchMaker(FILE_SCHEMA).batch(list(rows_of(pieces)))
     finally:
         image.close()
     logged = [row for change in changes for row in rows_of_change(change, 1, 1000)]
     origin = RowOrigin(store, 1, 1, "a log")
-    for found in (rows, batch_of([Piece(origin, Shape.CHANGES, logged)])):
+    for found in (rows, BatchMaker(FILE_SCHEMA).batch([Piece(origin, Shape.CHANGES, logged)])):
         columns = found.select(["value", "large_bytes", "large_sha256"]).to_pydict()
         assert columns == {
             "value": [b"one", None, b""],
@@ -61,13 +62,12 @@ def test_an_image_gives_size_and_digest_of_a_large_value_and_all_of_the_others(
 
 def test_what_a_client_read_has_null_for_a_large_value() -> None:
     messages = [Message(1, b"one", {}, 1, 1), Message(2, b"", {}, 1, 2, LARGE)]
-    assert rows_of_messages("a", messages).values == [b"one", None]
-    assert rows_of_messages("a", messages[:1]).values == (b"one",)
+    stream = RowOrigin(StoreId("acme", StoreKind.STREAM, "a"), 0, 0, "")
+    assert [row[3] for row in piece_of_messages(stream, messages).rows] == [b"one", None]
+    assert [row[3] for row in piece_of_messages(stream, messages[:1]).rows] == [b"one"]
+    kv = RowOrigin(StoreId("acme", StoreKind.KV, "a"), 0, 0, "")
     entries = [Entry("k", b"", {}, 1, 1, LARGE)]
-    assert (rows_of_entries("a", entries).values, rows_of_entries("a", entries).size_bytes) == (
-        [None],
-        0,
-    )
+    assert piece_of_entries(kv, entries).rows == [("k", 1, 1, None, {})]
 
 
 def test_an_import_refuses_what_a_table_has_not(tmp_path: Path) -> None:

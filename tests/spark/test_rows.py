@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgpack
 
 from holdfast.protocol.names import StoreId
-from holdfast.spark.rows.gathering import RowBatch, RowGathering
+from holdfast.spark.rows.batches import BatchMaker
+from holdfast.spark.rows.gathering import Gathering, RowBatch
 from holdfast.spark.rows.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -26,7 +27,7 @@ def messages(store: StoreId, count: int, value: bytes = b"v") -> Piece:
 
 
 def gathered(*pieces: Piece) -> list[RowBatch]:
-    gathering = RowGathering()
+    gathering = Gathering(BatchMaker(FILE_SCHEMA))
     batches = [batch for piece in pieces for batch in gathering.add(piece)]
     return [*batches, *gathering.rest()]
 
@@ -80,7 +81,7 @@ def test_many_rows_of_one_shape_are_a_batch_before_a_change_of_another() -> None
 
 
 def test_the_rows_of_a_damaged_store_are_taken_back_unless_they_are_in_a_batch() -> None:
-    gathering = RowGathering()
+    gathering = Gathering(BatchMaker(FILE_SCHEMA))
     whole, damaged = stream("whole"), stream("damaged")
     assert not [*gathering.add(messages(whole, 4)), *gathering.add(messages(damaged, 2))]
     assert not [*gathering.add(messages(damaged, 3))]

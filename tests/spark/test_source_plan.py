@@ -24,7 +24,7 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 from holdfast.protocol.errors import InvalidArgumentError, InvalidNameError
 from holdfast.protocol.names import StoreKind
-from holdfast.spark.columns import BatchMaker
+from holdfast.spark.columns import asked_columns
 from holdfast.spark.options import (
     READ_NAMES,
     WRITE_NAMES,
@@ -143,7 +143,7 @@ def test_a_writer_wants_a_level_that_there_is() -> None:
 
 def test_a_column_that_there_is_not_is_refused() -> None:
     with pytest.raises(InvalidArgumentError):
-        BatchMaker(StructType([StructField("offset", LongType())]), "acme")
+        asked_columns(StructType([StructField("offset", LongType())]))
 
 
 class Noting(dict[str, str]):

@@ -19,13 +19,15 @@ from holdfast.protocol.messages import Message
 from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.archive.table_layout import BY_TENANT
 from holdfast.shared_fs.archive.table_location import TableLocation, default_table
-from holdfast.spark.columns import SCHEMA, BatchMaker, rows_of_messages
+from holdfast.spark.columns import SCHEMA, asked_columns
 from holdfast.spark.errors import TableConflictError
 from holdfast.spark.export.compaction import MergeJob, compact, merge
 from holdfast.spark.export.export import export
 from holdfast.spark.options import NamePattern
 from holdfast.spark.replay import Target, write_rows
-from holdfast.spark.rows.rows import Piece, RowOrigin, Shape, batch_of
+from holdfast.spark.rows.batches import BatchMaker, piece_of_messages
+from holdfast.spark.rows.gathering import Gathering
+from holdfast.spark.rows.rows import Piece, RowOrigin, Shape
 from holdfast.spark.source import snapshot_rows
 from holdfast.spark.state import latest
 from holdfast.spark.tables import table, writing
@@ -88,7 +90,7 @@ def test_an_export_has_subjects_and_header_blocks_of_files_and_logs(
 def batch(seqs: range, subject: str | None = None) -> pa.RecordBatch:
     rows = [(seq, seq, START_MS + seq, b"v%d" % seq, None, subject) for seq in seqs]
     origin = RowOrigin(ORDERS, 1, 1, "test")
-    return batch_of([Piece(origin, Shape.SUBJECT_MESSAGES, rows)])
+    return BatchMaker(FILE_SCHEMA).batch([Piece(origin, Shape.SUBJECT_MESSAGES, rows)])
 
 
 def appended(location: TableLocation, version: int, rows: pa.RecordBatch) -> None:
@@ -201,8 +203,8 @@ def test_the_source_reads_subjects_and_blocks_of_snapshots(world: BucketWorld) -
     patterns = [(StoreKind.STREAM, NamePattern("orders"))]
     versions = snapshot_rows.newest_versions(world.bucket, "acme", patterns)
     [parts] = snapshot_rows.plan(versions, 1, None, 100)
-    maker = BatchMaker(SCHEMA, "acme")
-    [rows] = maker.batches(snapshot_rows.read(world.bucket, "acme", parts, None))
+    gathering = Gathering(BatchMaker(*asked_columns(SCHEMA)))
+    [rows] = gathering.batches(snapshot_rows.read(world.bucket, "acme", parts, None))
     assert [(row["subject"], row["headers"]) for row in rows.to_pylist()] == [
         (None, None),
         ("orders.eu", list(HEADERS.items())),
@@ -216,9 +218,8 @@ def test_the_source_reads_of_snapshots_what_applications_wrote(world: BucketWorl
     patterns = [(StoreKind.STREAM, NamePattern("orders"))]
     versions = snapshot_rows.newest_versions(world.bucket, "acme", patterns)
     [parts] = snapshot_rows.plan(versions, 1, None, 100)
-    [rows] = BatchMaker(SCHEMA, "acme").batches(
-        snapshot_rows.read(world.bucket, "acme", parts, None)
-    )
+    gathering = Gathering(BatchMaker(*asked_columns(SCHEMA)))
+    [rows] = gathering.batches(snapshot_rows.read(world.bucket, "acme", parts, None))
     assert [(row["value"], row["headers"]) for row in rows.to_pylist()] == [
         (b"plain", None),
         (b"again and " * 1000, [("user", "ada")]),
@@ -227,9 +228,10 @@ def test_the_source_reads_of_snapshots_what_applications_wrote(world: BucketWorl
 
 def test_the_source_reads_subjects_and_blocks_of_owners() -> None:
     messages = [Message(1, b"v", {}, 5, 1), Message(2, b"w", HeaderBlock(BLOCK), 6, 2, None, "a.b")]
-    maker = BatchMaker(SCHEMA, "acme")
-    plain = maker.batch([rows_of_messages("s", messages[:1])])
+    maker = BatchMaker(*asked_columns(SCHEMA))
+    origin = RowOrigin(ORDERS, 0, 0, "")
+    plain = maker.batch([piece_of_messages(origin, messages[:1])])
     assert plain.column("subject").null_count == 1
-    rows = maker.batch([rows_of_messages("s", messages)])
+    rows = maker.batch([piece_of_messages(origin, messages)])
     assert rows.column("subject").to_pylist() == [None, "a.b"]
     assert rows.column("headers").to_pylist() == [None, list(HEADERS.items())]

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from holdfast.protocol import frames
 from holdfast.protocol.changes import (
+    CHANGE_ARCHIVE,
     CHANGE_CLEAR,
     CHANGE_CONFIGURE,
     CHANGE_DELETE_ENTRIES,
@@ -176,7 +177,7 @@ def _note(held: Held, change: Sequence[Any]) -> None:
     elif number == CHANGE_TRIM:
         for seq in [seq for seq in held.rows if seq <= change[1]]:
             del held.rows[seq]
-    elif number not in (CHANGE_CONFIGURE, CHANGE_PUT_CHUNK):
+    elif number not in (CHANGE_ARCHIVE, CHANGE_CONFIGURE, CHANGE_PUT_CHUNK):
         assert number == CHANGE_CLEAR, number
         held.rows.clear()
 

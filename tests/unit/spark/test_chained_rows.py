@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,10 @@ from holdfast.shared_fs.bucket_log.bucket_log import list_logs, slot_key
 from holdfast.shared_fs.erasure.sought import Sought
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import Box
 from holdfast.spark.export import export as exporting
+from holdfast.spark.export import tasks
 from holdfast.spark.export.compaction import MergeJob, merge
 from holdfast.spark.export.export import ExportReport
-from holdfast.spark.rows import gathering, image_rows
+from holdfast.spark.rows import image_rows
 from holdfast.spark.tables import table, writing
 from holdfast.spark.tables.erasing import erase_rows
 from holdfast.spark.tables.table import ChangesTable
@@ -448,16 +449,12 @@ def earlier(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     known = columns[: columns.index("leaf")]
     schema = pa.schema([table.FILE_SCHEMA.field(name) for name in known])
 
-    def plain(pieces: Sequence[Any]) -> Any:
-        return batch_of(pieces).select(known)
-
-    batch_of = gathering.batch_of
     with pytest.MonkeyPatch.context() as before:
         before.setattr(writing, "FILE_SCHEMA", schema)
         of_table = [each for each in table.TABLE_SCHEMA if each.name not in COLUMNS]
         before.setattr(writing, "TABLE_SCHEMA", pa.schema(of_table))
         before.setattr(table, "TABLE_SCHEMA", pa.schema(of_table))
-        before.setattr(gathering, "batch_of", plain)
+        before.setattr(tasks, "FILE_SCHEMA", schema)
         before.setattr(image_rows, "ImageChain", lambda *_, **__: None)
         yield before
 

@@ -17,7 +17,7 @@ from holdfast.shared_fs.snapshots.snapshot import compress, take_image
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.rows import image_slot
-from holdfast.spark.rows.column_rows import ColumnPiece
+from holdfast.spark.rows.batches import ColumnPiece
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.image_slot import ImageSlot, names_in
 

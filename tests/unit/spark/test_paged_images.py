@@ -38,7 +38,7 @@ from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
 from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
-from holdfast.spark.rows.column_rows import ColumnPiece
+from holdfast.spark.rows.batches import ColumnPiece, rows_of
 from holdfast.spark.rows.image_rows import StoreImage
 from holdfast.spark.rows.planning import SnapshotWork, Task
 from holdfast.spark.source import snapshot_rows
@@ -329,12 +329,8 @@ def _rows_of(
     bucket = large.world.bucket
     before = bucket.usage.total()
     one = SeqRange(StoreKind.STREAM, large.store.name, *wanted, 1)
-    found = list(snapshot_rows.read(bucket, large.store.tenant, [(one, version)], start_time))
-    rows = [
-        row
-        for columns in found
-        for row in zip(columns.ids, columns.times, columns.values, columns.headers, strict=True)
-    ]
+    found = snapshot_rows.read(bucket, large.store.tenant, [(one, version)], start_time)
+    rows = [(row[0], *row[2:5]) for piece in rows_of(found) for row in piece.rows]
     return rows, (bucket.usage.total() - before).received_bytes
 
 

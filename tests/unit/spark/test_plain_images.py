@@ -30,12 +30,12 @@ from holdfast.shared_fs.snapshots.store_entry import SnapshotVersion
 from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
 from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.spark.export.tasks import Job, TaskOutcome, run_task
-from holdfast.spark.rows.column_rows import ColumnPiece
+from holdfast.spark.rows.batches import BatchMaker, ColumnPiece
 from holdfast.spark.rows.image_rows import ImageReading, StoreImage
 from holdfast.spark.rows.image_slot import ImageSlot
 from holdfast.spark.rows.plain_images import PlainImages, PlainStore
 from holdfast.spark.rows.planning import SnapshotWork, Task, plan
-from holdfast.spark.rows.rows import Piece, RowOrigin, batch_of
+from holdfast.spark.rows.rows import Piece, RowOrigin
 from holdfast.spark.sqlite_pages import pages
 from holdfast.spark.tables.order import is_sorted
 from holdfast.spark.tables.table import FILE_SCHEMA
@@ -43,6 +43,7 @@ from holdfast.spark.tables.watermarks import Watermark
 from tests.support.bucket_world import BucketWorld, entry, kv, message, stream
 
 PAGE_SIZES = (PAGE_BYTES, LARGE_PAGE_BYTES)
+MAKER = BatchMaker(FILE_SCHEMA)
 
 
 @pytest.fixture
@@ -81,8 +82,8 @@ def plain(
                 origin = RowOrigin(work.store, one.mark.epoch, 7, work.version.key)
                 columns = one.columns.slice(one.start, one.row_count)
                 piece = ColumnPiece([origin], [one.row_count], columns)
-                assert piece.batch() == batch_of(expected)
-                assert batch_of(piece.pieces()) == batch_of(expected)
+                assert MAKER.batch(piece) == MAKER.batch(expected)
+                assert MAKER.batch(piece.pieces()) == MAKER.batch(expected)
     return found
 
 
@@ -126,9 +127,9 @@ def test_a_large_image_is_read_from_its_pages_part_by_part(
                 work = SnapshotWork(store, version, since, part, parts)
                 _, expected = by_sqlite(work, content)
                 for found in (by_pages(work, content), by_pages(work, path)):
-                    batches = [piece.batch() for piece in found]
+                    batches = [MAKER.batch(piece) for piece in found]
                     assert pa.Table.from_batches(batches, FILE_SCHEMA) == pa.Table.from_batches(
-                        [batch_of([piece]) for piece in expected], FILE_SCHEMA
+                        [MAKER.batch([piece]) for piece in expected], FILE_SCHEMA
                     )
 
 
