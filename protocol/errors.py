@@ -411,7 +411,7 @@ class RegistryUnreadableError(UnavailableError):
 
 class ConnectionFailedError(UnavailableError):
     """NATS cannot be reached. Without `url`, the application has closed the connection, and
-    `reason` says what it closed.
+    `reason` says what it closed; or it has not opened it, and `advice` says how.
     """
 
     code = "connection_failed"
@@ -420,9 +420,15 @@ class ConnectionFailedError(UnavailableError):
     )
 
     def _text(self) -> str:
-        if self.fields.get("url"):
+        url, reason = self.fields.get("url"), self.fields.get("reason", "the connection")
+        if url == "NATS":
+            # A connection that was there, to whichever server.
+            return super()._text().replace("cannot reach NATS at NATS:", "cannot reach NATS:", 1)
+        if url:
             return super()._text()
-        return f"{self.fields.get('reason', 'the connection')} has been closed. Try: connect again"
+        if "advice" in self.fields:
+            return f"{reason}. Try: {self.fields['advice']}"
+        return f"{reason} has been closed. Try: connect again"
 
 
 class LoginFailedError(ConnectionFailedError):

@@ -57,6 +57,7 @@ from holdfast.client.values.codec import RAW, Codec
 from holdfast.client.values.values import Values, check_headers_free, decoded_or_raise
 from holdfast.client.wire.link import Link
 from holdfast.client.wire.operations import (
+    check_callable,
     checked_durability,
     checked_map,
     checked_ttl,
@@ -135,6 +136,8 @@ class LiveKV(LiveReplica[EntryChange[Held], V], MutableMapping[str, V]):
         self._values = Values(link, str(name), RAW, lenient=True)
         self._kv = KV(link, follower, name, self._values)
         self._codec = codec
+        if merge is not None:
+            check_callable("merge", merge)
         self._user_merge = merge
         self._durability = checked_durability(durability)
         core = LiveEntries(local_wins if merge is None else self._merged)

@@ -23,6 +23,7 @@ from typing import Any, Final, Generic, Protocol, Self, TypeVar
 from holdfast.client.following.subscription import Subscription
 from holdfast.client.live.live_notices import Notices, Rejection
 from holdfast.client.wire.link import Link
+from holdfast.client.wire.operations import check_callable
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     HoldfastError,
@@ -232,6 +233,7 @@ class LiveReplica(ABC, Generic[C, V]):
         """Return a value as the application sees it."""
 
     def _register(self, callbacks: dict[int, Any], callback: Any) -> Callable[[], None]:
+        check_callable("callback", callback)
         self._registered += 1
         number = self._registered
         callbacks[number] = callback
@@ -244,7 +246,8 @@ class LiveReplica(ABC, Generic[C, V]):
         if self._closed:
             raise ConnectionFailedError(url="", reason=repr(self))
         if not opening and not self._opened.is_set():
-            raise ConnectionFailedError(url="NATS", reason=f"{self!r} is not open")
+            advice = "`async with`, or `with`, around what uses it"
+            raise ConnectionFailedError(url="", reason=f"{self!r} is not open", advice=advice)
 
     # The two tasks
 

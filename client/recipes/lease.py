@@ -38,6 +38,8 @@ _RENEWALS: Final = 3
 #: The pause before the next try, if an outage ended one at once.
 _PAUSE_SECONDS: Final = 0.2
 _ID_BYTES: Final = 8
+#: A lease that ends before the answer to its first write would be acquired again and again.
+_MIN_TTL_SECONDS: Final = 0.1
 
 
 class LeaseLostError(UnavailableError):
@@ -61,6 +63,9 @@ class Lease:
         if not isinstance(kv, KV) or not kv._values.is_raw:
             raise InvalidArgumentError(argument="kv", reason="must be a kv with the codec raw")
         ttl_ms(ttl_seconds)
+        if ttl_seconds < _MIN_TTL_SECONDS:
+            reason = f"must be at least {_MIN_TTL_SECONDS:g}: a shorter lease ends before it begins"
+            raise InvalidArgumentError(argument="ttl_seconds", reason=reason)
         check_key(holder)
         #: The key of the lease.
         self.key = check_key(key)

@@ -379,6 +379,13 @@ def check_patience(argument: str, seconds: float | None) -> None:
         raise InvalidArgumentError(argument=argument, reason=reason)
 
 
+def check_callable(argument: str, function: object) -> None:
+    """Raise InvalidArgumentError unless it can be called."""
+    if not callable(function):
+        reason = f"must be a function, not {type(function).__name__}"
+        raise InvalidArgumentError(argument=argument, reason=reason)
+
+
 def check_wait(argument: str, seconds: float) -> None:
     """Raise InvalidArgumentError unless it is a number of seconds; infinity waits for ever, and
     below 0 there is no wait, as with a deadline that has passed."""

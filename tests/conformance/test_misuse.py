@@ -58,6 +58,14 @@ MISTAKES: list[tuple[str, Callable[[Client], Any]]] = [
     ("kv", lambda hf: Lease(hf.kv("k", codec="json"), "lease")),
     ("ttl_seconds", lambda hf: Lease(hf.kv("k"), "lease", ttl_seconds="1")),  # type: ignore[arg-type]
     ("ttl_seconds", lambda hf: Lease(hf.kv("k"), "lease", ttl_seconds=NAN)),
+    ("ttl_seconds", lambda hf: Lease(hf.kv("k"), "lease", ttl_seconds=1e-6)),
+    ("merge", lambda hf: hf.live_kv("k", merge=7)),  # type: ignore[call-overload]
+    ("callback", lambda hf: hf.live_kv("k").on_change(None)),  # type: ignore[arg-type]
+    ("callback", lambda hf: hf.live_stream("s").on_reject("text")),  # type: ignore[arg-type]
+    ("codec", lambda hf: hf.kv("k", codec=7)),  # type: ignore[call-overload]
+    ("durability", lambda hf: hf.stream("s").append(b"", durability=True)),
+    ("seq", lambda hf: hf.stream("s").set(None, b"")),  # type: ignore[arg-type]
+    ("max_wait_seconds", lambda hf: hf.stream("s").consumer("c").fetch(max_wait_seconds=NAN)),
     ("timeout_seconds", lambda hf: Lease(hf.kv("k"), "lease").acquire(timeout_seconds=NAN)),
     ("kv", lambda hf: Election(None, "leader")),  # type: ignore[arg-type]
     ("nats", lambda hf: connect(7)),  # type: ignore[arg-type]
@@ -86,6 +94,11 @@ async def test_each_mistake_names_its_argument_and_changes_nothing(hf: Client, k
     assert (await kv.head()).revision == (await hf.stream("s").head()).revision == 0
     with pytest.raises(InvalidNameError):
         Lease(kv, "lease", holder="\ud800")
+
+
+async def test_a_live_replica_that_was_not_entered_says_how_to_open_it(hf: Client) -> None:
+    with pytest.raises(ConnectionFailedError, match=r"'k'\) is not open. Try: `async with`"):
+        hf.live_kv("k")["key"] = b""
 
 
 async def test_a_client_tells_that_it_cannot_be_pickled_or_copied(hf: Client, kv: KV) -> None:

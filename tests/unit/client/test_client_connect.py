@@ -89,6 +89,8 @@ async def test_what_an_option_says_wrong_is_a_typed_error() -> None:
 def test_what_a_closed_client_and_nats_refuse_has_hints_that_fit() -> None:
     closed = explain(ConnectionFailedError(url="", reason="the client"))
     assert closed == "the client has been closed. Try: connect again"
+    lost = explain(ConnectionFailedError(url="NATS", reason="the process is exiting"))
+    assert lost.startswith("cannot reach NATS: the process is exiting. Try: ")
     refused = explain(NotAllowedError(action="publish to", subject="hf.acme.srv.a"))
     assert "'hf.acme.srv.a'" in refused
     assert "holdfast up" not in refused
