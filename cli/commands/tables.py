@@ -126,9 +126,12 @@ def export_command(
     if decrypt and master_keys == MasterKeyOptions():
         raise click.UsageError("--decrypt needs --master-key-file or --master-key-command")
     with needed_server_packages():
+        from holdfast.shared_fs.archive.table_location import TableLocation
         from holdfast.shared_fs.snapshots.existing_bucket import existing_bucket
     # Raise an error before Spark starts, which takes seconds.
     existing_bucket(bucket).close()
+    if table is not None:
+        TableLocation(table)
     keys = _export_keys(bucket, data, master_keys) if decrypt else None
     with _spark(master) as spark:
         from holdfast.spark.export.compaction import compact as compact_table

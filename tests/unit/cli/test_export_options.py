@@ -1,13 +1,18 @@
-"""`holdfast export --decrypt` refuses what would leave values where they must not be."""
+"""What `holdfast export` refuses before it starts Spark: what would leave values where they must
+not be, and addresses that are none."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.command import holdfast
+from holdfast.cli.commands import tables
+from holdfast.shared_fs.bucket.bucket import open_bucket
+from holdfast.shared_fs.snapshots.manifest import open_manifests
 
 
 @pytest.mark.parametrize(
@@ -26,3 +31,18 @@ def test_a_mistaken_decryption_is_refused_before_anything_is_read(
     result = CliRunner().invoke(holdfast, ["export", "--bucket", bucket, *options])
     assert result.exit_code == 2
     assert reason in result.stderr
+
+
+@pytest.mark.parametrize("table", ["changes", "http://host/t", "s3://", "file://relative/t"])
+def test_a_table_that_is_no_address_is_refused_before_spark_starts(
+    tmp_path: Path, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(master: str | None) -> NoReturn:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(tables, "_spark", started)
+    bucket = f"file://{tmp_path / 'bucket'}"
+    open_manifests(open_bucket(bucket))
+    result = CliRunner().invoke(holdfast, ["export", "--bucket", bucket, "--table", table])
+    assert result.exit_code == 2, result.output
+    assert "invalid table" in result.stderr
