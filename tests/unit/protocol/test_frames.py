@@ -318,6 +318,18 @@ def test_arrays_and_maps_within_each_other_are_counted_to_a_depth() -> None:
                 frames.check_nesting(value)
 
 
+def test_arrays_of_plain_values_are_counted_together_and_not_deeper_than_allowed() -> None:
+    members = [[1, b"v", None], ["a"], []]
+    assert frames.check_nesting(members) == 7
+    assert frames.check_nesting([40, members]) == 9
+    assert frames.check_nesting([40, [*members, [{"k": [1]}]]]) == 14
+    assert frames.check_nesting([], 1) == 0
+    assert frames.check_nesting(members, 2) == 7
+    for value in (members, [[]]):
+        with pytest.raises(MalformedFrameError):
+            frames.check_nesting(value, 1)
+
+
 def test_a_server_makes_no_room_for_more_than_a_frame_may_hold() -> None:
     announced = b"\xdd" + (1 << 20).to_bytes(4, "big")
     with pytest.raises(MalformedFrameError, match="exceeds max_array_len"):
