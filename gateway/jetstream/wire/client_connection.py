@@ -51,6 +51,8 @@ logger = logging.getLogger("holdfast.gateway")
 _FLUSH_SECONDS: Final = 10.0
 #: How much is published between two looks at what waits to be written.
 _LOOK_BYTES: Final = PORT_BUSY_BYTES // 8
+#: All are forgotten beyond it.
+_SUBJECTS_KEPT: Final = 1024
 _new_message: Final = tuple.__new__
 
 
@@ -66,6 +68,8 @@ class ClientConnection(ClientPort):
         self._draining: asyncio.Task[None] | None = None
         self._flushes: set[asyncio.Future[object]] = set()
         self._malformed_count = 0
+        #: The texts of subjects that messages had lately: most publishers have few.
+        self._subjects: dict[bytes, str] = {}
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._writable_callbacks: list[Callable[[], None]] = []
         bus.on_reconnect(self._reconnected)
@@ -180,10 +184,16 @@ class ClientConnection(ClientPort):
 
     def _heard(self, callback: Callable[[PortMessage], None], event: MessageEvent) -> None:
         _, subject, reply, headers, payload = event
-        subject_text, reply_text = decoded(subject), decoded(reply)
-        if not is_wire_subject(subject_text):
-            self._malformed(subject)
-            return
+        reply_text = decoded(reply)
+        subject_text = self._subjects.get(subject)
+        if subject_text is None:
+            subject_text = decoded(subject)
+            if not is_wire_subject(subject_text):
+                self._malformed(subject)
+                return
+            if len(self._subjects) >= _SUBJECTS_KEPT:
+                self._subjects.clear()
+            self._subjects[subject] = subject_text
         if reply and not is_answerable(reply_text):
             self._malformed(reply)
             reply_text = ""
