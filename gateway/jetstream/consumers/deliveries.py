@@ -317,5 +317,6 @@ class Deliveries:
         queue, due = self.ledger.queue, self.due
         if not queue or self.reading or queue[0] in due:
             return
-        self.reading = [seq for seq in islice(queue, _DUE_AT_A_TIME) if seq not in due]
+        most = min(_DUE_AT_A_TIME, self.backlog.most)
+        self.reading = [seq for seq in islice(queue, most) if seq not in due]
         self.out.append(LoadDue(self.reading))
