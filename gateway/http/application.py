@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.gateway.http.asgi import answer, encoded
+from holdfast.gateway.http.bounded_bodies import BoundedBodies
 from holdfast.gateway.http.console.api import API, ConsoleApi
 from holdfast.gateway.http.console.page import ASSETS, ConsolePage
 from holdfast.gateway.http.durable_endpoint import DurableEndpoint
@@ -166,7 +167,7 @@ def application(
         await found(scope, receive, send)
 
     shared = CORSMiddleware(
-        Refusing(serve, counts),
+        Refusing(BoundedBodies(serve), counts),
         allow_origins=list(options.origins),
         allow_methods=_METHODS,
         allow_headers=_REQUEST_HEADERS,
