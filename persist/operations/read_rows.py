@@ -15,7 +15,7 @@ from holdfast.shared_fs.encryption.store_cipher import StoreCipher
 from holdfast.shared_fs.store_file.applying import unpack_headers
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies, Body
 from holdfast.shared_fs.store_file.encrypted.encrypted_values import is_box
-from holdfast.shared_fs.store_file.row_pages import Row
+from holdfast.shared_fs.store_file.row_pages import LEAST_ROWS, Row
 
 #: The columns of a row without a subject.
 _PLAIN_COLUMNS: Final = 5
@@ -124,13 +124,22 @@ def bytes_of_row(row: Row) -> int:
     return size_bytes
 
 
-def plain_page(rows: Iterable[Row], row_limit: int, max_bytes: int) -> tuple[list[Any], int, bool]:
-    """Return wire rows within the bounds, their size, and whether there are more."""
+def plain_page(
+    rows: Iterable[Row],
+    row_limit: int,
+    max_bytes: int,
+    is_late: Callable[[], bool] = lambda: False,
+) -> tuple[list[Any], int, bool]:
+    """Return wire rows within the bounds, their size, and whether there are more. Once `is_late`
+    the page ends, after `LEAST_ROWS`: entries of a kv that has left memory are anywhere in its
+    file, and each may need the disk."""
     page: list[Any] = []
     size_bytes = 0
     for row in rows:
         row_bytes = bytes_of_row(row)
         if len(page) == row_limit or (page and size_bytes + row_bytes > max_bytes):
+            return page, size_bytes, True
+        if len(page) % (LEAST_ROWS + 1) == LEAST_ROWS and is_late():
             return page, size_bytes, True
         page.append(with_headers(row))
         size_bytes += row_bytes

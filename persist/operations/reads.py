@@ -350,7 +350,7 @@ def _entries(file: StoreFile | None, operation: list[Any], bounds: ReadBounds) -
     if row_limit <= 0:
         return [[], None], ROW_BYTES
     wanted = file.entries(prefix, after_key, row_limit + 1, with_values=with_values is not False)
-    rows, size_bytes, more = plain_page(wanted, row_limit, bounds.page_bytes)
+    rows, size_bytes, more = plain_page(wanted, row_limit, bounds.page_bytes, bounds.is_late)
     return [rows, rows[-1][0] if more else None], size_bytes
 
 

@@ -52,7 +52,9 @@ def get_by_subject(
         rows = filled(page.rows, bodies) if file.has_archived else page.rows
         return [rows, rows[-1][0] + 1 if page.more else None], page.size_bytes
     found = file.subject_reads.seqs(wanted, start_seq, file.meta.last_seq, max_rows, bounds.is_late)
-    page = file.page_of_seqs(found.seqs, max_bytes=page_bytes, row_bytes=ROW_BYTES)
+    page = file.page_of_seqs(
+        found.seqs, max_bytes=page_bytes, row_bytes=ROW_BYTES, is_late=bounds.is_late
+    )
     next_seq = found.seqs[len(page.rows)] if page.more else found.next_seq
     return [page.rows, next_seq], page.size_bytes
 
@@ -72,7 +74,9 @@ def get_lasts(
     last_seq = file.meta.last_seq
     end_seq = last_seq if up_to_seq is None else min(up_to_seq, last_seq)
     found = file.subject_reads.lasts(wanted, start_seq, end_seq, max_rows, bounds.is_late)
-    page = file.page_of_seqs(found.seqs, max_bytes=bounds.page_bytes, row_bytes=ROW_BYTES)
+    page = file.page_of_seqs(
+        found.seqs, max_bytes=bounds.page_bytes, row_bytes=ROW_BYTES, is_late=bounds.is_late
+    )
     next_seq = found.seqs[len(page.rows)] if page.more else found.next_seq
     return [page.rows, None if next_seq is None else next_seq - 1], page.size_bytes
 

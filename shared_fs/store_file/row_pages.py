@@ -7,7 +7,7 @@ returned as the wire carries them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,9 @@ from holdfast.shared_fs.store_file.encrypted.encrypted_values import BOX_FIRST_B
 
 Row = tuple[Any, ...]
 
+#: A page has so many rows however late it is, if they fit: else a slow reader would ask for ever.
+#: Files are read in chunks that end here, and 64 rows later.
+LEAST_ROWS: Final = 63
 #: The columns of a row without a subject.
 _PLAIN_COLUMNS: Final = 5
 value_of: Final = itemgetter(3)
@@ -35,9 +38,16 @@ class RowPage(NamedTuple):
     more: bool
 
 
-def page_of(chunks: Iterator[list[Row]], max_rows: int, max_bytes: int, row_bytes: int) -> RowPage:
-    """Return the first rows of `chunks`, at most `max_rows`, and at most
-    `max_bytes` after the first row.
+def page_of(
+    chunks: Iterator[list[Row]],
+    max_rows: int,
+    max_bytes: int,
+    row_bytes: int,
+    is_late: Callable[[], bool] = lambda: False,
+) -> RowPage:
+    """Return the first rows of `chunks`, at most `max_rows`, and at most `max_bytes` after the
+    first row. Once `is_late`, and after `LEAST_ROWS`, no further chunk is read; then there may be
+    no more after all.
 
     Sums and tests run over a whole chunk in C, which saves most of a row's cost in Python.
     """
@@ -53,6 +63,8 @@ def page_of(chunks: Iterator[list[Row]], max_rows: int, max_bytes: int, row_byte
         if size_bytes + chunk_bytes <= max_bytes and len(page) + len(chunk) <= max_rows:
             size_bytes += chunk_bytes
             page.extend(map(_unpacked, chunk) if has_headers else chunk)
+            if LEAST_ROWS <= len(page) < max_rows and is_late():
+                return RowPage(page, size_bytes, more=True)
             continue
         for row in chunk:
             wanted_bytes = row_bytes + len(row[3]) + len(row[4] or b"") + _subject_bytes(row)

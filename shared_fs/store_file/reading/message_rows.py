@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -112,12 +112,20 @@ class MessageRows(FileRows):
             found.append(message)
         return found, False
 
-    def page_of_seqs(self, seqs: list[int], *, max_bytes: int, row_bytes: int) -> RowPage:
-        """Return messages that have subjects, by their seqs, as many as fit in one page."""
+    def page_of_seqs(
+        self,
+        seqs: list[int],
+        *,
+        max_bytes: int,
+        row_bytes: int,
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> RowPage:
+        """Return messages that the stream has and that have subjects, by their seqs, as many as fit
+        in one page, or were read before it was late."""
         if not seqs:
             return RowPage([], 0, more=False)
         rows = self._rows(SELECT_MESSAGES_OF, (integers(seqs),))
-        return self._with_large(page_of(rows, len(seqs), max_bytes, row_bytes))
+        return self._with_large(page_of(rows, len(seqs), max_bytes, row_bytes, is_late))
 
     @raises_ours
     def msg_id(self, msg_id: str) -> tuple[int, int, int] | None:

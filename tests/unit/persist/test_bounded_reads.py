@@ -20,18 +20,24 @@ from holdfast.persist.store.store import Store
 from holdfast.persist.write_path.releasing import Release
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
-from holdfast.protocol.changes import CHANGE_DELETE_MESSAGES, CHANGE_SET_MESSAGE
+from holdfast.protocol.changes import (
+    CHANGE_DELETE_MESSAGES,
+    CHANGE_SET_ENTRY,
+    CHANGE_SET_MESSAGE,
+)
 from holdfast.protocol.consumers import ConsumerConfig
 from holdfast.protocol.frames import Group
 from holdfast.protocol.limits import HURRIED_READS_PART, PAGE_ROWS, READ_SLICE_SECONDS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.disk.layout import Layout
 from holdfast.shared_fs.store_file.applying import AppliedBatch
+from holdfast.shared_fs.store_file.row_pages import LEAST_ROWS
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import file_of, store_of
 from tests.support.write_path_parts import WritePath, a_life
 
 STREAM = StoreId("acme", StoreKind.STREAM, "chat")
+KV = StoreId("acme", StoreKind.KV, "state")
 COUNT = 20_000
 
 
@@ -111,6 +117,66 @@ def test_no_read_is_begun_once_its_slice_is_over(tmp_path: Path) -> None:
         # One at least, or nobody would get on.
         heads = reads.execute(store, "s1", [[frames.HEAD]] * 9, bounds=ReadBounds(lambda: True))
         assert len(heads) == 1
+
+
+@pytest.mark.parametrize("late_after", [0, 1, 5, 1000])
+def test_a_page_of_a_kv_ends_once_its_slice_is_over_and_the_next_one_goes_on(
+    tmp_path: Path, late_after: int
+) -> None:
+    keys = [f"key{number:04}" for number in range(1000)]
+    file = StoreFile.create(tmp_path / "state.db", KV, time=1)
+    changes: list[Any] = [[CHANGE_SET_ENTRY, key, b"value"] for key in reversed(keys)]
+    file.apply([AppliedBatch(0, 1, changes)])
+    store = store_of(KV, file=file)
+    try:
+        found: list[str] = []
+        pages, after = 0, None
+        while after is not None or not pages:
+            looks = 0
+
+            def is_late() -> bool:
+                nonlocal looks
+                looks += 1
+                return looks > late_after
+
+            operation = [frames.GET_ENTRIES, "", after, None, True]
+            [[rows, after]] = reads.execute(
+                store, "s1", [operation], bounds=ReadBounds(is_late)
+            )
+            assert len(rows) >= LEAST_ROWS or after is None
+            found += [row[0] for row in rows]
+            pages += 1
+        assert found == keys
+        assert pages == {0: 16, 1: 8, 5: 3, 1000: 1}[late_after]
+    finally:
+        file.abandon()
+
+
+def test_a_page_of_a_subject_ends_once_its_slice_is_over_and_the_next_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    file = StoreFile.create(tmp_path / "chat.db", STREAM, time=1)
+    changes: list[Any] = [
+        [CHANGE_SET_MESSAGE, seq, b"value", None, None, None, f"room.{seq % 2}"]
+        for seq in range(1, 801)
+    ]
+    file.apply([AppliedBatch(0, 1, changes)])
+    store = store_of(STREAM, file=file)
+    try:
+        found: list[int] = []
+        pages, next_seq = 0, 1
+        while next_seq is not None:
+            operation = [frames.GET_BY_SUBJECT, ["room.1"], next_seq]
+            [[rows, next_seq]] = reads.execute(
+                store, "s1", [operation], bounds=ReadBounds(lambda: True)
+            )
+            assert len(rows) >= LEAST_ROWS or next_seq is None
+            found += [row[0] for row in rows]
+            pages += 1
+        assert found == list(range(1, 801, 2))
+        assert pages > 3
+    finally:
+        file.abandon()
 
 
 def test_answers_to_writes_leave_between_two_expensive_reads(
