@@ -29,7 +29,7 @@ from holdfast.protocol.errors import StorageError, StoreDamagedError
 from holdfast.protocol.limits import OUTCOME_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
-from holdfast.shared_fs.store_file.pages.page_sizes import page_bytes_for
+from holdfast.shared_fs.store_file.pages.page_sizes import may_be_large, page_bytes_for
 from holdfast.shared_fs.store_file.store_changes import Forgotten
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -270,6 +270,8 @@ class Store(Accepted):
         nothing: applying finds out what is wrong with a file."""
         file = self.contents.file
         if self._has_outgrown or file is None or self.anchor is not None or file.in_memory:
+            return False
+        if not may_be_large(self.pending.size_bytes, self.revision - self.file_revision):
             return False
         try:
             is_fit = file.may_outgrow_pages()

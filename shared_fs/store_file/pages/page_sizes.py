@@ -76,6 +76,12 @@ class _Batch(Protocol):
     def changes(self) -> Sequence[WireChange]: ...
 
 
+def may_be_large(size_bytes: int, count: int) -> bool:
+    """Tell if `page_bytes_for` may return a larger size than usual for so many changes, which take
+    so much memory. It looks at each of them, and this does not."""
+    return size_bytes >= max(_LARGE_CONTENT_BYTES, count * _LARGE_RECORD_BYTES)
+
+
 def page_bytes_for(batches: Iterable[_Batch]) -> int:
     """Return the size of pages for a file that is to hold what these changes set."""
     size_bytes = count = 0
@@ -90,5 +96,4 @@ def page_bytes_for(batches: Iterable[_Batch]) -> int:
         count += 1
         # Of a large value, its chunks count.
         size_bytes += len(value) if type(value) is bytes else 0
-    is_large = size_bytes >= max(_LARGE_CONTENT_BYTES, count * _LARGE_RECORD_BYTES)
-    return LARGE_PAGE_BYTES if is_large else schema.PAGE_BYTES
+    return LARGE_PAGE_BYTES if may_be_large(size_bytes, count) else schema.PAGE_BYTES

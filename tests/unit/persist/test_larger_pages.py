@@ -58,6 +58,15 @@ def test_what_is_small_leaves_the_pages_as_they_are(world: World) -> None:
     abandon(world.store)
 
 
+def test_what_is_small_is_not_looked_at_change_by_change(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.persist.store.store.page_bytes_for", None)
+    world.append(3000, 1000)
+    assert not world.store.outgrows_pages()
+    abandon(world.store)
+
+
 def test_a_large_file_stays_as_it_is(world: World) -> None:
     world.append(5000, 1000, applied=True)
     world.append(3, 128 * KIB)
