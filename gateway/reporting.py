@@ -25,7 +25,7 @@ from holdfast.protocol.errors import HoldfastError, UnknownOperationError
 from holdfast.protocol.limits import REPORT_SECONDS
 from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.monitoring.telling import encode_report
-from holdfast.protocol.serving.trouble import Trouble
+from holdfast.protocol.serving.trouble import START_SECONDS, Trouble
 from holdfast.protocol.subjects import CLUSTER_TENANT, Inboxes, Subjects
 
 logger = logging.getLogger("holdfast.gateway")
@@ -63,7 +63,7 @@ class ReportingUser:
         """Tell until cancelled, or until a coordinator of an earlier version refuses. A NATS that
         does not let this user in, because its configuration is of an earlier version, is asked
         again now and then."""
-        unheard = Trouble(logger, "gateway.not_told")
+        unheard = Trouble(logger, "gateway.not_told", patience_seconds=START_SECONDS)
         while True:
             try:
                 async with self._connected() as reporter:
@@ -100,7 +100,7 @@ class _ClusterReporter:
 
 async def keep_reporting(reporter: Reporter, statistics: Statistics) -> None:
     """Tell until cancelled, or until a coordinator of an earlier version refuses."""
-    untold = Trouble(logger, "gateway.not_told")
+    untold = Trouble(logger, "gateway.not_told", patience_seconds=START_SECONDS)
     while True:
         try:
             report = encode_report(statistics)

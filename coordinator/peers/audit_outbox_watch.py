@@ -8,7 +8,7 @@ import logging
 from holdfast.coordinator.life import Life
 from holdfast.coordinator.peers.audit_recorder import AuditRecorder
 from holdfast.protocol.errors import HoldfastError, StoreDamagedError
-from holdfast.protocol.serving.trouble import Trouble
+from holdfast.protocol.serving.trouble import START_SECONDS, Trouble
 from holdfast.shared_fs.access.audit_outbox import AuditOutbox
 
 logger = logging.getLogger("holdfast.coordinator")
@@ -24,7 +24,7 @@ class AuditOutboxWatch:
         self._life = life
         self._outbox = outbox
         self._recorder = recorder
-        self._trouble = Trouble(logger, "audit.outbox_waits")
+        self._trouble = Trouble(logger, "audit.outbox_waits", patience_seconds=START_SECONDS)
 
     async def look(self) -> None:
         """Record what waits. An object goes once the log has its events: if this coordinator dies

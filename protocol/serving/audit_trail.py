@@ -26,6 +26,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import HoldfastError, NotAllowedError
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.serving import trouble
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.protocol.subjects import Subjects
 
@@ -34,9 +35,6 @@ logger = logging.getLogger("holdfast.audit")
 #: Between two attempts to deliver; doubled after each that fails.
 _FIRST_RETRY_SECONDS: Final = 0.2
 _LAST_RETRY_SECONDS: Final = 15.0
-#: The log of the process tells of events that could not be delivered for so long. A coordinator has
-#: some before the servers have started, each time that a cluster starts.
-_TELL_AFTER_SECONDS: Final = 10.0
 
 #: Returns once the audit log has these events, durably. Raises HoldfastError.
 Deliver = Callable[[Sequence[AuditEvent]], Awaitable[None]]
@@ -68,9 +66,10 @@ class AuditTrail:
         self._wall_ms = wall_ms
         self._ledger = AuditLedger(self._lost, lambda event: new_event_id(event.time))
         self._wake = asyncio.Event()
-        self._undelivered = Trouble(logger, "audit.undelivered")
-        #: When the first attempt in a row failed.
-        self._failing_since: float | None = None
+        # A coordinator has events before the servers have started, each time that a cluster starts.
+        self._undelivered = Trouble(
+            logger, "audit.undelivered", patience_seconds=trouble.START_SECONDS
+        )
 
     def record(
         self,
@@ -128,13 +127,8 @@ class AuditTrail:
         try:
             await self._deliver(events)
         except HoldfastError as error:
-            now = asyncio.get_running_loop().time()
-            if self._failing_since is None:
-                self._failing_since = now
-            if now - self._failing_since >= _TELL_AFTER_SECONDS:
-                self._undelivered.note("events=%d reason=%s", len(self._ledger), error)
+            self._undelivered.note("events=%d reason=%s", len(self._ledger), error)
             return False
-        self._failing_since = None
         self._undelivered.over()
         self._ledger.recorded(len(events))
         return True

@@ -20,6 +20,8 @@ OVER_EVENT: Final = "trouble.over"
 #: Between two lines of one trouble; doubled after each.
 FIRST_INTERVAL_SECONDS: Final = 10.0
 LONGEST_INTERVAL_SECONDS: Final = 600.0
+#: The patience of what needs a part of the cluster that may start at the same time.
+START_SECONDS: Final = 10.0
 #: How many stores or servers get a line at once when the same trouble befalls them too.
 MAX_NAMED: Final = 4
 #: How many are known one by one. Further ones are counted, but may still be in trouble at its end.
@@ -43,7 +45,12 @@ class Trouble:
         event: str,
         level: int = logging.WARNING,
         clock: Callable[[], float] = _monotonic,
+        *,
+        patience_seconds: float = 0.0,
     ) -> None:
+        """A trouble that is over within `patience_seconds` is none: the log is told nothing."""
+        self._patience_seconds = patience_seconds
+        self._lasts_since = 0.0
         self._logger = logger
         self._event = event
         self._level = level
@@ -75,12 +82,16 @@ class Trouble:
             self._named.clear()
             self._interval_seconds = 0.0
             self._next_at = now
+        if not self._affected:
+            self._lasts_since = now
         if not self._count:
             self._began_at = now
         self._count += 1
         self._affected.pop(of, None)
         if len(self._affected) < MAX_AFFECTED:
             self._affected[of] = now
+        if now < self._lasts_since + self._patience_seconds:
+            return
         is_due = now >= self._next_at
         if is_due:
             doubled = max(FIRST_INTERVAL_SECONDS, 2 * self._interval_seconds)
@@ -112,6 +123,8 @@ class Trouble:
                 self._over_at - self._began_at,
             )
             self._is_told = False
+            self._count = 0
+        elif self._patience_seconds:
             self._count = 0
 
     def _tell(self, now: float, fields: str, arguments: tuple[object, ...]) -> None:

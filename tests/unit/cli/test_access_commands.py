@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from nacl.signing import SigningKey
 
 from holdfast.cli.access.issuer import parse_public_key
+from holdfast.cli.access.new_file import new_file
 from holdfast.cli.cluster.nats_binary import find_nats_server
 from holdfast.cli.command import holdfast
 from holdfast.cli.quantities import parse_byte_rate, parse_bytes, parse_rate, parse_seconds
@@ -388,3 +389,11 @@ def test_a_tenant_that_is_given_counts_even_if_it_is_the_default_one(tmp_path: P
         assert f"'{tenant}' contradicts the token, which is for 'acme'" in refused.output
     for given in ((), ("--tenant", "acme")):
         assert "cannot reach NATS" in run("stream", "ls", *given, *nowhere).output
+
+
+def test_a_file_that_exists_is_not_written_over_by_a_secret(tmp_path: Path) -> None:
+    path = tmp_path / "my.token"
+    path.write_text("needed")
+    with pytest.raises(InvalidArgumentError, match="name a new file"), new_file(path):
+        pass
+    assert path.read_text() == "needed"

@@ -138,3 +138,26 @@ def test_only_the_first_ones_in_trouble_have_a_line_each(
     assert caplog.messages[MAX_NAMED:] == [
         f"trouble.over event=disk.full count={len(everyone)} seconds=0.0"
     ]
+
+
+def test_a_trouble_that_is_soon_over_is_none_where_there_is_patience(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.trouble = Trouble(
+        logger, "part.away", logging.WARNING, lambda: world.now, patience_seconds=10.0
+    )
+    for _ in range(2):
+        for _ in range(9):
+            world.fail()
+            world.now += 1.0
+        world.trouble.over()
+        world.now += 1000.0
+    assert caplog.messages == []
+    for _ in range(12):
+        world.fail()
+        world.now += 1.0
+    world.trouble.over()
+    assert caplog.messages == [
+        "part.away reason=no room count=11 seconds=10.0",
+        "trouble.over event=part.away count=12 seconds=12.0",
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.protocol.access.audit_event import AuditAction, AuditEvent, AuditOutcome
 from holdfast.protocol.errors import BusyError, NotAllowedError, NotFoundError, UnavailableError
-from holdfast.protocol.serving import audit_trail
+from holdfast.protocol.serving import trouble
 from holdfast.protocol.serving.audit_trail import AuditTrail, note_refusal
 from tests.support.waiting import until
 
@@ -88,17 +88,14 @@ async def test_an_idle_trail_sleeps() -> None:
 async def test_servers_that_have_not_started_yet_are_no_trouble(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = Recorder()
-    recorder.failures = 2
-    trail = AuditTrail("test", recorder, lambda: 7)
-    with caplog.at_level(logging.WARNING, "holdfast.audit"):
-        running = asyncio.create_task(trail.run())
-        trail.record(AuditAction.SERVER_DRAINED)
-        await until(lambda: len(recorder.recorded) == 1, "it is told")
-        assert not caplog.text
-        monkeypatch.setattr(audit_trail, "_TELL_AFTER_SECONDS", 0.1)
+    for seconds, is_told in ((trouble.START_SECONDS, False), (0.1, True)):
+        monkeypatch.setattr(trouble, "START_SECONDS", seconds)
+        recorder = Recorder()
         recorder.failures = 2
-        trail.record(AuditAction.SERVER_DRAINED)
-        await until(lambda: len(recorder.recorded) == 2, "it is told too")
-        running.cancel()
-    assert "audit.undelivered events=1" in caplog.text
+        trail = AuditTrail("test", recorder, lambda: 7)
+        with caplog.at_level(logging.WARNING, "holdfast.audit"):
+            running = asyncio.create_task(trail.run())
+            trail.record(AuditAction.SERVER_DRAINED)
+            await until(lambda found=recorder: len(found.recorded) == 1, "it is told")
+            running.cancel()
+        assert ("audit.undelivered events=1" in caplog.text) is is_told
