@@ -184,7 +184,7 @@ def stores_on_disk(layout: Layout, disk: Disk) -> Iterator[SurveyedStore]:
     Blocking; lists one folder at a time. Raises StorageFailedError.
     """
     root = layout.root / "stores"
-    for tenant in disk.names(root):
+    for tenant in disk.folders(root):
         try:
             check_tenant(tenant)
         except InvalidNameError:

@@ -114,8 +114,8 @@ class PointInTimeRestore:
         return sorted(unique.values(), key=lambda each: (each.epoch, each.previous_revision))
 
     def _log_folders(self, store: StoreId) -> Iterator[Path]:
-        for server in self._disk.names(self._layout.servers):
-            for incarnation in self._disk.names(self._layout.server(server)):
+        for server in self._disk.folders(self._layout.servers):
+            for incarnation in self._disk.folders(self._layout.server(server)):
                 yield self._layout.log(server, incarnation)
         # Writes that were acknowledged before the store turned out to be damaged.
         yield from quarantined(self._disk, self._layout, store)

@@ -332,8 +332,8 @@ class DeadLogs:
     def _lives(self) -> list[tuple[str, str]]:
         return [
             (server, incarnation)
-            for server in self._disk.names(self._layout.servers)
-            for incarnation in self._disk.names(self._layout.server(server))
+            for server in self._disk.folders(self._layout.servers)
+            for incarnation in self._disk.folders(self._layout.server(server))
         ]
 
     def _has_log(self, server: str, incarnation: str) -> bool:

@@ -68,7 +68,7 @@ class LogReaper:
         """Fence earlier lives of this server that were never registered and so never answered
         anything. Remove the remains of lives without a log. Raises StorageFailedError."""
         disk, layout, server = self._disk, self._layout, self._server
-        for earlier in disk.names(layout.server(server)):
+        for earlier in disk.folders(layout.server(server)):
             if earlier >= self._incarnation:
                 # This also skips the files beside the incarnations: their names do not
                 # start with a digit.

@@ -176,8 +176,8 @@ class Cooler:
     def _lives(self) -> set[str]:
         """Return the incarnations whose fences are open. Blocking."""
         found = set()
-        for server in self._disk.names(self._layout.servers):
-            for name in self._disk.names(self._layout.server(server)):
+        for server in self._disk.folders(self._layout.servers):
+            for name in self._disk.folders(self._layout.server(server)):
                 path = self._layout.fence(server, name)
                 if self._disk.exists(path) and is_open(self._disk, path):
                     found.add(name)

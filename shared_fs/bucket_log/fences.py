@@ -104,8 +104,8 @@ class FileFences:
     def incarnations(self) -> list[tuple[str, str]]:
         return [
             (server, name)
-            for server in self._disk.names(self._layout.servers)
-            for name in self._disk.names(self._layout.server(server))
+            for server in self._disk.folders(self._layout.servers)
+            for name in self._disk.folders(self._layout.server(server))
             if self._disk.exists(self._layout.fence(server, name))
         ]
 

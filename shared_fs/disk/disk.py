@@ -312,13 +312,19 @@ class Disk:
                 self.sync_directory(directory.parent)
 
     def names(self, path: Path) -> list[str]:
-        """Return the sorted names in a directory; none if there is no such directory. So a file
-        that somebody has put among directories is none of them."""
+        """Return the sorted names in a directory; none if it does not exist."""
         with _storage_errors(path):
             try:
                 return looked_up(lambda: sorted(entry.name for entry in path.iterdir()))
-            except (FileNotFoundError, NotADirectoryError):
+            except FileNotFoundError:
                 return []
+
+    def folders(self, path: Path) -> list[str]:
+        """Return the sorted names of the directories in a directory; none if it does not exist.
+        Files that somebody has left among them are none of them."""
+        names = self.names(path)
+        with _storage_errors(path):
+            return [name for name in names if (path / name).is_dir()]
 
     def exists(self, path: Path) -> bool:
         """Tell whether something has this name. Raises StorageFailedError."""

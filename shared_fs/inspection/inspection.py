@@ -110,9 +110,9 @@ class FoundIncarnation:
 
 def incarnations(layout: Layout, disk: Disk) -> Iterator[FoundIncarnation]:
     """Yield the incarnations of each server, oldest first. Raises StorageFailedError."""
-    for server in _folders(layout.servers, disk):
+    for server in disk.folders(layout.servers):
         locked = lock_holder(layout.server(server) / "lock") is not None
-        names = _folders(layout.server(server), disk)
+        names = disk.folders(layout.server(server))
         found = []
         for name in names:
             path = layout.fence(server, name)
@@ -136,20 +136,16 @@ def incarnations(layout: Layout, disk: Disk) -> Iterator[FoundIncarnation]:
 def strangers_of_servers(layout: Layout, disk: Disk) -> Iterator[Path]:
     """Yield the files among the folders of servers and of their incarnations that are not
     holdfast's. Raises StorageFailedError."""
-    servers = set(_folders(layout.servers, disk))
+    servers = set(disk.folders(layout.servers))
     yield from (layout.servers / name for name in disk.names(layout.servers) if name not in servers)
     for server in sorted(servers):
         home = layout.server(server)
-        known = _SERVER_FILES.union(_folders(home, disk))
+        known = _SERVER_FILES.union(disk.folders(home))
         yield from (
             home / name
             for name in disk.names(home)
             if name not in known and not name.endswith(".tmp")
         )
-
-
-def _folders(path: Path, disk: Disk) -> list[str]:
-    return [name for name in disk.names(path) if (path / name).is_dir()]
 
 
 _SERVER_FILES: Final = frozenset({"lock", "reaper"})

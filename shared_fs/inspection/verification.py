@@ -242,8 +242,8 @@ class Verifier:
         self._points = points = LogPoints()
         logs = []
         if self._layout is not None:
-            for server in self._disk.names(self._layout.servers):
-                for incarnation in self._disk.names(self._layout.server(server)):
+            for server in self._disk.folders(self._layout.servers):
+                for incarnation in self._disk.folders(self._layout.server(server)):
                     folder = self._layout.log(server, incarnation)
                     if self._disk.exists(folder):
                         logs.append(read_log(self._disk, folder))

@@ -167,7 +167,7 @@ def test_a_token_goes_to_a_new_private_file(data: str, tmp_path: Path) -> None:
     assert (token.is_operator, token.rights, token.expires_at) == (True, ALL_RIGHTS, None)
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     before = out.read_text()
-    assert run("token", "create", "--operator", "--out", str(out), "--data", data).exit_code == 1
+    assert run("token", "create", "--operator", "--out", str(out), "--data", data).exit_code == 2
     assert out.read_text() == before
     assert len(printed("token", "list", "--data", data)["tokens"]) == 1
 

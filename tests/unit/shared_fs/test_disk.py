@@ -405,8 +405,12 @@ def test_on_a_network_file_system_no_removed_file_stays_open(tmp_path: Path, kin
     free()
 
 
-def test_a_file_among_directories_has_no_names(tmp_path: Path) -> None:
+def test_a_file_among_folders_is_none_of_them(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("somebody's")
-    assert DISK.names(tmp_path / "file") == []
-    assert DISK.names(tmp_path / "file" / "log") == []
-    assert DISK.names(tmp_path) == ["file"]
+    (tmp_path / "folder").mkdir()
+    assert DISK.folders(tmp_path) == ["folder"]
+    assert DISK.folders(tmp_path / "none") == []
+    # But nothing that is to be a folder passes for an empty one.
+    for names in (DISK.names, DISK.folders):
+        with pytest.raises(StorageFailedError):
+            names(tmp_path / "file")
