@@ -284,7 +284,11 @@ class StreamPublisher:
             # One of them may take its time again; then it holds the rest.
             message = held.popleft()
             self.load.staged_bytes -= waiting_bytes(message)
-            self.receive(message)
+            try:
+                self.receive(message)
+            except Exception:
+                # It costs this message, as one that comes from NATS, and not those behind it.
+                logger.exception("jetstream.publish_failed stream=%s", self.stream)
             if self._held is not None:
                 self._held.extend(held)
                 return
