@@ -22,6 +22,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -330,12 +331,14 @@ class _Round:
                 readable = [one for one in found if one.key not in self._skipped]
                 covered.setdefault(shard_of(store), {})[store] = readable
         listed = set(self._manifests.shard_numbers())
-        for number, frame in before.shards():
-            in_log = covered.get(number, {})
-            if number in listed or in_log:
-                marks = before.marks(frame)
-                shard = self._manifests.read(number)
-                yield StoreGroup(self._entries(number, shard, in_log, marks), in_log, marks)
+        wanted = listed | covered.keys()
+        with closing(self._manifests.read_each(sorted(wanted))) as shards:
+            for number, frame in before.shards():
+                if number in wanted:
+                    in_log = covered.get(number, {})
+                    marks = before.marks(frame)
+                    shard = next(shards)
+                    yield StoreGroup(self._entries(number, shard, in_log, marks), in_log, marks)
 
     def _entries(
         self,

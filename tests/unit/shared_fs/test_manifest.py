@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
 
@@ -20,7 +21,7 @@ from holdfast.shared_fs.forks.fork import ForkOrigin, ForkReference
 from holdfast.shared_fs.framed_images.frame_table import TableMark
 from holdfast.shared_fs.snapshots import manifest
 from holdfast.shared_fs.snapshots.manifest import Manifests, check_format, open_manifests
-from holdfast.shared_fs.snapshots.shard import Shard, find_entry, shard_key, shard_of
+from holdfast.shared_fs.snapshots.shard import SHARD_COUNT, Shard, find_entry, shard_key, shard_of
 from holdfast.shared_fs.snapshots.store_entry import (
     ArchiveMark,
     KeepPolicy,
@@ -223,6 +224,34 @@ def test_a_bucket_that_is_away_is_an_error_and_no_empty_manifest() -> None:
         found.publish([(store(), version(1, 2))], KEEP, 0)
     backend.down = False
     assert orders(found.find(store())) == [(1, 1)]
+
+
+def test_shards_that_are_fetched_ahead_come_in_order_and_a_few_at_once() -> None:
+    backend = FaultyBackend(MemoryBackend())
+    bucket = Bucket(backend, retry=Retry(max_tries=2), surroundings=HASTY)
+    found = open_manifests(bucket)
+    stores = [store(f"notes.{number}") for number in range(200)]
+    found.publish([(each, version(1, 1)) for each in stores], KEEP, 0)
+    published = {*found.shard_numbers()}
+    before = bucket.usage.total().get_count
+    with closing(found.read_each(range(SHARD_COUNT))) as shards:
+        first = next(shards)
+        assert bucket.usage.total().get_count - before <= 16
+        read = [first, *shards]
+    held = {number for number, shard in enumerate(read) if len(shard)}
+    assert held == published == {shard_of(each) for each in stores}
+    assert {each for shard in read for each, _ in shard.entries()} == {*stores}
+
+    shards = found.read_each(sorted(published))
+    assert len(next(shards))
+    backend.down = True
+    with pytest.raises(BucketUnavailableError):
+        list(shards)
+    backend.down = False
+    key = shard_key(max(published))
+    bucket.replace(key, b"no shard", bucket.head(key).version)
+    with pytest.raises(ObjectDamagedError):
+        list(found.read_each(sorted(published)))
 
 
 def test_one_entry_changes_by_compare_and_set(found: Manifests) -> None:
