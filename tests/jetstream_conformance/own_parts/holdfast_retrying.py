@@ -6,7 +6,8 @@ Loaded beside their tests, without anything else of ours. While parts of the clu
   what was stored already is recognised. A request that nobody listens to is tried again only when
   there was a fault a moment ago, because some tests count on that error.
 - Before a test stops its server, all messages with ids are read. An acknowledged one that is at
-  another place, and an id that is stored twice, is written to a file: that is never excused.
+  another place, and an id that a stream has twice, is written to a file: that is never excused.
+  Streams that copy others have ids of theirs too, each once.
 
 `HOLDFAST_FAULTS` names the file that is touched at each fault, `HOLDFAST_VIOLATIONS` the other.
 """
@@ -132,7 +133,8 @@ async def _check(test: str) -> None:
     client = await nats.connect()
     try:
         names = (await _api(client, "STREAM.NAMES"))["streams"] or []
-        stored: dict[str, tuple[str, int]] = {}
+        #: By stream and id, the seq.
+        stored: dict[tuple[str, str], int] = {}
         for name in names:
             state = (await _api(client, f"STREAM.INFO.{name}"))["state"]
             first = max(state["first_seq"], state["last_seq"] - _MAX_READ)
@@ -141,25 +143,27 @@ async def _check(test: str) -> None:
                 msg_id = _id_of(answer.get("message", {}))
                 if msg_id is None:
                     continue
-                if msg_id in stored:
-                    _violation(test, f"{msg_id} is stored twice: {stored[msg_id]}, {name} {seq}")
-                stored[msg_id] = (name, seq)
+                if (name, msg_id) in stored:
+                    at = stored[name, msg_id]
+                    _violation(test, f"{msg_id} is stored twice: {name} {at} and {seq}")
+                stored[name, msg_id] = seq
             if state.get("num_deleted", 0) == 0 and state["first_seq"] <= 1:
                 _check_complete(test, name, state["last_seq"], stored)
-        for msg_id, place in _acknowledged.items():
-            if stored.get(msg_id, place) != place:
-                _violation(test, f"{msg_id} was acknowledged at {place}, is at {stored[msg_id]}")
+        for msg_id, (name, seq) in _acknowledged.items():
+            at = stored.get((name, msg_id), seq)
+            if at != seq:
+                _violation(test, f"{msg_id} was acknowledged at {name} {seq}, is at {at}")
     finally:
         await client.close()
 
 
 def _check_complete(
-    test: str, name: str, last_seq: int, stored: dict[str, tuple[str, int]]
+    test: str, name: str, last_seq: int, stored: dict[tuple[str, str], int]
 ) -> None:
     """Nothing was ever removed from this stream, so all that was acknowledged is there."""
     for msg_id, (stream, seq) in _acknowledged.items():
         is_read = last_seq - _MAX_READ <= seq
-        if stream == name and (seq > last_seq or (is_read and msg_id not in stored)):
+        if stream == name and (seq > last_seq or (is_read and (name, msg_id) not in stored)):
             _violation(test, f"{msg_id} was acknowledged at {stream} {seq}, and is lost")
 
 
