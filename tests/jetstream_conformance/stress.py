@@ -13,6 +13,7 @@ applications have to. At the end everything is read and compared:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import nats
 from nats.aio.client import Client
 from nats.errors import Error
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import KeyWrongLastSequenceError, NotFoundError
 from nats.js.kv import KeyValue
 
@@ -206,7 +207,7 @@ async def _until_worked_off(stress: Stress, context: JetStreamContext) -> None:
 async def _check(
     stress: Stress, client: Client, context: JetStreamContext, bucket: KeyValue
 ) -> None:
-    stored = await _read(context)
+    stored = await _read(stress, context)
     by_name: dict[tuple[int, int], int] = {}
     last_of: dict[int, int] = {}
     for seq, (publisher, number) in stored.items():
@@ -228,15 +229,27 @@ async def _check(
         stress.violations.append(f"the counter is {value}, and {stress.added} were added")
 
 
-async def _read(context: JetStreamContext) -> dict[int, tuple[int, int]]:
+async def _read(stress: Stress, context: JetStreamContext) -> dict[int, tuple[int, int]]:
     """Return publisher and number of all that is stored, by seq."""
-    state: Any = (await context.stream_info(STREAM)).state
-    subscription = await context.pull_subscribe(
-        "orders.>", stream=STREAM, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
-    )
+    info: Any = await _patiently(stress, lambda: context.stream_info(STREAM))
     found: dict[int, tuple[int, int]] = {}
-    while len(found) < state.messages:
-        for message in await subscription.fetch(_READ, timeout=_END_SECONDS):
-            publisher, number = message.data.split()
-            found[message.metadata.sequence.stream] = (int(publisher), int(number))
+    while len(found) < info.state.messages:
+        # After a fault: from the first message on that is not read.
+        start = next(seq for seq in itertools.count(1) if seq not in found)
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=start,
+        )
+        subscription = await _patiently(
+            stress,
+            lambda config=config: context.pull_subscribe("orders.>", stream=STREAM, config=config),
+        )
+        try:
+            while len(found) < info.state.messages:
+                for message in await subscription.fetch(_READ, timeout=_TRY_SECONDS):
+                    publisher, number = message.data.split()
+                    found[message.metadata.sequence.stream] = (int(publisher), int(number))
+        except (Error, TimeoutError):
+            stress.retries += 1
     return found
