@@ -7,6 +7,7 @@ reads the master keys itself, so no key is in a task, or in what Spark keeps of 
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class ExportKeys:
     files: tuple[str, ...]
     commands: tuple[str, ...]
     records: Mapping[str, KeyRecord]
+    #: Of this export. Workers live on, and the next one may find another key in the same file.
+    export: str = ""
 
     @classmethod
     def of(cls, registry: ReadsKeys, files: Sequence[Path], commands: Sequence[str]) -> ExportKeys:
@@ -38,7 +41,7 @@ class ExportKeys:
         StorageError, InvalidArgumentError."""
         read_master_keys(files, commands)
         records = {tenant: record for tenant, (_, record) in registry.read().tenants.items()}
-        return cls(tuple(map(str, files)), tuple(commands), records)
+        return cls(tuple(map(str, files)), tuple(commands), records, secrets.token_hex(8))
 
 
 class RowDecrypter:
@@ -47,7 +50,7 @@ class RowDecrypter:
     def __init__(self, keys: ExportKeys) -> None:
         """Raises InvalidArgumentError if a master key cannot be read here."""
         self._records = keys.records
-        self._masters = _masters(keys.files, keys.commands)
+        self._masters = _masters(keys.files, keys.commands, keys.export)
         self._sessions: dict[str, CipherSessions] = {}
 
     def check(self, tenant: str) -> None:
@@ -102,7 +105,9 @@ def _decrypted(cipher: StoreCipher, row: ExportedRow) -> ExportedRow:
     return row._replace(headers=headers, large_sha256=shown[2].hex())
 
 
-@functools.lru_cache(maxsize=4)
-def _masters(files: tuple[str, ...], commands: tuple[str, ...]) -> Mapping[str, MasterKey]:
-    """Return the master keys of this worker, which all its tasks share."""
+@functools.lru_cache(maxsize=2)
+def _masters(
+    files: tuple[str, ...], commands: tuple[str, ...], export: str
+) -> Mapping[str, MasterKey]:
+    """Return the master keys of this worker, which all its tasks of one export share."""
     return read_master_keys([Path(each) for each in files], commands)

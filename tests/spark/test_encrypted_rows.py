@@ -407,7 +407,7 @@ def test_rows_of_a_fork_and_large_values_are_decrypted_in_their_place(
     ]
     piece = Piece(RowOrigin(stream("fork"), 1, 1, "test"), Shape.CHANGES, rows)
     keys = ExportKeys((), (), {"acme": registry.record("acme")})
-    with patch.object(decrypting, "_masters", lambda files, commands: MASTERS):
+    with patch.object(decrypting, "_masters", lambda files, commands, export: MASTERS):
         decrypter = decrypting.RowDecrypter(keys)
     found: Any = decrypter.piece(piece, ["notes"]).rows
     assert (found[0].value, found[0].headers) == (b"v", None)
