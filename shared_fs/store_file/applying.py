@@ -293,8 +293,7 @@ class _Stream:
         )
         if self._chain is not None:
             self._chain.begin(is_own=all_own and chain is not None)
-            for at, value in enumerate(values):
-                self._chain.append_values(self._last_seq + 1 + at, times[at], (value,))
+            self._chain.append_timed(self._last_seq + 1, times, values)
         if chain is not None:
             self._compare(chain)
         self._time = time

@@ -188,6 +188,7 @@ class ChainRows:
             self._execute(statement)
         raise_format(self._execute, self._format)
         self._state = ChainState(GENESIS, last_seq, GENESIS)
+        self._execute(sql.INSERT_STATE, self._state)
 
     def begin(self, *, is_own: bool) -> None:
         """Begin a batch, at whose end `compare` is called. `is_own` tells that this process has
@@ -212,6 +213,15 @@ class ChainRows:
         self._state = self._state._replace(
             value=after_values(self._state.value, seq, time, values)[-1]
         )
+
+    def append_timed(self, seq: int, times: Sequence[int], values: Sequence[bytes]) -> None:
+        """Do what `append_values` does, with messages of different times."""
+        if self._believes:
+            self._deferred.append((self.append_timed, (seq, times, values)))
+            return
+        assert self._state.value is not None
+        leaves = map(leaf_of, range(seq, seq + len(values)), times, values)
+        self._state = self._state._replace(value=after_all(self._state.value, leaves))
 
     def append_rows(
         self, rows: Iterable[tuple[int, int, bytes, bytes | None, str | None]]
@@ -292,7 +302,8 @@ class ChainRows:
         if self._has_removed:
             self._fold(first_archived)
         if self._state != self._before:
-            self._execute(sql.UPSERT_STATE, self._state)
+            # The row is replaced in its place, which takes half as long as a new one.
+            self._execute(sql.UPDATE_STATE, self._state)
             self._stored.state = self._before = self._state
 
     def _fold(self, first_archived: Callable[[int], int | None]) -> None:

@@ -34,7 +34,8 @@ CREATE TABLE leaves(
 #: A scan of the schema's dozen rows.
 HAS_CHAIN: Final = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'chain')"
 SELECT_STATE: Final = "SELECT value, base_seq, base FROM chain"
-UPSERT_STATE: Final = "INSERT OR REPLACE INTO chain VALUES (1, ?, ?, ?)"
+INSERT_STATE: Final = "INSERT INTO chain VALUES (1, ?, ?, ?)"
+UPDATE_STATE: Final = "UPDATE chain SET value = ?, base_seq = ?, base = ? WHERE id = 1"
 
 # By seq, the primary key
 INSERT_LEAF: Final = "INSERT OR REPLACE INTO leaves VALUES (?, ?)"
