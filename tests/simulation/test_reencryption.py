@@ -14,6 +14,7 @@ import pytest
 from holdfast.protocol.names import StoreId
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.reencrypting import (
+    LATE_SECONDS,
     MASTER,
     STORES,
     Application,
@@ -36,13 +37,15 @@ from tests.support.effort import tries
 _WORK_SECONDS = 10.0
 #: For all that comes then.
 _HEAL_SECONDS = 300.0
-#: Longer than servers look at the registry.
-_LOOK_SECONDS = 3.0
+#: Longer than servers look at the registry, and see it late.
+_LOOK_SECONDS = LATE_SECONDS + 3.0
+#: For this long before the end of the work, keys stay what they are.
+_LAST_KEY_SECONDS = 3.0
 
 
 async def run(seed: int, fault: str | None) -> Simulation:
     simulation = Simulation(seed, tiers=True)
-    keyring = Keyring()
+    keyring = Keyring(simulation)
     simulation.keys, simulation.master_keys = keyring, {MASTER.id: MASTER}
     with tiers_of(simulation):
         async with simulation:
@@ -87,10 +90,13 @@ async def _rewrite(
     loop, chance = asyncio.get_running_loop(), simulation.chance("rewriting")
     while loop.time() < until:
         await asyncio.sleep(chance.choice((0.1, 0.5, 1.5)))
-        if chance.random() < 0.6:
+        if chance.random() < 0.6 and loop.time() < until - _LAST_KEY_SECONDS:
             keyring.rotate()
         for store in chance.sample(STORES, chance.randint(1, len(STORES))):
             await rewriter.reencrypt(store, chance.choice((0.3, 4.0)))
+            if chance.random() < 0.5:
+                # Perhaps to a server that does not know of the key yet.
+                await rewriter.move(store, chance.choice(SERVERS))
 
 
 async def _move(simulation: Simulation, rewriter: Rewriter, until: float) -> None:
