@@ -11,9 +11,9 @@ from holdfast.protocol.bus.nats_failures import LoginCutOffError, NoTlsError
 _USER: Final = (
     "it does not accept this user",
     (
-        "give a token, if the cluster asks for one: HOLDFAST_TOKEN or --token-file; check the user "
-        "and password in HOLDFAST_NATS, or --nats-creds or --nats-nkey; a token may have expired, "
-        "be revoked, or have all its connections: the auth service logs which"
+        "check the user and password in HOLDFAST_NATS, or --nats-creds or --nats-nkey; if the "
+        "cluster asks for a token, name it in HOLDFAST_TOKEN or with --token-file; it may have "
+        "expired, be revoked, or have all its connections: the auth service logs which"
     ),
 )
 _NO_TLS: Final = ("it offers no TLS", "turn TLS on in nats-server, or leave out the --tls options")
