@@ -322,9 +322,13 @@ class Disk:
     def folders(self, path: Path) -> list[str]:
         """Return the sorted names of the directories in a directory; none if it does not exist.
         Files that somebody has left among them are none of them."""
-        names = self.names(path)
+        return [name for name in self.names(path) if not self.is_other(path / name)]
+
+    def is_other(self, path: Path) -> bool:
+        """Tell whether something other than a directory has this name. Raises
+        StorageFailedError."""
         with _storage_errors(path):
-            return [name for name in names if (path / name).is_dir()]
+            return path.exists() and not path.is_dir()
 
     def exists(self, path: Path) -> bool:
         """Tell whether something has this name. Raises StorageFailedError."""

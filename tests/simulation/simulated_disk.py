@@ -323,6 +323,9 @@ class HostDisk(Disk):
             except FileNotFoundError:
                 return []
 
+    def is_other(self, path: Path) -> bool:
+        return isinstance(self._files.find(path, self.host), Inode)
+
     def exists(self, path: Path) -> bool:
         return self._find(path) is not None
 
