@@ -508,6 +508,9 @@ class Link:
             for gather in gathering:
                 gather()
             self._awake = awake
+            if self._gathering and not awake:
+                # One of them gathers again, for the frames after these.
+                self._rouse()
         for effect in self._coalescer.turn(self._loop.time()):
             if isinstance(effect, SendFrame):
                 subject = self.subjects.server(self.tenant, effect.server)

@@ -150,3 +150,24 @@ async def test_what_the_bus_raises_ends_the_client_and_is_told(
         monkeypatch.setattr(bus, "publish_soon", fails)
         with pytest.raises(ConnectionFailedError, match="a bug"):
             await client.stream("a").append(b"1")
+
+
+async def test_what_gathers_may_ask_to_gather_again() -> None:
+    async with _connected() as (client, bus):
+        stream = client.serving_stream("a")
+        gathered: list[str] = []
+
+        def again() -> None:
+            gathered.append("again")
+            stream.append_soon(asyncio.get_running_loop().create_future(), "s", b"1")
+
+        def first() -> None:
+            gathered.append("first")
+            stream.before_sending(again)
+
+        stream.before_sending(first)
+        # Nothing else happens that would rouse the client.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert gathered == ["first", "again"]
+        assert bus.published, "what it started has left"
