@@ -98,26 +98,35 @@ class LastGets(Generic[T]):
         self._reads -= 1
         self.count -= _count(asked)
         try:
-            found, large, is_all = self._store.found_lasts(answer)
+            self._take_found(asked, *self._store.found_lasts(answer))
         except HoldfastError as error:
             self._fail(asked, error)
+        finally:
+            # What waits is read, whatever became of these.
+            self._read()
+
+    def _take_found(
+        self,
+        asked: dict[str, list[T]],
+        found: Sequence[ServedMessage],
+        large: Sequence[str],
+        is_all: bool,
+    ) -> None:
+        answers: list[Answer[T]] = []
+        for message in found:
+            for asker in asked.pop(message.subject, ()):
+                answers.append((asker, message))
+        for subject in large:
+            for asker in asked.pop(subject, ()):
+                self._other(subject, asker)
+        if is_all or not (found or large):
+            answers += [(asker, None) for askers in asked.values() for asker in askers]
         else:
-            answers: list[Answer[T]] = []
-            for message in found:
-                for asker in asked.pop(message.subject, ()):
-                    answers.append((asker, message))
-            for subject in large:
-                for asker in asked.pop(subject, ()):
-                    self._other(subject, asker)
-            if is_all or not (found or large):
-                answers += [(asker, None) for askers in asked.values() for asker in askers]
-            else:
-                # The page was full.
-                self.count += _count(asked)
-                self._start(asked)
-            if answers:
-                self._answer(answers)
-        self._read()
+            # The page was full.
+            self.count += _count(asked)
+            self._start(asked)
+        if answers:
+            self._answer(answers)
 
     def _fail(self, asked: dict[str, list[T]], error: HoldfastError) -> None:
         self._failed([asker for askers in asked.values() for asker in askers], error)

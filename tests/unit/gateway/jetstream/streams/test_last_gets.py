@@ -139,3 +139,24 @@ def test_an_error_answers_all_gets_of_its_read_and_no_other() -> None:
         assert world.gets.count == 0
 
     _run(work)
+
+
+def test_a_bug_over_answers_costs_these_and_none_that_wait() -> None:
+    async def work(world: _World) -> None:
+        answer = world.gets._answer
+
+        def fails(answers: object) -> None:
+            raise RuntimeError("a bug")
+
+        world.gets._answer = fails
+        for subject in "abc":
+            await world.asked((subject, subject))
+        await world.answer(([_message(1, "a")], [], True))
+        await world.answer(([_message(2, "b")], [], True))
+        assert world.got == [("a", "internal_error"), ("b", "internal_error")]
+        world.gets._answer = answer
+        await world.answer(([_message(3, "c")], [], True))
+        assert world.got[2:] == [("c", 3)]
+        assert world.gets.count == 0
+
+    _run(work)
