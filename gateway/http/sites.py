@@ -11,6 +11,7 @@ are as safe as the token, and TLS shows the name.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection, Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -23,6 +24,11 @@ from holdfast.gateway.http.problems import ProblemError
 _PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".test")
 _ALL: Final = "*"
 _USUAL_PORTS: Final = {"http": 80, "https": 443}
+_LAST_PORT: Final = 65_535
+#: Scheme, host and port. Browsers write names with other characters as `xn--...`.
+_ORIGIN: Final = re.compile(
+    r"([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
+)
 
 
 def host_name(authority: str) -> str:
@@ -37,13 +43,14 @@ def parse_origin(text: str) -> str:
     which pages without an origin send, stay. Raises ValueError for what no browser ever sends."""
     if text in (_ALL, "null"):
         return text
-    scheme, separator, authority = text.lower().partition("://")
-    parts = urlsplit(f"//{authority}")
-    is_usual = parts.port == _USUAL_PORTS.get(scheme)
-    host = authority.rpartition(":")[0] if is_usual and parts.port is not None else authority
-    if not (separator and scheme and parts.hostname) or parts.netloc != authority or "@" in host:
-        raise ValueError(f"{text!r} is not an origin, such as https://example.org: no path follows")
-    return f"{scheme}://{host}"
+    origin = text.lower()
+    found = _ORIGIN.fullmatch(origin)
+    if found is None or int(found[3] or 0) > _LAST_PORT:
+        reason = "no path follows, no * is in it, and other characters are written as xn--..."
+        raise ValueError(f"{text!r} is not an origin, such as https://example.org: {reason}")
+    scheme, host, port = found.groups()
+    is_usual = port is not None and int(port) == _USUAL_PORTS.get(scheme)
+    return f"{scheme}://{host}" if is_usual else origin
 
 
 def is_private(name: str) -> bool:

@@ -93,6 +93,8 @@ def test_pages_of_other_origins_are_refused_also_with_a_token() -> None:
         ("https://example.org:443", "https://example.org"),
         ("http://[::1]:80", "http://[::1]"),
         ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("chrome-extension://abc", "chrome-extension://abc"),
+        ("app://.", "app://."),
     ],
 )
 def test_an_origin_is_taken_as_browsers_write_it(text: str, origin: str) -> None:
@@ -104,6 +106,8 @@ def test_an_origin_is_taken_as_browsers_write_it(text: str, origin: str) -> None
     [
         *("example.org", "https://", "://x", "https://example.org/", "https://example.org/page"),
         *("https://example.org:x", "https://ada@example.org", "https://example.org?q", ""),
+        *("https://*.example.org", "https://m\u00fcnchen.example", "http://a b", "https://a:"),
+        *("https://a:65536", "http://[::1", " https://a", "1://a"),
     ],
 )
 def test_what_no_browser_sends_as_an_origin_is_refused(text: str) -> None:
