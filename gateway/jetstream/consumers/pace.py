@@ -57,11 +57,6 @@ class FlowWindow:
         self.asked, self._asked_bytes = "", 0
         return True
 
-    def forget(self) -> None:
-        """Begin anew: another client listens."""
-        self.out_bytes = self._asked_bytes = 0
-        self.asked = ""
-
 
 class RateLimit:
     """A bucket that fills at so many bits a second, and holds `burst_bytes` at most."""
