@@ -218,7 +218,7 @@ def test_a_takeover_whose_mount_shows_old_logs_loses_nothing() -> None:
 
 
 def test_a_new_owner_whose_mount_shows_old_files_loses_nothing() -> None:
-    result = run_seed(3, "old_files", seconds=4.0)
+    result = run_seed(2, "old_files", seconds=4.0)
     _assert_well(result)
     assert any("store.stale" in line for line in result.trace)
 
