@@ -159,7 +159,8 @@ class ArchiveAhead:
                 continue
             if running.has_begun:
                 await running.done.wait()
-            else:
+            elif running in of.running:
+                # Another read may have taken it back, while this one waited for an earlier fetch.
                 self._withdraw(running)
         found = {key: of.bodies[key] for key in wanted if key in of.bodies}
         rest = [each for each in messages if (each.seq, each.revision) not in found]

@@ -195,6 +195,39 @@ async def test_a_read_joins_what_is_under_way_and_does_what_has_not_begun(tmp_pa
         assert len(fetched) == len(set(fetched)), "nothing is fetched twice"
 
 
+async def test_two_reads_that_wait_for_the_same_take_back_the_next_fetch_once(
+    tmp_path: Path,
+) -> None:
+    """Both want what is under way and what has not begun; the first one takes that back."""
+    async with archived(tmp_path) as found:
+        for seq in (1, 5):
+            await found.page(seq)
+        await found.quiet()
+        ahead, file = found.ahead, found.store.contents.file
+        assert file is not None
+        [of] = ahead._stores.values()
+        parts = []
+        for start_seq in (300, 302):
+            messages, _ = file.archived_page(start_seq, start_seq + 2, max_rows=2, max_bytes=MIB)
+            fetch = archive_readers.AheadFetch(start_seq, None, MIB, start_seq + 1)
+            keys = frozenset((each.seq, each.revision) for each in messages)
+            running = archive_ahead._Running(of, fetch, messages, keys, MIB)
+            of.readers.fetches(fetch)
+            of.running.append(running)
+            ahead._room.take(found.store.id.tenant, MIB)
+            parts.append(running)
+        under_way, queued = parts
+        under_way.has_begun = True
+        ahead._queue.push(found.store.id.tenant, queued)
+        wanted = [*under_way.messages, *queued.messages]
+        reads = [asyncio.create_task(ahead.bodies(found.store.id, wanted)) for _ in range(2)]
+        await asyncio.sleep(0)
+        ahead._end(under_way, None)
+        for read in reads:
+            assert {seq for seq, _ in await read} == {300, 301, 302, 303}
+        assert queued not in of.running
+
+
 async def test_a_slow_table_holds_up_writes_and_other_reads_by_nothing(tmp_path: Path) -> None:
     async with archived(tmp_path) as found:
         await found.page(1)
