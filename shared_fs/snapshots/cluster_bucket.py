@@ -282,7 +282,9 @@ class _OpenPlace:
 
     @contextmanager
     def changed(self, key: str) -> Iterator[tuple[Bucket, str]]:
-        """As `asked`, for writing and deleting: refuses what is another cluster's."""
+        """As `asked`, for writing and deleting: refuses what is another cluster's. If it is not
+        known yet whose the cluster's bucket is, that is looked up first."""
+        self._cluster._may_write()
         with self.asked(key) as (bucket, rest):
             assert self._mark is not None
             if self._mark.cluster != identity(self._cluster):

@@ -17,11 +17,13 @@ from holdfast.shared_fs.bucket.bucket_capabilities import S3_WAYS
 from holdfast.shared_fs.bucket.bucket_errors import (
     BucketRefusedError,
     ObjectMissingError,
+    OtherClustersBucketError,
     PlaceUnavailableError,
 )
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.bucket.bucket_tries import Retry, Surroundings
 from holdfast.shared_fs.bucket.bucket_usage import BucketUsage
+from holdfast.shared_fs.bucket.cluster_id import claim_bucket
 from holdfast.shared_fs.erasure.sought import Sought
 from holdfast.shared_fs.inspection.remains import Place as Remaining
 from holdfast.shared_fs.inspection.remains import remains_in_bucket
@@ -259,6 +261,29 @@ def test_a_copy_of_the_cluster_s_bucket_reads_there_but_removes_and_writes_nothi
     put(world.process(copied, copy.url), world.snapshot(ACME, 3), "n")
     with pytest.raises(BucketRefusedError, match="belongs to memory:// at http"):
         world.process().delete(newer.key)
+
+
+def test_a_cluster_that_could_not_look_whose_the_bucket_is_writes_nothing_there_either(
+    world: World,
+) -> None:
+    """A copied configuration: its bucket, and so the tenants', are those of the original."""
+    world.give()
+    version = world.publish(ACME, 1)
+    claim_bucket(world.bucket, "0123456789abcdef")
+    away = FaultyBackend(world.backend)
+    away.name = world.backend.name
+    stranger = ClusterBucket(
+        away, surroundings=world.surroundings, ways=S3_WAYS, open_place=world.open
+    )
+    stranger.url = world.bucket.url
+    away.down = True
+    claim_bucket(stranger, "fedcba9876543210")
+    away.down = False
+    with pytest.raises(OtherClustersBucketError):
+        put(stranger, world.snapshot(ACME, 2), "n")
+    with pytest.raises(OtherClustersBucketError):
+        stranger.delete(version.key)
+    assert world.revision_of(version) == 1
 
 
 def test_what_is_not_the_tenant_s_bucket_is_refused_and_never_an_empty_one(world: World) -> None:
