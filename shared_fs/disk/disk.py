@@ -328,7 +328,7 @@ class Disk:
         """Tell whether something other than a directory has this name. Raises
         StorageFailedError."""
         with _storage_errors(path):
-            return path.exists() and not path.is_dir()
+            return looked_up(lambda: path.exists() and not path.is_dir())
 
     def exists(self, path: Path) -> bool:
         """Tell whether something has this name. Raises StorageFailedError."""

@@ -380,6 +380,26 @@ def test_a_name_that_leads_to_a_file_that_another_host_replaced_is_looked_up_aga
         look_up(Disk(), tmp_path)
 
 
+def test_a_folder_that_another_host_changed_is_not_missed_among_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that is not listed would not be read."""
+    (tmp_path / "s1").mkdir()
+    (tmp_path / "stray").write_bytes(b"")
+    real, stale_left = os.stat, 1
+
+    def sometimes_stale(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal stale_left
+        if stale_left:
+            stale_left -= 1
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(os, "stat", sometimes_stale)
+    assert Disk().folders(tmp_path) == ["s1"]
+    assert not stale_left
+
+
 def test_what_is_removed_aside_has_no_name_at_once_and_gives_its_blocks_back_later(
     tmp_path: Path,
 ) -> None:
