@@ -19,6 +19,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from holdfast.coordinator.active_term import ActiveTerm
 from holdfast.coordinator.answer_questions import answer_questions
@@ -42,6 +43,15 @@ from holdfast.protocol.subjects import Subjects
 from holdfast.shared_fs.authority.term import TermFile
 
 logger = logging.getLogger("holdfast.coordinator")
+
+
+#: How long a coordinator that begins to serve waits for the bucket.
+_CLAIM_SECONDS: Final = 2.0
+
+
+def _tell_late_claim(claim: asyncio.Task[None]) -> None:
+    if not claim.cancelled() and (error := claim.exception()) is not None:
+        logger.warning("coordinator.bucket_not_claimed reason=%s", error)
 
 
 def _monotonic() -> float:
@@ -127,7 +137,7 @@ class Coordinator:
                 others = OtherClusters(life, await blocking(storage.cluster_id))
                 feed.ignore(others)
                 await others.refuse()
-                await blocking(storage.claim_bucket, others.cluster)
+                await self._claim_bucket(others.cluster)
                 # A coordinator that held the lock meanwhile may have left a past
                 # that `has_past` did not see.
                 terms = tenure.succeeded or TermFile(storage.disk, storage.term_path, life.id)
@@ -156,6 +166,21 @@ class Coordinator:
     def stop(self) -> None:
         """Ask `run` to finish the current requests, close the state file and return."""
         self._life.wakeup.stop()
+
+    async def _claim_bucket(self, cluster: str) -> None:
+        """Keep other clusters out of the bucket. One that does not answer soon holds up no
+        takeover: each server looks itself before it writes. Raises OtherClustersBucketError,
+        StoreDamagedError, BucketError."""
+        life = self._life
+        claim = asyncio.create_task(
+            life.background_tasks.blocking(life.storage.claim_bucket, cluster)
+        )
+        await asyncio.wait([claim], timeout=_CLAIM_SECONDS)
+        if claim.done():
+            claim.result()
+        else:
+            logger.warning("coordinator.bucket_not_claimed reason=it does not answer")
+            claim.add_done_callback(_tell_late_claim)
 
     def _open_state(self, had_past: bool, terms: TermFile) -> StateFile:
         return self._life.storage.open_state(

@@ -26,6 +26,7 @@ from typing import Final
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_errors import (
+    BucketRefusedError,
     BucketUnavailableError,
     ObjectExistsError,
     ObjectMissingError,
@@ -76,12 +77,14 @@ def bucket_cluster_id(bucket: Bucket) -> str:
 def claim_bucket(bucket: Bucket, cluster: str) -> None:
     """Mark a bucket as that of a cluster with a shared file system, unless it is. Blocking.
 
-    If the bucket does not answer, that is done before the first write to it, which then may raise
-    the same. Raises OtherClustersBucketError, StoreDamagedError, BucketError.
+    If the bucket does not answer, or refuses, that is done before the first write to it, which then
+    may raise the same. Raises OtherClustersBucketError, StoreDamagedError, BucketError.
     """
     try:
         _claim(bucket, cluster)
-    except BucketUnavailableError:
+    except OtherClustersBucketError:
+        raise
+    except (BucketUnavailableError, BucketRefusedError):
         bucket.check_before_writing(partial(_claim, cluster=cluster))
 
 

@@ -23,7 +23,9 @@ from holdfast.protocol.errors import (
 from holdfast.protocol.frames import decode_control, encode_control
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS, HEARTBEAT_SECONDS
 from holdfast.protocol.subjects import Subjects
-from holdfast.shared_fs.bucket.cluster_id import read_cluster_id
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.bucket.cluster_id import bucket_cluster_id, read_cluster_id
 from holdfast.shared_fs.disk.disk import Disk, LockFile
 from holdfast.shared_fs.disk.fence import create_fence, is_open
 from holdfast.shared_fs.disk.layout import Layout, open_layout
@@ -217,6 +219,32 @@ def test_a_standby_whose_file_system_hangs_is_not_ready_until_it_answers_again(
         standby.stop()
         await task
         await end(active)
+
+    run(main())
+
+
+def test_a_coordinator_takes_over_while_the_bucket_hangs(tmp_path: Path) -> None:
+    """Stores on the shared file system need no bucket, and their servers may have died."""
+
+    async def main() -> None:
+        world = World(tmp_path)
+        bucket = Bucket(MemoryBackend())
+        storage = Storage(world.layout, world.disk, bucket=bucket)
+
+        async def blocking(function: Callable[..., _Result], /, *arguments: Any) -> _Result:
+            if function == storage.claim_bucket:
+                await asyncio.sleep(60.0)
+            return await at_once(function, *arguments)
+
+        coordinator = Coordinator(world.network.connect("c1"), storage, run_blocking=blocking)
+        ready = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(coordinator.run(ready))
+        async with asyncio.timeout(10.0):
+            await ready.wait()
+        await asyncio.sleep(60.0)
+        assert bucket_cluster_id(bucket) == read_cluster_id(world.disk, world.layout)
+        coordinator.stop()
+        await task
 
     run(main())
 

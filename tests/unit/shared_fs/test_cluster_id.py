@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from holdfast.protocol.errors import StoreDamagedError
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_backend import ByteRange, Reading
 from holdfast.shared_fs.bucket.bucket_errors import (
+    BucketRefusedError,
     BucketUnavailableError,
     OtherClustersBucketError,
 )
@@ -72,6 +75,28 @@ def test_a_bucket_that_was_away_is_claimed_before_the_first_write() -> None:
             write()
     assert owners.get("snapshots/x").body == b"ours"
     owners.delete("snapshots/x")
+
+
+def test_a_bucket_that_refuses_ends_nobody_and_lets_nobody_write() -> None:
+    """Credentials that have expired must not keep a coordinator from taking over."""
+
+    class Refusing(MemoryBackend):
+        is_refusing = True
+
+        def read(self, key: str, wanted: ByteRange | None) -> AbstractContextManager[Reading]:
+            if self.is_refusing:
+                raise BucketRefusedError(bucket=self.name, reason="ExpiredToken")
+            return super().read(key, wanted)
+
+    backend = Refusing()
+    bucket = Bucket(backend)
+    claim_bucket(bucket, OURS)
+    with pytest.raises(BucketRefusedError):
+        bucket.put_new("snapshots/x", b"ours")
+    backend.is_refusing = False
+    bucket.put_new("snapshots/x", b"ours")
+    with pytest.raises(OtherClustersBucketError):
+        claim_bucket(bucket, THEIRS)
 
 
 def test_a_rebuilt_cluster_is_a_new_one_and_has_the_bucket(layout: Layout) -> None:
