@@ -143,6 +143,7 @@ class PointInTimeRestore:
             file.apply(found.batches, found.outcomes)
             if target != source:
                 file.become(target)
+                file.forget_owner()
         except BaseException:
             file.abandon()
             raise

@@ -168,6 +168,14 @@ class StoreChanges(StoreRows):
         self.meta = replace(self.meta, epoch=epoch, server=server, incarnation=incarnation)
 
     @raises_ours
+    def forget_owner(self) -> None:
+        """Note that nobody has owned the store yet, in a transaction of its own. For a file that
+        has become that of another store, whose epochs are its own."""
+        with self._transaction():
+            self._execute(schema.UPDATE_OWNER, (0, "", ""))
+        self.meta = replace(self.meta, epoch=0, server="", incarnation="")
+
+    @raises_ours
     def go_on_from(self, revision: int, *, time: int, last_seq: int = 0) -> None:
         """Declare the content to be the state at a later revision, in a transaction of its own. The
         next seq is above `last_seq`. Followers of the earlier state must begin anew."""

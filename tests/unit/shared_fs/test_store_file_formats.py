@@ -218,3 +218,19 @@ def test_a_store_without_ttl_has_no_index_for_it(file: StoreFile) -> None:
     ).fetchall()
     assert "by_expires" in plan[0][3]
     assert len(plan) == 1, "nothing is sorted"
+
+
+def test_a_file_that_becomes_that_of_another_store_has_its_epochs_from_the_beginning(
+    path: Path,
+) -> None:
+    parent = StoreId("acme", StoreKind.STREAM, "notes")
+    file = StoreFile.create(path, parent, time=1)
+    file.take(7, "s1", "i1")
+    copy = StoreId("acme", StoreKind.STREAM, "copy")
+    file.become(copy)
+    file.forget_owner()
+    file.take(2, "s2", "i2")
+    file.close()
+    again = StoreFile.open(path, copy)
+    assert (again.meta.epoch, again.meta.server, again.meta.incarnation) == (2, "s2", "i2")
+    again.close()
