@@ -611,7 +611,7 @@ class ServingStream:
         if _PLAIN.issuperset(map(type, found)):
             plain: Any = found
             return list(plain)
-        whole = [await self._whole(each) for each in found]
+        whole = [await self._present(each) for each in found]
         return [message for message in whole if message is not None]
 
     async def _first_stored(self, rows: list[list[Any]]) -> tuple[list[ServedMessage], int]:
@@ -624,7 +624,7 @@ class ServingStream:
         messages: list[ServedMessage] = []
         large_bytes = 0
         for count, each in enumerate(found, 1):
-            message = await self._whole(each)
+            message = await self._present(each)
             if message is None:
                 continue
             messages.append(message)
@@ -634,10 +634,25 @@ class ServingStream:
                 return messages, count
         return messages, len(rows)
 
+    async def _present(
+        self, found: ServedMessage | tuple[list[Any], LargeValue]
+    ) -> ServedMessage | None:
+        """Do what `_whole` does. Return the message that is in its place now if it is replaced
+        meanwhile: for who reads messages, it has not gone."""
+        message = await self._whole(found)
+        while message is None and not isinstance(found, ServedMessage):
+            before, _ = found
+            row = await self._read([GET_MESSAGE, before[0]], None)
+            if row is None or row[1] == before[1]:
+                return None
+            [found] = stored_messages([row])
+            message = await self._whole(found)
+        return message
+
     async def _whole(
         self, found: ServedMessage | tuple[list[Any], LargeValue]
     ) -> ServedMessage | None:
-        """Return a message with its large value, which has to be fetched; None if it is gone."""
+        """Return a message with its large value, which has to be fetched; None if that is gone."""
         if isinstance(found, ServedMessage):
             return found
         row, large = found

@@ -28,6 +28,7 @@ from holdfast.client.handles.serving_wire import (
     ServedMessage,
     Trimmed,
 )
+from holdfast.client.large_values.value_reader import ValueReader
 from holdfast.protocol.limits import MAX_VALUE_BYTES
 from holdfast.protocol.messages import Durability
 from tests.support.holdfast_up import RunningUp, running_up
@@ -277,3 +278,26 @@ async def test_a_follower_and_cursors_survive_the_owner(hf: Client, cluster: Run
     assert found[60] == Removed((3, 4))
     assert found[61] in (Trimmed(10), Removed((1, 2, *range(5, 11))))
     assert await stream.cursors() == [ServedCursor("c", b"config", b"", [(1, b"d")])]
+
+
+async def test_a_large_value_that_is_replaced_while_it_is_fetched_is_not_missing(
+    hf: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = await begun(hf)
+    old, new = b"o" * (MAX_VALUE_BYTES + 1), b"n" * (MAX_VALUE_BYTES + 1)
+    read = ValueReader.read
+    later: list[bytes] = []
+
+    async def replaced_first(reader: ValueReader[Any]) -> bytes:
+        if later:
+            await hf.stream("s").set(1, later.pop())
+        return await read(reader)
+
+    await stream.append("a", old)
+    monkeypatch.setattr(ValueReader, "read", replaced_first)
+    later.append(new)
+    assert [each.value for each in await stream.get_many([1])] == [new]
+    later.append(old)
+    assert [each.value for each in (await stream.by_subject(["a"])).messages] == [old]
+    later.append(b"small")
+    assert present(await stream.last("a")).value == b"small"
