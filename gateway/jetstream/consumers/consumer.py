@@ -314,7 +314,7 @@ class ApiConsumer:
         if load.seqs is deliveries.reading:
             deliveries.reading = []
             found = {message.seq: message for message in messages}
-            deliveries.due.update((seq, each) for seq, each in found.items() if seq in pending)
+            deliveries.keep_due(found[seq] for seq in load.seqs if seq in found and seq in pending)
             for seq in load.seqs:
                 if seq in pending and seq not in found:
                     acking.gone(deliveries, seq)
