@@ -7,25 +7,24 @@ asks for each key of a bucket so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Final
 
 from holdfast.client.handles.serving import ServingStream
 from holdfast.client.handles.serving_wire import ServedMessage
 from holdfast.gateway.jetstream.streams.last_gets import Answer, LastGets
 from holdfast.protocol.errors import HoldfastError
 
-_Waiting = asyncio.Future[ServedMessage | None]
+#: Stands for a message with a large value, which its asker reads by itself.
+_LARGE: Final = True
+_Waiting = asyncio.Future[ServedMessage | bool | None]
 
 
 class AwaitedLasts:
     """Those of one stream."""
 
-    def __init__(
-        self, store: ServingStream, spawn: Callable[[Coroutine[Any, Any, None]], None]
-    ) -> None:
+    def __init__(self, store: ServingStream) -> None:
         self._store = store
-        self._spawn = spawn
         self._gets: LastGets[_Waiting] = LastGets(
             store, self._answered, self._large, self._failed
         )
@@ -35,7 +34,8 @@ class AwaitedLasts:
         Raises HoldfastError."""
         waiting: _Waiting = asyncio.get_running_loop().create_future()
         self._gets.ask(subject, waiting)
-        return await waiting
+        found = await waiting
+        return await self._store.last(subject) if isinstance(found, bool) else found
 
     def _answered(self, answers: Sequence[Answer[_Waiting]]) -> None:
         for waiting, message in answers:
@@ -43,15 +43,8 @@ class AwaitedLasts:
                 waiting.set_result(message)
 
     def _large(self, subject: str, waiting: _Waiting) -> None:
-        self._spawn(self._read(subject, waiting))
-
-    async def _read(self, subject: str, waiting: _Waiting) -> None:
-        try:
-            message = await self._store.last(subject)
-        except HoldfastError as error:
-            self._failed([waiting], error)
-        else:
-            self._answered([(waiting, message)])
+        if not waiting.done():
+            waiting.set_result(_LARGE)
 
     def _failed(self, waiting: Sequence[_Waiting], error: HoldfastError) -> None:
         for each in waiting:

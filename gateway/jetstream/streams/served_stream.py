@@ -93,7 +93,7 @@ class ServedStream(PublishListener, CopyingStream):
         self._origins = OriginSet(self, context.origins)
         self._configure_publishing()
         self._direct = DirectGet(entry.name, self.store, context)
-        self.lasts = AwaitedLasts(self.store, context.spawn)
+        self.lasts = AwaitedLasts(self.store)
         self._subscriptions: dict[str, PortSubscription] = {}
         #: Requests about consumers that are being answered.
         self._asking_count = 0
