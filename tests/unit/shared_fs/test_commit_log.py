@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -298,6 +299,36 @@ def test_a_torn_segment_with_another_after_it_is_damage(tmp_path: Path) -> None:
 def test_a_magic_inside_a_value_is_no_frame(tmp_path: Path) -> None:
     write_segment(tmp_path, 1, encode_frame(1, [record(1, frame(9) + b"HFlg")]))
     assert revisions(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("torn_byte", [0, 30, 400, -1])
+def test_a_frame_inside_a_value_is_never_taken_for_one(tmp_path: Path, torn_byte: int) -> None:
+    """Else whoever appends it to their own store would write into any other one of the server,
+    after a power cut that tears the frame around it."""
+    forged = encode_frame(3, [record(2, b"forged")], synced_tick=2)
+    hostile = encode_frame(2, [record(1, b"a" * 500 + forged + b"b" * 500)], synced_tick=1)
+    torn = bytearray(hostile)
+    torn[torn_byte] ^= 1
+    write_segment(tmp_path, 1, frame(1), bytes(torn), bytes(1000))
+    found = read_log(DISK, tmp_path)
+    assert [each.revision for each in found.records] == [1]
+    assert [each.torn_end for each in found.damage] == [True]
+
+
+@pytest.mark.parametrize("magic", [b"HFlg", b"HFlx"])
+def test_a_value_that_has_a_magic_is_read_back(tmp_path: Path, magic: bytes) -> None:
+    """Also one that has a frame which is masked itself, and among other frames."""
+    masked = encode_frame(9, [record(9, magic)])
+    values = [magic, magic * 1000, b"x" + magic + bytes(16), masked, masked[4:], b""]
+    records = [record(number, value) for number, value in enumerate(values, 1)]
+    written = [encode_frame(number, [each]) for number, each in enumerate(records, 1)]
+    assert all(len(re.findall(b"HFl[gx]", each)) == 1 for each in written)
+    write_segment(tmp_path, 1, *written)
+    assert read_log(DISK, tmp_path).records == records
+    flipped = bytearray(written[2])
+    flipped[-1] ^= 1
+    write_segment(tmp_path, 1, *written[:2], flipped, *written[3:])
+    assert read_log(DISK, tmp_path).records == records[:2] + records[3:]
 
 
 @pytest.mark.usefixtures("small_segments")
