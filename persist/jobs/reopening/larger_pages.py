@@ -9,14 +9,16 @@ are. Operations wait meanwhile; then their clients ask for the owner again.
 On a shared file system, a file never takes the place of another (`generations.py`). So if this
 server is stopped in between and fenced, neither file of it can harm the next owner's. Where the
 bucket is all there is, no other process uses the file, which is a cache: the new one takes its
-place, and the epoch stays. What fails is not tried again while the store is open: its file is as
-before.
+place, and the epoch stays. What fails is not tried again for a while, since the store is closed for
+each try: its file is as before.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
+from typing import Final
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.jobs.closing import RetiredStore, StoreCloser
@@ -30,6 +32,11 @@ from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 logger = logging.getLogger("holdfast.persist")
+
+#: A store whose file could not be made anew is left alone this long, and so many are known; beyond
+#: them the oldest one may be tried again.
+_ALONE_SECONDS: Final = 3600.0
+_MAX_FAILED: Final = 1024
 
 
 class LargerPages:
@@ -50,10 +57,13 @@ class LargerPages:
         self._closer = closer
         self._coordination = coordination
         self._tasks = tasks
+        #: Until when stores are left alone, the oldest failure first.
+        self._alone_until: dict[StoreId, float] = {}
 
     def begin(self, store: Store) -> None:
         """Make the file of an open store anew, soon."""
-        self._tasks.spawn(self._begin(store.id))
+        if self._alone_until.get(store.id, 0.0) <= asyncio.get_running_loop().time():
+            self._tasks.spawn(self._begin(store.id))
 
     async def _begin(self, store: StoreId) -> None:
         try:
@@ -66,11 +76,18 @@ class LargerPages:
             # The write path finds out, too, and ends the incarnation.
             return
         except HoldfastError as error:
+            self._leave_alone(store)
             logger.info("store.not_remade store=%s reason=%s", store, error)
         else:
             logger.info(
                 "store.remade store=%s epoch=%d page_bytes=%d", store, epoch, LARGE_PAGE_BYTES
             )
+
+    def _leave_alone(self, store: StoreId) -> None:
+        self._alone_until.pop(store, None)
+        self._alone_until[store] = asyncio.get_running_loop().time() + _ALONE_SECONDS
+        if len(self._alone_until) > _MAX_FAILED:
+            del self._alone_until[next(iter(self._alone_until))]
 
     async def _remade(self, store: StoreId, closed: RetiredStore) -> int:
         """Make the file of a closed store anew, and return its epoch."""

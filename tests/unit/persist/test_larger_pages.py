@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.persist.jobs.closing import RetiredStore
+from holdfast.persist.jobs.reopening.larger_pages import LargerPages
 from holdfast.persist.store.store import Store
+from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.limits import KIB
+from holdfast.protocol.names import StoreId
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
 from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
 from holdfast.shared_fs.store_file.schema import PAGE_BYTES
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.stores import abandon, file_of, stream_id
+from tests.support.write_path_parts import a_life
 
 CHAT = stream_id()
 
@@ -96,4 +107,40 @@ def test_a_store_without_a_file_gets_one_for_what_waits(tmp_path: Path) -> None:
     world.store.materialise(world.tick)
     assert made == [LARGE_PAGE_BYTES]
     assert file_of(world.store).page_bytes == LARGE_PAGE_BYTES
+    abandon(world.store)
+
+
+class Closers:
+    """What is asked to close stores, and what to tend them. Nothing of a closed one is found."""
+
+    def __init__(self) -> None:
+        self.closed_count = 0
+
+    async def tend(self, stores: object) -> None: ...
+
+    @contextlib.contextmanager
+    def alone(self, store: StoreId) -> Iterator[None]:
+        yield
+
+    @contextlib.asynccontextmanager
+    async def closed(self, store: StoreId) -> AsyncIterator[RetiredStore]:
+        self.closed_count += 1
+        yield RetiredStore(1, 0, 0)
+
+
+async def test_a_store_whose_file_cannot_be_made_anew_is_not_closed_again_and_again(
+    world: World, tmp_path: Path
+) -> None:
+    """Each burst of large values would close it, for as long as a disk is full."""
+    closers: Any = Closers()
+    disk = Disk()
+    life = a_life(open_layout(tmp_path / "data", disk), disk=disk)
+    disk.make_directory(life.layout.store(CHAT).parent)
+    tasks = SpawnedTasks()
+    pages = LargerPages(life, closers, closers, tasks, shares_files=True)
+    for _ in range(3):
+        pages.begin(world.store)
+        while len(tasks):
+            await asyncio.sleep(0)
+    assert closers.closed_count == 1
     abandon(world.store)
