@@ -213,9 +213,11 @@ def _batch(store: Store, operation: list[Any]) -> Result:
             raise InvalidArgumentError(
                 argument="batch", reason=f"operation {member[0]} cannot be part of a batch"
             )
-    if store.retention is not None and store.cipher is None and store.chain is None:
+    retention = store.retention
+    if retention is not None and store.cipher is None and store.chain is None:
         # Nothing can go wrong with one of them alone, so it is no different from a run.
-        run = run_within_limits(store, store.retention, members)
+        whole = retention.keeps_whole(len(members))
+        run = run_within_limits(store, retention, members) if whole else None
         if run is not None:
             return [[run.seq + at, run.revision + at] for at in range(run.length)]
     if store.is_stream:
@@ -223,8 +225,8 @@ def _batch(store: Store, operation: list[Any]) -> Result:
     begun = store.begin_batch()
     try:
         results = [_handler(store, member[0])(store, member) for member in members]
-        if store.retention is not None:
-            admit_batch(store, store.retention, begun)
+        if retention is not None:
+            admit_batch(store, retention, begun)
     except BaseException:
         store.undo_batch(begun)
         raise

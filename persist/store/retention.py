@@ -208,6 +208,11 @@ class Retention:
             if after[1] > before[1]:
                 _check("max_bytes", self.config.max_bytes, after[1])
 
+    def keeps_whole(self, count: int) -> bool:
+        """Tell if `check_batch` allows a batch of `count` messages, whatever their sizes."""
+        config = self.config
+        return not config.max_bytes and count <= (config.max_messages or count)
+
     def check_batch(self, count: int, size_bytes: int) -> None:
         """Raise LimitExceededError if a batch of this size could be kept only in part."""
         _check("max_messages", self.config.max_messages, count)

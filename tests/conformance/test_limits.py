@@ -74,6 +74,10 @@ async def test_a_refused_write_evicts_nothing(stream: Stream, other: Client) -> 
     with pytest.raises(LimitExceededError):
         await stream.append_many([b"x" * 6, b"x" * 6])
     assert await stored(other.stream("s")) == {1: b"12345", 2: b"67890"}
+    await stream.configure(max_bytes=None, max_messages=2)
+    with pytest.raises(LimitExceededError):
+        await stream.append_many([b"1", b"2", b"3"])
+    assert await stored(other.stream("s")) == {1: b"12345", 2: b"67890"}
 
 
 async def test_a_rate_refuses_and_says_when_to_come_back(stream: Stream, other: Client) -> None:
