@@ -58,7 +58,7 @@ def rebuild(settings: Settings, bucket: str, data: Path, yes: bool) -> None:
 def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
     from holdfast.coordinator.state.lost_state import write_state
     from holdfast.persist.recovery.rebuilding import epochs_of, fold_logs
-    from holdfast.shared_fs.bucket.cluster_id import give_new_cluster_id
+    from holdfast.shared_fs.bucket.cluster_id import give_new_cluster_id, write_cluster_id
     from holdfast.shared_fs.bucket_log.bucket_log import fence_every_log
     from holdfast.shared_fs.disk.disk import Disk
     from holdfast.shared_fs.disk.layout import open_layout
@@ -84,7 +84,7 @@ def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
         )
     disk.make_directory(data)
     layout = open_layout(data, disk)
-    give_new_cluster_id(bucket, disk, layout)
+    cluster = give_new_cluster_id(bucket)
     fence_every_log(bucket)
     forget_epoch(bucket)
     with tempfile.TemporaryDirectory(prefix="holdfast-rebuild-") as folder, progress_bar() as bar:
@@ -103,6 +103,7 @@ def _checked(bucket_url: str, data: Path, yes: bool) -> dict[str, Any]:
             grave = Grave(epoch, entry.deleted.revision, entry.deleted.time)
             write_tombstone(disk, layout.tombstone(store), grave)
     write_state(layout, disk, stores)
+    write_cluster_id(disk, layout, cluster)
     return rebuild_report(
         stores=sum(1 for _, _, revision in stores if revision is not None),
         logs=folded.logs,

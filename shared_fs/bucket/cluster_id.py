@@ -56,7 +56,7 @@ def make_cluster_id(disk: Disk, layout: Layout) -> str:
     found = read_cluster_id(disk, layout)
     if not found:
         found = secrets.token_hex(8)
-        disk.write_durably(layout.cluster_file, f"{found}\n".encode())
+        write_cluster_id(disk, layout, found)
     return found
 
 
@@ -88,18 +88,23 @@ def claim_bucket(bucket: Bucket, cluster: str) -> None:
         bucket.check_before_writing(partial(_claim, cluster=cluster))
 
 
-def give_new_cluster_id(bucket: Bucket, disk: Disk, layout: Layout) -> None:
-    """Make a new tree and the bucket those of a new cluster, whoever had the bucket before. So the
-    copy of a bucket that was rebuilt for a test cannot be taken for the original.
-
-    Raises StorageFailedError, BucketError.
+def give_new_cluster_id(bucket: Bucket) -> str:
+    """Make the bucket that of a new cluster, whoever had it before, and return the id. So the copy
+    of a bucket that was rebuilt for a test cannot be taken for the original. Raises BucketError.
     """
-    content = f"{secrets.token_hex(8)}\n".encode()
-    disk.write_durably(layout.cluster_file, content)
+    found = secrets.token_hex(8)
+    content = f"{found}\n".encode()
     try:
         bucket.replace(_KEY, content, bucket.head(_KEY).version)
     except ObjectMissingError:
         bucket.put_new(_KEY, content)
+    return found
+
+
+def write_cluster_id(disk: Disk, layout: Layout, cluster: str) -> None:
+    """Make a tree that of a cluster. Until then no coordinator of it may use the bucket, so this is
+    the last step of what makes a tree. Raises StorageFailedError."""
+    disk.write_durably(layout.cluster_file, f"{cluster}\n".encode())
 
 
 def _claim(bucket: Bucket, cluster: str) -> None:

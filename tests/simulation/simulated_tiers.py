@@ -31,6 +31,7 @@ from holdfast.persist.tier.cooling import Cooler, Resting
 from holdfast.persist.tier.tier_policy import TierPolicy
 from holdfast.protocol.limits import MAX_COLD_READ_BYTES, MIB
 from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.cluster_id import give_new_cluster_id, write_cluster_id
 from holdfast.shared_fs.bucket_log import bucket_log
 from holdfast.shared_fs.bucket_log.bucket_log import fence_every_log
 from holdfast.shared_fs.disk.disk import Disk
@@ -131,6 +132,7 @@ def rebuild(bucket: Bucket, root: Path, disk: Disk, clock_ms: Callable[[], int])
     wrong with it."""
     layout = open_layout(root, disk)
     manifests = open_manifests(bucket)
+    cluster = give_new_cluster_id(bucket)
     fence_every_log(bucket)
     forget_epoch(bucket)
     drafts = root.with_name("drafts")
@@ -143,6 +145,7 @@ def rebuild(bucket: Bucket, root: Path, disk: Disk, clock_ms: Callable[[], int])
         disk=disk,
     )
     write_state(layout, disk, epochs_of(manifests, folded.epochs))
+    write_cluster_id(disk, layout, cluster)
     problems = [f"{store.name} after a rebuild: {why}" for store, why in folded.problems.items()]
     return problems + [f"a rebuild finds the log {log} damaged" for log in folded.damaged]
 

@@ -22,6 +22,7 @@ from holdfast.shared_fs.bucket.cluster_id import (
     claim_bucket,
     give_new_cluster_id,
     make_cluster_id,
+    write_cluster_id,
 )
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import Layout, open_layout
@@ -103,11 +104,20 @@ def test_a_rebuilt_cluster_is_a_new_one_and_has_the_bucket(layout: Layout) -> No
     """Whoever had it is kept out from then on, also if it was copied."""
     disk, bucket = Disk(), Bucket(MemoryBackend())
     for _ in range(2):
-        give_new_cluster_id(bucket, disk, layout)
+        write_cluster_id(disk, layout, give_new_cluster_id(bucket))
         assert make_cluster_id(disk, layout) == bucket_cluster_id(bucket) != OURS
     claim_bucket(bucket, make_cluster_id(disk, layout))
     with pytest.raises(OtherClustersBucketError):
         claim_bucket(bucket, OURS)
+
+
+def test_the_folder_of_a_rebuild_that_was_interrupted_may_not_use_the_bucket(
+    layout: Layout,
+) -> None:
+    disk, bucket = Disk(), Bucket(MemoryBackend())
+    give_new_cluster_id(bucket)
+    with pytest.raises(OtherClustersBucketError):
+        claim_bucket(bucket, make_cluster_id(disk, layout))
 
 
 def test_a_mark_that_is_no_id_is_damage_and_not_taken_for_a_free_bucket() -> None:
