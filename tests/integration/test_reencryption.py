@@ -46,6 +46,8 @@ __all__ = ["world"]
 #: Stores, and messages of each: enough for a kill in the middle.
 _STORES = 24
 _MESSAGES = 200
+#: So many stores the command has under way.
+_AT_ONCE = 4
 
 
 def rewritten(log: str) -> Counter[str]:
@@ -84,7 +86,10 @@ async def test_the_command_goes_on_after_a_kill_with_what_was_not_rewritten(
         assert after.keys() == {row["name"] for row in rows if not row["done_before"]}
         # A store may have been placed by a server that was killed before it said so.
         assert len(after) <= _STORES - len(before)
-        assert sum(row["values"] for row in rows) == _MESSAGES * len(after)
+        # Such a one may have no later snapshot yet: it is placed again, with nothing to rewrite.
+        rewritten_now = [row["values"] for row in rows if row["values"]]
+        assert set(rewritten_now) == {_MESSAGES}
+        assert len(after) - _AT_ONCE <= len(rewritten_now) <= len(after)
         # Nobody answers for the disk of a server that was killed.
         assert report["complete"] or local
         for name in names:

@@ -37,7 +37,11 @@ def objects_with(value: bytes, client: Any, bucket: str) -> list[str]:
     found = []
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
         for one in page.get("Contents", ()):
-            body = client.get_object(Bucket=bucket, Key=one["Key"])["Body"].read()
+            try:
+                body = client.get_object(Bucket=bucket, Key=one["Key"])["Body"].read()
+            except client.exceptions.NoSuchKey:
+                # Servers remove what they need no more meanwhile.
+                continue
             if holds(body, value):
                 found.append(one["Key"])
     return found
