@@ -29,26 +29,18 @@ def test_the_results_have_a_row_for_each_work_with_its_target() -> None:
     shown = table(Report("compare_jetstream", {}, {}, tuple(works)))
     assert all(len(row) == len(shown.columns) for row in shown.rows)
     assert all(row[4] == "1.00x" for row in shown.rows)
-    # Direct connections were measured in a run of their own, beside those over NATS.
     suffixes = {HOLDFAST: "", HOLDFAST_APPLIED: ", `applied`", HOLDFAST_DIRECT: ", direct"}
     ours = [(plan, side) for plan in PLANS for side in plan.sides if side in suffixes]
-    rows = [
-        (side, f"{f'`{plan.name}`' if suffixes[side] else plan.name}{suffixes[side]}", row)
-        for (plan, side), row in zip(ours, shown.rows, strict=True)
-    ]
     target = shown.columns.index("target")
-    documented = documented_table(DOCUMENT, "work", "holdfast")
-    assert [(row[0], row[target]) for row in documented] == [
-        (name, row[target].replace("20.00 ms", "20 ms"))
-        for side, name, row in rows
-        if side != HOLDFAST_DIRECT
-    ]
-    documented = documented_table(DOCUMENT, "work", "direct")
-    assert [(row[0], row[-2]) for row in documented] == [
-        (plan.name, row[target])
+    expected = [
+        (
+            f"{f'`{plan.name}`' if suffixes[side] else plan.name}{suffixes[side]}",
+            row[target].replace("20.00 ms", "20 ms"),
+        )
         for (plan, side), row in zip(ours, shown.rows, strict=True)
-        if side == HOLDFAST_DIRECT
     ]
+    documented = documented_table(DOCUMENT, "work", "holdfast")
+    assert [(row[0], row[target]) for row in documented] == expected
 
 
 def test_the_report_has_the_documented_shape() -> None:
