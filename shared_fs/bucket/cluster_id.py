@@ -65,13 +65,7 @@ def bucket_cluster_id(bucket: Bucket) -> str:
 
     Raises StoreDamagedError, BucketError.
     """
-    try:
-        content = bucket.get(_KEY).body
-    except ObjectMissingError:
-        with contextlib.suppress(ObjectExistsError):
-            bucket.put_new(_KEY, f"{secrets.token_hex(8)}\n".encode())
-        content = bucket.get(_KEY).body
-    return _checked(content, f"{bucket.name}/{_KEY}")
+    return _found_or_put(bucket, secrets.token_hex(8))
 
 
 def claim_bucket(bucket: Bucket, cluster: str) -> None:
@@ -108,15 +102,20 @@ def write_cluster_id(disk: Disk, layout: Layout, cluster: str) -> None:
 
 
 def _claim(bucket: Bucket, cluster: str) -> None:
+    found = _found_or_put(bucket, cluster)
+    if found != cluster:
+        raise OtherClustersBucketError(bucket=bucket.name, found=found, expected=cluster)
+
+
+def _found_or_put(bucket: Bucket, cluster: str) -> str:
+    """Return the id in a bucket, which is `cluster` if there was none."""
     try:
         content = bucket.get(_KEY).body
     except ObjectMissingError:
         with contextlib.suppress(ObjectExistsError):
             bucket.put_new(_KEY, f"{cluster}\n".encode())
         content = bucket.get(_KEY).body
-    found = _checked(content, f"{bucket.name}/{_KEY}")
-    if found != cluster:
-        raise OtherClustersBucketError(bucket=bucket.name, found=found, expected=cluster)
+    return _checked(content, f"{bucket.name}/{_KEY}")
 
 
 def _checked(content: bytes, where: str) -> str:
