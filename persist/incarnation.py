@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.monitoring.description import PartKind
+from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.audit_trail import NO_AUDIT, Audit
 from holdfast.protocol.subjects import Subjects
 from holdfast.protocol.work.roles import ALL_ROLES, Roles
@@ -45,3 +48,15 @@ class Incarnation:
     roles: Roles = ALL_ROLES
     #: Where it runs.
     zone: str = NOWHERE
+
+    @contextmanager
+    def draft(self, store: StoreId) -> Iterator[Path]:
+        """Give a place for a file of a store that is being made. What is still there at the end is
+        removed, with its WAL."""
+        path = self.layout.store(store)
+        draft = path.with_name(f"{path.name}.{self.id}")
+        try:
+            yield draft
+        finally:
+            for part in (draft, draft.with_name(f"{draft.name}-wal")):
+                self.disk.remove(part)

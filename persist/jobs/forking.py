@@ -226,9 +226,7 @@ class ForkJobs:
     # Copying
     async def _copied(self, store: StoreId, parent: StoreId, found: _Found) -> Report:
         life = self._life
-        path = life.layout.store(store)
-        draft = path.with_name(f"{path.name}.{life.id}")
-        try:
+        with life.draft(store) as draft:
             meta: StoreMeta = await life.run_in_thread(
                 lambda: self._draft(store, parent, found, draft)
             )
@@ -240,9 +238,6 @@ class ForkJobs:
                 except BaseException:
                     await self._give_back(store, numbers.epoch)
                     raise
-        finally:
-            for part in (draft, draft.with_name(draft.name + "-wal")):
-                life.disk.remove(part)
         return _report(numbers.epoch, revision, meta.last_seq, is_shared=False)
 
     def _draft(self, store: StoreId, parent: StoreId, found: _Found, draft: Path) -> StoreMeta:

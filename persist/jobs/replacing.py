@@ -59,10 +59,9 @@ class StoreReplacement:
         number of the data key with which `work` encrypts all values anew, if it does."""
         life = self._life
         opened = await self._closer.opened(store)
-        draft = self._draft_path(store)
         with self._closer.alone(store):
             async with self._closer.closed(store) as closed:
-                try:
+                with life.draft(store) as draft:
                     done, meta = await life.run_in_thread(
                         lambda: self._draft(store, work, closed, draft)
                     )
@@ -72,8 +71,6 @@ class StoreReplacement:
                     revision = await self._placing.put(
                         store, draft, Continuation(epoch, newest + 1, meta.last_seq, [], key)
                     )
-                finally:
-                    self._remove_draft(draft)
                 files = await life.run_in_thread(lambda: self._remove(store, epoch - 1))
         assert opened.epoch < epoch
         await self._closer.tell_followers(store, epoch, revision)
@@ -89,18 +86,15 @@ class StoreReplacement:
         """Return what `look` returns of the file of a store, which is closed meanwhile and stays as
         it is. Raises NotFoundError, BusyError, StorageError."""
         await self._closer.opened(store)
-        draft = self._draft_path(store)
 
-        def read(closed: RetiredStore) -> _Done:
+        def read(closed: RetiredStore, draft: Path) -> _Done:
             with self._newest(store, closed, draft) as file:
                 return look(file)
 
         with self._closer.alone(store):
             async with self._closer.closed(store) as closed:
-                try:
-                    found: _Done = await self._life.run_in_thread(lambda: read(closed))
-                finally:
-                    self._remove_draft(draft)
+                with self._life.draft(store) as draft:
+                    found: _Done = await self._life.run_in_thread(lambda: read(closed, draft))
         return found
 
     async def drop(self, store: StoreId, epoch: int) -> int:
@@ -118,14 +112,6 @@ class StoreReplacement:
         """Return what the bucket has of a store. Blocking."""
         manifests = self._manifests
         return (manifests().find(store) if manifests is not None else None) or StoreEntry()
-
-    def _draft_path(self, store: StoreId) -> Path:
-        path = self._life.layout.store(store)
-        return path.with_name(f"{path.name}.{self._life.id}")
-
-    def _remove_draft(self, draft: Path) -> None:
-        for part in (draft, draft.with_name(draft.name + "-wal")):
-            self._life.disk.remove(part)
 
     def _draft(
         self,

@@ -102,17 +102,15 @@ class VersionJobs:
                 opened = await self._closer.opened(store)
                 now = life.clock_ms()
                 seen.append(Point(opened.epoch, opened.durable_revision, opened.time, now))
-        path = life.layout.store(store)
-        draft = path.with_name(f"{path.name}.{life.id}")
 
-        def prepare() -> Course:
+        def prepare(draft: Path) -> Course:
             with self._past.found(source, target, nearest=nearest, seen=seen) as found:
                 if not dry_run:
                     self._past.draft(source, found, store, draft).close()
                 return found
 
-        with self._closer.alone(store):
-            found: Course = await life.run_in_thread(prepare)
+        with self._closer.alone(store), life.draft(store) as draft:
+            found: Course = await life.run_in_thread(lambda: prepare(draft))
             report: Report = {
                 "exact": found.exact,
                 "revision": found.revision,
@@ -122,11 +120,7 @@ class VersionJobs:
             }
             if dry_run:
                 return report
-            try:
-                return report | await self._put_in_place(store, store == source, draft)
-            finally:
-                for part in (draft, draft.with_name(draft.name + "-wal")):
-                    life.disk.remove(part)
+            return report | await self._put_in_place(store, store == source, draft)
 
     async def _put_in_place(self, store: StoreId, in_place: bool, draft: Path) -> Report:
         async with self._closer.closed(store) as closed:

@@ -254,8 +254,8 @@ def rewrite_an_open_store() -> Iterator[None]:
     async def too_early(
         this: StoreReplacement, store: StoreId, work: Callable[[StoreFile], Any], *, key: int = 0
     ) -> Any:
-        disk = this._life.disk
-        early = this._draft_path(store).with_suffix(".early")
+        disk, path = this._life.disk, this._life.layout.store(store)
+        early = path.with_name(f"{path.name}.early")
         disk.remove(early)
         await this.looked_at(store, lambda file: file.copy_to(early))
         await asyncio.sleep(0.3)

@@ -92,18 +92,14 @@ class LargerPages:
     async def _remade(self, store: StoreId, closed: RetiredStore) -> int:
         """Make the file of a closed store anew, and return its epoch."""
         life = self._life
-        path = life.layout.store(store)
-        draft = path.with_name(f"{path.name}.{life.id}")
-        try:
+        with life.draft(store) as draft:
             await life.run_in_thread(lambda: self._draft(store, closed, draft))
             if not self._shares_files:
+                path = life.layout.store(store)
                 await life.run_in_thread(lambda: self._replace(draft, path))
                 return closed.epoch
             epoch = await self._coordination.raise_epoch(store, closed.epoch)
             revision: int = await life.run_in_thread(lambda: self._place(store, draft, epoch))
-        finally:
-            for part in (draft, draft.with_name(f"{draft.name}-wal")):
-                life.disk.remove(part)
         await self._coordination.created([(store, revision, None)])
         return epoch
 
