@@ -83,14 +83,22 @@ test("an idempotent producer writes each message once, also after a restart", as
 test("a reader by server-sent events sees the end of a closed stream", async () => {
   const handle = await made("closed", "text/plain");
   await handle.append("a");
-  const found = await stream({ url: handle.url, live: "sse" });
+  let begun;
+  const isLive = new Promise((resolve) => (begun = resolve));
+  const watched = async (url, options) => {
+    const answer = await fetch(url, options);
+    if (!`${url}`.includes("live=sse")) return answer;
+    const [taken, seen] = answer.body.tee();
+    seen.getReader().read().then(begun);
+    return new Response(taken, { status: answer.status, headers: answer.headers });
+  };
+  const found = await stream({ url: handle.url, live: "sse", fetch: watched });
+  // Later than the first events, and not together with them: see the last test.
+  const closing = isLive.then(() => handle.close({ body: "b" }));
   let text = "";
-  for await (const part of found.textStream()) {
-    text += part;
-    // Later than the first part: see the last test.
-    if (text === "a") await handle.close({ body: "b" });
-  }
+  for await (const part of found.textStream()) text += part;
   expect(text).toBe("ab");
+  await closing;
 });
 
 test("a subscriber sees the end of a stream that closes while it begins", async () => {
