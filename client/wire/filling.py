@@ -67,6 +67,8 @@ def _fill_lone(frame: FrameBuilder, queue: StoreQueue) -> bool:
     size_bytes = len(operation[0]) + queue.overhead_bytes
     if size_bytes > frame.room_bytes or frame.room_operations < 1 or operation[1].done():
         return False
+    if waiting is reads and frame.room_reads < 1:
+        return False
     waiting.clear()
     counter = 0
     if waiting is writes:
@@ -92,6 +94,8 @@ def _form(
     """Form a group from the front of `waiting`, as large as fits."""
     limit_bytes = frame.room_bytes - queue.overhead_bytes
     limit_operations = frame.room_operations
+    if not counter and frame.room_reads < limit_operations:
+        limit_operations = frame.room_reads
     if queue.holds_several and counter:
         if not frame.groups:
             # The first batch of a frame may fill a whole frame. Runs are spread over frames.

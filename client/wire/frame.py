@@ -24,13 +24,30 @@ _STORED: Final = int(Durability.STORED)
 class FrameBuilder:
     """A frame that is being filled, within its limits."""
 
-    __slots__ = ("_parts", "_writer", "groups", "number", "room_bytes", "room_operations")
+    __slots__ = (
+        "_parts",
+        "_writer",
+        "groups",
+        "number",
+        "room_bytes",
+        "room_operations",
+        "room_reads",
+    )
 
-    def __init__(self, number: int, writer: bytes, limit_bytes: int, limit_operations: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        writer: bytes,
+        limit_bytes: int,
+        limit_operations: int,
+        limit_reads: int,
+    ) -> None:
+        """At most `limit_reads` of the operations may be reads."""
         self.number = number
         self.groups: list[QueuedGroup] = []
         self.room_bytes = limit_bytes
         self.room_operations = limit_operations
+        self.room_reads = limit_reads
         self._writer = writer
         self._parts: list[bytes] = []
 
@@ -51,7 +68,9 @@ class FrameBuilder:
         self.room_operations -= group.operation_count
         self.groups.append(group)
         numbers = _OF_READS
-        if group.counter:
+        if not group.counter:
+            self.room_reads -= group.operation_count
+        else:
             # One call packs all three numbers; the array's header, one byte, is cut off.
             numbers = pack((group.counter, first_unacked, group.durability))[1:]
         if count == 1:

@@ -38,6 +38,11 @@ SILENCE_LOOK_SECONDS: Final = 1.0
 #: with 1,000 concurrent appends to one stream, two frames of 512 took a tenth less of both
 #: processors than four of 256, and gave a tenth more appends.
 SPREAD_OPERATIONS: Final = 512
+#: The same for reads, of which a frame has at most half of what is unanswered: else few callers who
+#: wait for their answers move in lockstep, and while the server reads the client waits. 64 gets at
+#: once in two frames of 32 were 1.6 times as fast for a direct client, with a tenth more processor
+#: time; frames of 24 and 16 were slower again. Appends are not split: each part would cost a sync.
+SPREAD_READS: Final = 32
 
 
 class FramesInFlight:
@@ -64,11 +69,14 @@ class FramesInFlight:
         self._number += 1
         # Spread the operations over the frames that may be in flight, so that the client works on
         # one answer while the server works on the next frame.
+        pending_count = self._credit.pending_count
         limit_operations = min(
-            MAX_FRAME_OPERATIONS,
-            max(SPREAD_OPERATIONS, self._credit.pending_count // FRAMES_IN_FLIGHT),
+            MAX_FRAME_OPERATIONS, max(SPREAD_OPERATIONS, pending_count // FRAMES_IN_FLIGHT)
         )
-        builder = FrameBuilder(self._number, self._writer, self._limit_bytes, limit_operations)
+        limit_reads = min(limit_operations, max(SPREAD_READS, (pending_count + 1) // 2))
+        builder = FrameBuilder(
+            self._number, self._writer, self._limit_bytes, limit_operations, limit_reads
+        )
         line = server_queue.line
         while line:
             queue = line.popleft()

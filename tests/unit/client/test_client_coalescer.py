@@ -10,7 +10,11 @@ import pytest
 from holdfast.client.wire.effects import Suspect
 from holdfast.client.wire.filling import fill
 from holdfast.client.wire.frame import FrameBuilder
-from holdfast.client.wire.in_flight import SILENCE_LOOK_SECONDS, SPREAD_OPERATIONS
+from holdfast.client.wire.in_flight import (
+    SILENCE_LOOK_SECONDS,
+    SPREAD_OPERATIONS,
+    SPREAD_READS,
+)
 from holdfast.client.wire.operations import append_operation, pack_batch
 from holdfast.client.wire.schedule import BACKOFF_MAX_SECONDS
 from holdfast.client.wire.store_queue import StoreQueue
@@ -111,6 +115,48 @@ def test_what_waits_is_spread_over_the_frames_that_may_leave(client: Client) -> 
     assert [len(groups_of(frame)[0].operations) for frame in client.turn()] == (
         [SPREAD_OPERATIONS] * FRAMES_IN_FLIGHT
     )
+
+
+def test_reads_at_once_leave_in_two_frames_so_that_client_and_server_both_work(
+    client: Client,
+) -> None:
+    for seq in range(2 * SPREAD_READS + 10):
+        client.get(seq)
+    halves = [len(groups_of(frame)[0].operations) for frame in client.turn()]
+    assert halves == [SPREAD_READS + 5] * 2
+
+
+def test_reads_of_many_stores_leave_in_two_frames_too(client: Client) -> None:
+    for number in range(2 * SPREAD_READS):
+        client.get(key=(1, f"s{number}"))
+    first, second = client.turn()
+    assert len(groups_of(first)) == len(groups_of(second)) == SPREAD_READS
+    names = {group.name for frame in (first, second) for group in groups_of(frame)}
+    assert len(names) == 2 * SPREAD_READS
+
+
+def test_few_reads_and_all_writes_leave_in_one_frame(client: Client) -> None:
+    for seq in range(SPREAD_READS):
+        client.get(seq)
+    assert len(client.turn()) == 1
+    client.append_many(4 * SPREAD_READS)
+    for seq in range(SPREAD_READS):
+        client.get(seq)
+    (frame,) = client.turn()
+    assert [len(group.operations) for group in groups_of(frame)] == [4 * SPREAD_READS, SPREAD_READS]
+
+
+def test_the_halves_stay_apart_while_their_callers_ask_again(client: Client) -> None:
+    for seq in range(2 * SPREAD_READS):
+        client.get(seq)
+    in_flight = client.turn()
+    for _ in range(5):
+        first, *in_flight = in_flight
+        client.reply(first, answered(0, *[[seq] for seq in range(SPREAD_READS)]))
+        for seq in range(SPREAD_READS):
+            client.get(seq)
+        in_flight += client.turn()
+        assert [len(groups_of(frame)[0].operations) for frame in in_flight] == [SPREAD_READS] * 2
 
 
 def test_the_largest_value_fits_in_a_frame(client: Client) -> None:
@@ -370,9 +416,9 @@ def test_a_group_formed_under_a_higher_limit_still_fits_when_it_is_sent_again() 
     queue = StoreQueue(STORE)
     for _ in range(10):
         queue.writes.append((frames.pack([frames.APPEND, b""]), Caller(), 0.0, 0, 0.0))
-    assert fill(FrameBuilder(1, b"w", 1000, 10), queue) == (True, 0)
+    assert fill(FrameBuilder(1, b"w", 1000, 10, 10), queue) == (True, 0)
     queue.requeue()
-    again = FrameBuilder(2, b"w", 1000, 4)
+    again = FrameBuilder(2, b"w", 1000, 4, 4)
     assert fill(again, queue) == (True, 0)
     assert len(again.groups[0].operations) == 10
 
@@ -386,7 +432,7 @@ def test_batches_count_for_a_frame_with_every_operation_in_them() -> None:
         queue.writes.append((batch, Caller(), 1.0, 0, 1.0))
     taken = []
     while queue.writes:
-        frame = FrameBuilder(1, b"w", 10**6, 256)
+        frame = FrameBuilder(1, b"w", 10**6, 256, 256)
         fill(frame, queue)
         decoded = frames.decode_request(frame.payload())[1]
         taken.append([len(operation[1]) for group in decoded for operation in group.operations])

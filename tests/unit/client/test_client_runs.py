@@ -88,7 +88,7 @@ def test_runs_share_frames_as_far_as_they_fit() -> None:
         queue.writes.append((_run(count), Caller(), 1.0, 0, 1.0))
     taken = []
     while queue.writes:
-        frame = FrameBuilder(1, b"w", 10**6, 256)
+        frame = FrameBuilder(1, b"w", 10**6, 256, 256)
         fill(frame, queue)
         taken.append([len(group.operations) for group in frames.decode_request(frame.payload())[1]])
         queue.groups.clear()
