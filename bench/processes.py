@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from holdfast.bench.options import BenchOptions
+from holdfast.protocol.bus.nats_server_threads import nats_server_environment, usable_cores
 from holdfast.protocol.errors import HoldfastError
 
 _START_SECONDS: Final = 60.0
@@ -69,9 +71,15 @@ class ProcessUsage(NamedTuple):
 
 
 class BenchProcess:
-    """One process under measurement."""
+    """One process under measurement. `environment` is added to that of this process."""
 
-    def __init__(self, name: str, command: Sequence[str], log_file: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log_file: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +91,7 @@ class BenchProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
 
@@ -183,7 +192,13 @@ class NatsServer:
         configuration.write_text(self._configuration())
         command = [str(self._options.nats_server), "--config", str(configuration)]
         log_file = self._folder / "nats-server.log"
-        self._process = BenchProcess("nats-server", self._options.tethered(command), log_file)
+        # As `holdfast up` does. JetStream has Go's default, with which it is as fast or faster.
+        environment = nats_server_environment(
+            os.environ, usable_cores(), gateway=self.leaf_port != 0
+        )
+        self._process = BenchProcess(
+            "nats-server", self._options.tethered(command), log_file, environment
+        )
         self._process.awaited(self._listens, timeout_seconds)
 
     def stop(self) -> None:

@@ -47,6 +47,7 @@ from holdfast.client.wire.router import Router
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin, variable
+from holdfast.protocol.bus.nats_server_threads import nats_server_environment, usable_cores
 from holdfast.protocol.bus.nats_url import without_passwords
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.errors import (
@@ -76,7 +77,6 @@ _NATS: Final = "nats-server"
 _READY_SECONDS: Final = 60.0
 _NATS_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.05
-
 
 
 class ClusterExistsError(HoldfastError):
@@ -399,6 +399,9 @@ class Cluster:
         return ["--monitor", address]
 
     def _environment(self, part: str) -> dict[str, str]:
+        if part == _NATS:
+            gateway = self.options.jetstream
+            return nats_server_environment(os.environ, usable_cores(), gateway=gateway)
         login = self._login.to_options()
         if part == http_part.PART:
             login = http_part.login_of_gateway(login, with_tokens=self.access is not None)

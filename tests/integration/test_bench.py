@@ -15,8 +15,10 @@ import pytest
 from holdfast.bench.compare.compare_jetstream import PLANS, compare
 from holdfast.bench.compare.side_holdfast import HoldfastSide
 from holdfast.bench.harness import FORMAT
+from holdfast.bench.processes import JetStreamSync, free_port, running_nats
 from holdfast.bench.read_back import ReadBackRow, WrongReadBackError
 from tests.support.effort import tries
+from tests.support.environment import environment_of, few_cores
 from tests.support.forked_bench import forked_servers, quick_options
 
 _RUN_SECONDS = 110.0
@@ -62,6 +64,23 @@ def assert_measured(side: dict[str, Any], headline: str) -> None:
     assert figures["nats_server_rss_bytes"] > 0 and figures["client_cpu_ratio"] > 0
     for name, spread in side["figures"].items():
         assert spread == dict.fromkeys(("median", "low", "high"), figures[name])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems hide environments")
+def test_the_gateway_s_nats_server_has_the_threads_of_up_and_jetstream_s_its_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    options = quick_options(tmp_path)
+    with few_cores():
+        for sync, leaf_port, expected in (
+            (None, free_port(), "1"),
+            (None, 0, None),
+            *((each, 0, None) for each in JetStreamSync),
+        ):
+            folder = tmp_path / f"{sync}-{leaf_port}"
+            with running_nats(options, folder, sync, leaf_port=leaf_port) as nats:
+                assert environment_of(nats.process.pid).get("GOMAXPROCS") == expected
 
 
 def test_a_message_that_comes_back_changed_ends_the_comparison(

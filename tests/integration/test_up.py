@@ -27,6 +27,7 @@ from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin
 from holdfast.protocol.errors import ConnectionFailedError
 from tests.support.certificates import TestCa
+from tests.support.environment import environment_of, few_cores
 from tests.support.holdfast_up import (
     DEADLINE_SECONDS,
     RunningUp,
@@ -300,6 +301,52 @@ def test_a_killed_part_is_started_again_and_nothing_is_lost(tmp_path: Path) -> N
             assert cluster.json("stream", "append", "notes", f"{number}")["seq"] == number + 1
             assert f"{part} ended (SIGKILL): starting it again" in cluster.stderr
         assert cluster.output("stream", "read", "notes", "--raw") == "0123"
+        assert cluster.stop() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems hide environments")
+def test_few_cores_give_the_nats_server_of_a_gateway_one_thread_also_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    with few_cores(), running_up(tmp_path / "data", "--servers", "1", "--jetstream") as cluster:
+        before = cluster.pids()["nats-server"]
+        assert before is not None
+        assert environment_of(before)["GOMAXPROCS"] == "1"
+        # The other parts are not Go's.
+        server = cluster.pids()["s1"]
+        assert server is not None
+        assert "GOMAXPROCS" not in environment_of(server)
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: cluster.pids()["nats-server"] not in (before, None), "it runs again")
+        wait_until(lambda: cluster.holdfast("servers").returncode == 0, "the cluster answers")
+        again = cluster.pids()["nats-server"]
+        assert again is not None
+        assert environment_of(again)["GOMAXPROCS"] == "1"
+        assert cluster.stop() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems hide environments")
+def test_a_user_s_own_number_of_threads_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOMAXPROCS", "3")
+    with few_cores(), running_up(tmp_path / "data", "--servers", "1", "--jetstream") as cluster:
+        nats_server = cluster.pids()["nats-server"]
+        assert nats_server is not None
+        assert environment_of(nats_server)["GOMAXPROCS"] == "3"
+        assert cluster.stop() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems hide environments")
+def test_without_a_gateway_nats_server_is_left_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    with few_cores(), running_up(tmp_path / "data", "--servers", "1") as cluster:
+        nats_server = cluster.pids()["nats-server"]
+        assert nats_server is not None
+        assert "GOMAXPROCS" not in environment_of(nats_server)
         assert cluster.stop() == 0
 
 
