@@ -33,7 +33,7 @@ from holdfast.protocol.errors import (
     InvalidArgumentError,
     UploadMismatchError,
 )
-from holdfast.protocol.frames import DROP_UPLOADS, PUT_CHUNK, UPLOAD, pack
+from holdfast.protocol.frames import DROP_UPLOADS, PUT_CHUNK, UPLOAD, pack, row_in_parts
 from holdfast.protocol.limits import (
     CHUNK_BYTES,
     CHUNKS_IN_FLIGHT,
@@ -70,9 +70,7 @@ async def put_file(
     if upload_id is not None and (
         type(upload_id) is not bytes or len(upload_id) != UPLOAD_ID_BYTES
     ):
-        raise InvalidArgumentError(
-            argument="upload_id", reason=f"must be {UPLOAD_ID_BYTES} bytes"
-        )
+        raise InvalidArgumentError(argument="upload_id", reason=f"must be {UPLOAD_ID_BYTES} bytes")
     file = await opened(lambda: FileSource.open(source), FileSource.close)
     try:
         small = await asyncio.to_thread(file.small)
@@ -187,7 +185,7 @@ class _Upload:
                     if self._link.full:
                         await self._link.wait_for_room(self._timeout_seconds)
                     chunk = view[start : start + CHUNK_BYTES]
-                    packed = pack((PUT_CHUNK, self._upload_id, offset, chunk))
+                    packed = b"".join(row_in_parts((PUT_CHUNK, self._upload_id, offset, chunk)))
                     offset += len(chunk)
                     # The commit has the durability that was asked for, which then covers its
                     # chunks too.

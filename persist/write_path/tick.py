@@ -51,6 +51,8 @@ _APPLIED: Final = int(Durability.APPLIED)
 _SYNCED: Final = int(Durability.SYNCED)
 _STORED: Final = int(Durability.STORED)
 _MEMORY: Final = int(Durability.MEMORY)
+#: A tick of one store with chunks and more changes than this has few chunks among many small ones.
+_FEW_CHANGES: Final = 64
 #: Where the result of an increment has the total: see `append` in `appending.py`.
 _TOTAL_AT: Final = 4
 
@@ -518,26 +520,23 @@ def _payloads(store: Store, wires: list[frames.WireChange]) -> list[bytes]:
     if not wires:
         return []
     previous_revision = store.mark.revision
+    encode = frames.encode_changes
+    if store.has_chunks and len(wires) <= _FEW_CHANGES:
+        encode = frames.encode_large_changes
     if store.changes_bytes <= PAGE_BYTES:
-        return [
-            frames.encode_changes(store.epoch, previous_revision, store.time, wires, store.chain)
-        ]
+        return [encode(store.epoch, previous_revision, store.time, wires, store.chain)]
     payloads = []
     start = size_bytes = 0
     for index, change in enumerate(wires):
         change_bytes = bytes_of((change,))
         if index > start and size_bytes + change_bytes > PAGE_BYTES:
             payloads.append(
-                frames.encode_changes(
-                    store.epoch, previous_revision + start, store.time, wires[start:index]
-                )
+                encode(store.epoch, previous_revision + start, store.time, wires[start:index])
             )
             start, size_bytes = index, 0
         size_bytes += change_bytes
     payloads.append(
-        frames.encode_changes(
-            *(store.epoch, previous_revision + start, store.time, wires[start:], store.chain)
-        )
+        encode(*(store.epoch, previous_revision + start, store.time, wires[start:], store.chain))
     )
     return payloads
 

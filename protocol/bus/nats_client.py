@@ -73,6 +73,9 @@ logger = logging.getLogger("holdfast.bus")
 #: publisher waits for room in the socket.
 _WRITE_BYTES: Final = 256 * 1024
 
+#: More than this is not joined before it is written: the copy would cost more than the parts.
+_JOIN_BYTES: Final = 128 * 1024
+
 _NO_RESPONDERS: Final = b"NATS/1.0 503"
 #: What a socket's StreamReader holds before it stops reading: twice nats-py's limit.
 _READ_BYTES: Final = 64 * 1024
@@ -85,6 +88,7 @@ _USED: Final = {
     *("_pings_outstanding", "_pongs_received", "_reading_task", "_reconnection_task", "_sid"),
     *("_server_info", "_status", "_subs", "_transport"),
 }
+
 
 class WatchedClient(Client):
     """nats-py's client with plain functions as callbacks, called at once."""
@@ -369,8 +373,11 @@ class WatchedClient(Client):
         if self._pending and self._can_write():
             assert self._transport is not None, "it is connected"
             pending, self._pending = self._pending, []
-            self._pending_data_size = 0
-            self._transport.write(b"".join(pending))
+            size_bytes, self._pending_data_size = self._pending_data_size, 0
+            if size_bytes > _JOIN_BYTES:
+                self._transport.writelines(pending)
+            else:
+                self._transport.write(b"".join(pending))
 
     def _can_write(self) -> bool:
         transport = self._transport

@@ -340,3 +340,23 @@ def test_a_control_message_nested_a_thousand_deep_is_malformed() -> None:
     payload = b"\x01\x81\xa6server" + b"\x91" * 1000 + b"\xc0"
     with pytest.raises(MalformedFrameError, match="too deep"):
         frames.decode_control(payload)
+
+
+@pytest.mark.parametrize("size", [0, 1, 0xFF, 0x100, 0xFFFF, 0x1_0000, 0x1_0001])
+def test_bytes_in_parts_are_packed_as_ever(size: int) -> None:
+    value = bytes(size)
+    assert b"".join(frames.packed_in_parts(value)) == frames.pack(value)
+
+
+@pytest.mark.parametrize("chain", [None, bytes(32)])
+@pytest.mark.parametrize("size", [0, frames.MAX_COPIED_BYTES - 1, frames.MAX_COPIED_BYTES, 300_000])
+def test_large_changes_are_the_same_bytes(size: int, chain: bytes | None) -> None:
+    changes = [[10, bytes(16), 1 << 40, bytes(size), 7], [1, 2, b"v", {"h": "x"}, None]] * 2
+    arguments = (1 << 40, 300, 1 << 41, changes, chain)
+    assert frames.encode_large_changes(*arguments) == frames.encode_changes(*arguments)
+
+
+def test_a_part_of_a_file_is_packed_without_a_copy_of_its_own() -> None:
+    whole = bytes(300_000)
+    row = (10, b"id", 0, memoryview(whole)[1000:])
+    assert b"".join(frames.row_in_parts(row)) == frames.pack(row)

@@ -315,6 +315,36 @@ def test_a_frame_inside_a_value_is_never_taken_for_one(tmp_path: Path, torn_byte
     assert [each.torn_end for each in found.damage] == [True]
 
 
+@pytest.mark.parametrize("store_count", [1, 3, 20])
+@pytest.mark.parametrize("excess", [-1, 0, frames.MAX_COPIED_BYTES])
+def test_large_payloads_are_framed_as_any_others(
+    tmp_path: Path, store_count: int, excess: int
+) -> None:
+    """Those who read the log, and earlier versions, see the msgpack of one list."""
+    large = bytes(frames.MAX_COPIED_BYTES + excess)
+    outcomes = [[b"writer", 7, 5, 1000, b"outcome"]]
+    records = [record(1, b"small")]
+    for number in range(store_count):
+        store = StoreId("acme", StoreKind.KV, f"s{number}")
+        records.append(LogRecord(store, 1 << 40, 300, 302, [large, b"", b"x"], outcomes))
+    whole = encode_frame(1, records)
+    packed = frames.pack([(*each.store, *each[1:]) for each in records])
+    assert whole[commit_log._HEADER.size :] == packed
+    write_segment(tmp_path, 1, whole, frame(2))
+    assert read_log(DISK, tmp_path).records == [*records, record(2)]
+    assert torn_ends(tmp_path) == []
+
+
+@pytest.mark.parametrize("at", [0, 70_000, -4])
+def test_a_magic_in_a_large_value_is_masked(tmp_path: Path, at: int) -> None:
+    large = bytearray(2 * frames.MAX_COPIED_BYTES)
+    large[at : at + 4 or None] = b"HFlg"
+    written = encode_frame(1, [record(1, bytes(large))])
+    assert len(re.findall(b"HFl[gx]", written)) == 1
+    write_segment(tmp_path, 1, written)
+    assert read_log(DISK, tmp_path).records == [record(1, bytes(large))]
+
+
 @pytest.mark.parametrize("magic", [b"HFlg", b"HFlx"])
 def test_a_value_that_has_a_magic_is_read_back(tmp_path: Path, magic: bytes) -> None:
     """Also one that has a frame which is masked itself, and among other frames."""
