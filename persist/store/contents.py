@@ -268,7 +268,7 @@ class Contents:
         contents = contents_of(ready)
         if self.file is None:
             self.file = self._create_file(page_bytes_for(contents[0]))
-        self.file.apply(*contents)
+        self.file.apply(*contents, size_bytes=sum([pending.size_bytes for pending in ready]))
 
     def applied(self, unwritten: Callable[[], Iterable[AppliedBatch]]) -> None:
         """Note that the file holds more than before, and still lacks `unwritten`."""

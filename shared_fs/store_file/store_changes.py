@@ -20,6 +20,7 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
 )
 from holdfast.protocol.limits import (
+    KIB,
     MAX_CHANGE_LOG_ROWS,
     MAX_TRIMMED_BYTES,
     MAX_TRIMMED_ROWS,
@@ -47,8 +48,11 @@ from holdfast.shared_fs.store_file.store_rows import StoreRows
 from holdfast.shared_fs.store_file.subject_rows import SubjectRows
 
 #: A kv batch of many keys gets a larger cache while it is applied. Its pages are all over the file,
-#: and a smaller cache would write and read each of them several times.
+#: and a smaller cache would write and read each of them several times. So does a batch of many
+#: bytes: pages that the cache spills and that change again are written again, and then SQLite reads
+#: back all that came after them in the WAL, to correct their checksums.
 _LARGE_BATCH_CHANGES: Final = 64
+_LARGE_BATCH_BYTES: Final = 128 * KIB
 _LARGE_BATCH_CACHE_KIB: Final = 8192
 
 
@@ -64,15 +68,21 @@ class StoreChanges(StoreRows):
 
     @raises_ours
     def apply(
-        self, batches: Sequence[AppliedBatch], outcomes: Sequence[WriterOutcome] = ()
+        self,
+        batches: Sequence[AppliedBatch],
+        outcomes: Sequence[WriterOutcome] = (),
+        *,
+        size_bytes: int = 0,
     ) -> None:
         """Apply the batches, which follow the file's revision without a gap, in one transaction.
+        `size_bytes` is about how much they hold, 0 if the caller does not know.
 
         Raises StorageFailedError, or StoreDamagedError if no attempt can succeed; the file is as
         before.
         """
-        spreads = self.store.kind == StoreKind.KV and (
-            sum(len(batch.changes) for batch in batches) >= _LARGE_BATCH_CHANGES
+        spreads = size_bytes >= _LARGE_BATCH_BYTES or (
+            self.store.kind == StoreKind.KV
+            and sum(len(batch.changes) for batch in batches) >= _LARGE_BATCH_CHANGES
         )
         if spreads:
             set_cache(self._connection, _LARGE_BATCH_CACHE_KIB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
@@ -17,19 +18,34 @@ from holdfast.protocol.changes import (
     CHANGE_CLEAR,
     CHANGE_DELETE_ENTRIES,
     CHANGE_DELETE_MESSAGES,
+    CHANGE_PUT_CHUNK,
     CHANGE_SET_ENTRY,
     CHANGE_SET_MESSAGE,
     CHANGE_TRIM,
 )
 from holdfast.protocol.errors import NewerFormatError, StorageFailedError, StoreDamagedError
-from holdfast.protocol.limits import MAX_CHANGE_LOG_ROWS
+from holdfast.protocol.limits import KIB, MAX_CHANGE_LOG_ROWS
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file import schema
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
+from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
 from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
 from tests.support.small_store_files import KV, STREAM, appends, reopened, rows_of
+
+
+@pytest.mark.parametrize("page_bytes", [schema.PAGE_BYTES, LARGE_PAGE_BYTES])
+def test_the_pages_of_a_large_transaction_are_written_once(path: Path, page_bytes: int) -> None:
+    """If the cache spilled them, those that change again would be written again; then SQLite reads
+    all later ones back, and writes their checksums anew."""
+    data = os.urandom(256 * KIB)
+    with contextlib.closing(StoreFile.create(path, STREAM, time=1, page_bytes=page_bytes)) as file:
+        chunks = [[CHANGE_PUT_CHUNK, bytes(16), len(data) * at, data, 0] for at in range(4)]
+        file.apply([AppliedBatch(0, 1, chunks)], size_bytes=len(chunks) * len(data))
+        assert file._connection.status(apsw.SQLITE_DBSTATUS_CACHE_SPILL)[0] == 0
+        used_bytes, _ = file._connection.status(apsw.SQLITE_DBSTATUS_CACHE_USED)
+        assert used_bytes < 512 * KIB, "an open file does not keep them in memory"
 
 
 # Opening
