@@ -337,6 +337,7 @@ def compose(
         life, closer, coordination, tasks, shares_files=storage.shares_files
     )
     path.materialiser.on_outgrown(larger_pages.begin)
+    path.materialiser.on_long_wal(checkpointer.shorten_wal)
     mover = Mover(
         phase,
         open_stores,

@@ -370,17 +370,22 @@ MAX_PENDING_CHANGES: Final = 4096
 #: The same for a stream, where waiting longer saves nothing.
 MAX_PENDING_MESSAGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
-#: Of this many times as much, everything is applied at once, however long that takes: the slices
-#: below have not kept up.
+#: Of this many times as many changes, everything is applied at once, however long that takes: the
+#: slices below have not kept up. Of this many times as many bytes, a quarter with each tick: chunks
+#: gather while their file is checkpointed, and a MiB of them takes 1.3 ms.
 PENDING_EXCESS: Final = 4
 #: Changes of a stream that the loop applies to its file at once, in about a millisecond; twice as
 #: many would save 2 % of the work. Those of a kv are applied together, since only the last one of
 #: each key is written.
 APPLY_SLICE_CHANGES: Final = 512
 APPLY_SLICE_BYTES: Final = 256 * KIB
-#: Chunks of one store that wait in memory while its file is
-#: checkpointed. Further ones wait in the inbox.
-MAX_PENDING_CHUNK_BYTES: Final = 4 * MIB
+#: Chunks of one store that wait in memory while its file is checkpointed. Further ones wait in the
+#: inbox. A checkpoint of WAL_CAP_BYTES took 65 ms, in which 14 MiB came.
+MAX_PENDING_CHUNK_BYTES: Final = 12 * MIB
+#: A longer WAL is checkpointed whatever the log says. Overwrites all over a large kv change a page
+#: or two each, so its WAL can grow by twenty bytes for each byte of the log. And chunks of large
+#: values can fill one several times while the log waits for its next pass.
+WAL_CAP_BYTES: Final = 16 * MIB
 #: Chunks of deleted values that one checkpoint removes from a file: 256 MiB, about 0.2 s.
 MAX_SWEPT_CHUNKS: Final = 1024
 #: Store files that a server keeps open, if memory and descriptors allow

@@ -38,6 +38,7 @@ from holdfast.protocol.limits import (
     LOG_SEGMENT_BYTES,
     MAX_OPEN_STORES,
     MIB,
+    WAL_CAP_BYTES,
 )
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
@@ -61,9 +62,6 @@ _QUIET_SEGMENTS: Final = LOG_CAP_BYTES // LOG_SEGMENT_BYTES * 3 // 4
 #: How often a turn-over of the log looks at stores that are in use, and how long it waits between.
 _TURN_OVER_PASSES: Final = 50
 _TURN_OVER_SECONDS: Final = 0.05
-#: A WAL of this size is checkpointed whatever the log says. Overwrites all over a large kv change a
-#: page or two each, so its WAL can grow by twenty bytes for each byte of the log.
-_WAL_CAP_BYTES: Final = 16 * MIB
 #: Moving a WAL of this size into its file takes longer than the syncs.
 _LONG_WAL_BYTES: Final = MIB // 4
 #: A store used more recently than this is closed only if all stores were.
@@ -128,7 +126,7 @@ def _is_overgrown(store: Store) -> bool:
         return True
     if store.oldest_segment is None or store.file is None:
         return False
-    return store.file.wal_bytes() > _WAL_CAP_BYTES
+    return store.file.wal_bytes() > WAL_CAP_BYTES
 
 
 def _has_long_wal(store: Store) -> bool:
@@ -223,6 +221,17 @@ class Checkpointer:
         await self._free()
         if now >= self._tell_at and not await self._tell_of_closed():
             self._tell_at = now + _TELL_AGAIN_SECONDS
+
+    async def shorten_wal(self, store: Store) -> None:
+        """Make the file of an open store durable, without waiting for the next pass, and retire
+        what it held of the log."""
+        try:
+            await self._files.checkpoint([store])
+            self.retire()
+            await self._free()
+        except* StorageError:
+            # The next pass meets it, too, and ends this incarnation.
+            pass
 
     async def turn_over(self) -> bool:
         """Make every open store durable beyond what the log has now, and retire that part of the

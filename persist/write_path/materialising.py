@@ -2,14 +2,18 @@
 
 A store's changes are in the log. They wait in memory until the file is read or checkpointed, or
 until there are so many that memory and the next read would suffer. Then the loop applies them in
-slices, and gives way to writes between two of them. Removing much takes SQLite seconds, and so does
-counting what has expired, so a thread does that, and operations that need the file wait meanwhile.
+slices, and gives way to writes between two of them. If the WAL of a file has become long on the
+way, it is checkpointed without waiting for the next pass. Removing much takes SQLite seconds, and
+so does counting what has expired, so a thread does that, and operations that need the file wait
+meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from holdfast.persist.operations.eviction import begin_measuring
 from holdfast.persist.store.leases import FileLease, Leases
@@ -28,11 +32,18 @@ from holdfast.protocol.limits import (
     MAX_PENDING_CHANGES,
     MAX_PENDING_MESSAGES,
     PENDING_EXCESS,
+    WAL_CAP_BYTES,
 )
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
 
 logger = logging.getLogger("holdfast.persist")
+
+#: In how many parts many bytes are applied: all chunks that may wait for a checkpoint would take
+#: the loop 16 ms.
+_PARTS: Final = 4
+#: How long a file whose WAL could not be shortened is left to the passes, which come as often.
+_SHORTEN_AGAIN_SECONDS: Final = 0.25
 
 
 class Materialiser:
@@ -56,6 +67,14 @@ class Materialiser:
         self._failing = Trouble(logger, "store.apply_failed", logging.ERROR)
         self._counting_failing = Trouble(logger, "store.count_expired_failed")
         self._hear_outgrown: list[Callable[[Store], None]] = []
+        self._shorten: Callable[[Store], Awaitable[None]] | None = None
+        #: The stores whose WAL is being shortened, or lately was.
+        self._shortening: set[Store] = set()
+
+    def on_long_wal(self, shorten: Callable[[Store], Awaitable[None]]) -> None:
+        """Have `shorten` checkpoint the file of each store that gathers changes and has a long
+        WAL."""
+        self._shorten = shorten
 
     def on_outgrown(self, hear: Callable[[Store], None]) -> None:
         """Call `hear`, once for each open store, if larger pages suit what waits for its file."""
@@ -76,14 +95,42 @@ class Materialiser:
             if self._hear_outgrown and store.outgrows_pages():
                 for hear in self._hear_outgrown:
                     hear(store)
+            if (
+                self._shorten is not None
+                and store not in self._shortening
+                and self._has_long_wal(store)
+            ):
+                self._shortening.add(store)
+                self._tasks.spawn(self._shorten_wal(store))
             if store.removes_much(self._progress.synced_tick):
                 self.apply_much(store)
-            elif size_bytes > PENDING_EXCESS * MAX_PENDING_BYTES or count > PENDING_EXCESS * limit:
+            elif count > PENDING_EXCESS * limit:
                 self._apply(store, self._all_of)
+            elif size_bytes > PENDING_EXCESS * MAX_PENDING_BYTES:
+                self._apply(store, self._much_of)
             else:
                 if not self._laden:
                     self._tasks.spawn(self._relieve_laden())
                 self._laden.setdefault(store, store.revision)
+
+    def _has_long_wal(self, store: Store) -> bool:
+        if store.file is None:
+            return False
+        try:
+            return store.file.wal_bytes() > WAL_CAP_BYTES
+        except StorageError:
+            # Applying finds out what is wrong.
+            return False
+
+    async def _shorten_wal(self, store: Store) -> None:
+        assert self._shorten is not None
+        try:
+            await self._shorten(store)
+            if self._has_long_wal(store):
+                # It failed, or somebody has the file.
+                await asyncio.sleep(_SHORTEN_AGAIN_SECONDS)
+        finally:
+            self._shortening.discard(store)
 
     async def _relieve_laden(self) -> None:
         """Apply the changes of laden stores, slice by slice and store by store."""
@@ -115,6 +162,14 @@ class Materialiser:
     def _all_of(self, store: Store) -> bool:
         store.materialise(self._progress.synced_tick)
         return False
+
+    def _much_of(self, store: Store) -> bool:
+        """Apply a part of what waits, so that it is not all in one piece. If more arrives than
+        that, more waits, until a part of it is as much as what arrives."""
+        part_bytes = store.pending.size_bytes // _PARTS
+        return store.materialise_some(
+            self._progress.synced_tick, store.revision - store.file_revision, part_bytes
+        )
 
     def _some_of(self, store: Store) -> bool:
         if not store.is_stream:

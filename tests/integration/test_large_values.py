@@ -10,13 +10,14 @@ import random
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
 
 from holdfast.client import Client, Durability, ValueReplacedError, connect
-from holdfast.protocol.limits import MIB
+from holdfast.protocol.limits import MIB, WAL_CAP_BYTES
 from holdfast.protocol.names import StoreId, StoreKind
 from tests.support.cluster import Process, Processes, running_processes
 from tests.support.present import present
@@ -25,11 +26,11 @@ from tests.support.waiting import until
 DEADLINE_SECONDS = 60.0
 TENANT = "acme"
 #: More than a process may take for it.
-LARGE_BYTES = 32 * MIB
+LARGE_BYTES = 48 * MIB
 #: More than an image that is made in memory.
 TIERED_BYTES = 17 * MIB
 #: What a client or a server may take beside what it takes anyway.
-EXTRA_BYTES = 28 * MIB
+EXTRA_BYTES = 40 * MIB
 #: Of an owner that restores, snapshots or takes over: some buffers of SQLite's and of the
 #: compression.
 OWNER_BYTES = 128 * MIB
@@ -272,6 +273,41 @@ def test_an_upload_goes_on_when_its_owner_is_killed_in_the_middle(
             written = await other.stream("plays").get_file(4, tmp_path / "target")
         assert written is not None
         assert sha256_of(tmp_path / "target") == sha256_of(path)
+
+    run(scene, body)
+
+
+def _has_read(file: BinaryIO, size_bytes: float) -> bool:
+    return file.tell() > size_bytes
+
+
+def test_an_upload_survives_kills_around_the_checkpoints_of_its_file(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """While it arrives faster than a pass comes, its file is checkpointed whenever the WAL is long.
+    Each kill is soon after the WAL has become that."""
+    path = tmp_path / "source"
+    sha256 = file_of(path, 3 * WAL_CAP_BYTES, seed=11)
+
+    async def body(client: Client) -> None:
+        stream = client.stream("checkpoints")
+        await stream.append(b"first")
+        with path.open("rb") as file:
+            uploading = asyncio.create_task(stream.put_file(file))
+            for number, size_bytes in enumerate((1.05, 1.3, 2.1), start=2):
+                reached = size_bytes * WAL_CAP_BYTES
+                await until(partial(_has_read, file, reached), "it is on its way")
+                owner = (await stream.head()).server
+                scene.kill(owner)
+                ack = await stream.append(b"beside it")
+                assert ack.seq == number
+            ack = await uploading
+        assert ack.seq == 5
+        written = await stream.get_file(5, tmp_path / "target")
+        assert written is not None
+        assert sha256_of(tmp_path / "target") == sha256
+        messages = [message.seq async for message in stream.get_all(end_seq=4)]
+        assert messages == [1, 2, 3, 4]
 
     run(scene, body)
 

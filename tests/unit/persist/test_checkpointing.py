@@ -192,11 +192,31 @@ async def test_a_large_wal_is_emptied_though_the_log_is_quiet(
         for _ in range(count):
             world.write(store)
             store.materialise(world.tick)
-    monkeypatch.setattr(checkpointing, "_WAL_CAP_BYTES", file_of(small).wal_bytes())
+    monkeypatch.setattr(checkpointing, "WAL_CAP_BYTES", file_of(small).wal_bytes())
     small.oldest_segment = large.oldest_segment = world.log.segment
     await world.run_pass()
     assert file_of(large).wal_bytes() == 0
     assert file_of(small).wal_bytes() > 0
+
+
+async def test_a_long_wal_is_shortened_between_two_passes(world: World) -> None:
+    store = world.open_old_store()
+    assert world.log.oldest_segment == 1
+    await world.checkpointer.shorten_wal(store)
+    assert file_of(store).wal_bytes() == 0
+    assert store.file_revision == OLD_ENOUGH
+    assert world.log.oldest_segment > 1
+    assert store.state is OpenState.SERVING
+
+
+async def test_a_fenced_server_shortens_nothing_and_says_nothing(world: World) -> None:
+    store = world.open_old_store()
+    store.materialise(world.tick)
+    before_bytes = file_of(store).wal_bytes()
+    fence(world.disk, world.root / "fence")
+    await world.checkpointer.shorten_wal(store)
+    assert file_of(store).wal_bytes() == before_bytes > 0
+    assert world.log.oldest_segment == 1
 
 
 async def test_what_is_appended_during_a_checkpoint_keeps_its_segment(world: World) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.persist.store.open_stores import OpenStores
+from holdfast.persist.store.store import Store
 from holdfast.persist.threads.giving_way import WRITE_TURNS
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path import materialising
@@ -18,6 +20,7 @@ from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file.pages import page_sizes
+from tests.support.stores import file_of
 from tests.support.ticked_store import Bench, append, put
 
 LIMIT, SLICE = 8, 4
@@ -97,6 +100,21 @@ async def test_what_the_slices_do_not_keep_up_with_is_applied_at_once(world: Wor
     assert not world.tasks
 
 
+async def test_many_bytes_are_applied_in_parts_that_keep_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, the chunks that come during a checkpoint would hold up everybody."""
+    monkeypatch.setattr(materialising, "MAX_PENDING_BYTES", 1000)
+    monkeypatch.setattr(materialising, "MAX_PENDING_MESSAGES", 1 << 20)
+    waiting: list[int] = []
+    for ticks in (100, *[5] * 60):
+        world.write(ticks)
+        waiting.append(len(world.store.pending.ticks))
+    assert 70 < waiting[0] < 80
+    assert all(0 < before - after < 20 for before, after in pairwise(waiting) if before > 40)
+    assert max(waiting[-10:]) <= 40, "what arrives is applied as fast"
+
+
 @pytest.mark.parametrize("kind", StoreKind)
 async def test_an_unsynced_tick_is_not_waited_for(tmp_path: Path, kind: StoreKind) -> None:
     world = World(tmp_path, kind)
@@ -144,3 +162,59 @@ async def test_whoever_makes_files_anew_is_told_once_what_has_outgrown_its_pages
         await world.revisions()
     assert told == [world.store.id.name]
     assert not world.store.pending.ticks, "it is applied all the same"
+
+
+async def test_a_long_wal_is_shortened_at_once_and_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materialising, "WAL_CAP_BYTES", 0)
+    begun: list[str] = []
+    go_on = asyncio.Event()
+
+    async def shorten(store: Store) -> None:
+        begun.append(store.id.name)
+        await go_on.wait()
+        file_of(store).checkpoint()
+
+    world.materialiser.on_long_wal(shorten)
+    world.write(ticks=6)
+    while world.store.pending.ticks:
+        await asyncio.sleep(0)
+    assert begun == [], "there was no WAL yet"
+    for _ in range(3):
+        world.write(ticks=6)
+        await asyncio.sleep(0)
+    assert begun == [world.store.id.name]
+    go_on.set()
+    while world.tasks:
+        await asyncio.sleep(0)
+    world.write(ticks=30)
+    world.write(ticks=6)
+    while world.tasks:
+        await asyncio.sleep(0)
+    assert len(begun) == 2
+
+
+async def test_a_wal_that_cannot_be_shortened_is_left_to_the_passes_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materialising, "WAL_CAP_BYTES", 0)
+    monkeypatch.setattr(materialising, "_SHORTEN_AGAIN_SECONDS", 0.01)
+    begun: list[str] = []
+
+    async def shorten(store: Store) -> None:
+        begun.append(store.id.name)
+
+    world.materialiser.on_long_wal(shorten)
+    for _ in range(5):
+        world.write(ticks=1 + LIMIT * 2)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(begun) == 1
+    while world.tasks:
+        await asyncio.sleep(0.001)
+    world.write(ticks=6)
+    await asyncio.sleep(0)
+    assert len(begun) == 2
+    while world.tasks:
+        await asyncio.sleep(0.001)
