@@ -29,7 +29,7 @@ from holdfast.protocol.direct.messages import (
     decode_numbered,
     decode_welcome,
     encode_hello,
-    encode_numbered,
+    encode_number,
     number_of,
 )
 from holdfast.protocol.direct.pipe import DirectPipe
@@ -113,7 +113,7 @@ class CallerBus(BusAround):
             inbox == line.inbox
             and number >= 0
             and len(payload) <= self._bus.max_payload_bytes
-            and line.pipe.send(encode_numbered(number, payload))
+            and line.pipe.send(encode_number(number), payload)
         ):
             line.numbers.append(number)
             return True

@@ -31,7 +31,7 @@ from holdfast.protocol.direct.messages import (
     Hello,
     decode_hello,
     decode_numbered,
-    encode_numbered,
+    encode_number,
     encode_welcome,
     number_of,
 )
@@ -104,7 +104,7 @@ class DoorBus(BusAround):
         if pipe is None or len(payload) > self._bus.max_payload_bytes:
             return False
         number = number_of(text)
-        return number >= 0 and pipe.send(encode_numbered(number, payload))
+        return number >= 0 and pipe.send(encode_number(number), payload)
 
     async def subscribe(self, subject: str, callback: BusCallback) -> BusSubscription:
         subscription = await self._bus.subscribe(subject, callback)

@@ -49,10 +49,10 @@ class MemoryPipe(DirectPipe):
     def change(self, take: Callable[[bytes], None], ended: Callable[[], None]) -> None:
         self._take, self._on_end = take, ended
 
-    def send(self, message: bytes) -> bool:
+    def send(self, *parts: bytes) -> bool:
         if self._is_ended or self._other is None:
             return False
-        self._send(message)
+        self._send(b"".join(parts))
         return True
 
     def close(self) -> None:

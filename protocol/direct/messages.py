@@ -82,8 +82,9 @@ def number_of(text: str) -> int:
     return number if number <= MAX_NUMBER and (text[0] != "0" or text == "0") else -1
 
 
-def encode_numbered(number: int, payload: bytes) -> bytes:
-    return number.to_bytes(NUMBER_BYTES) + payload
+def encode_number(number: int) -> bytes:
+    """Return what comes before a payload in a message."""
+    return number.to_bytes(NUMBER_BYTES)
 
 
 def decode_numbered(data: bytes) -> tuple[int, bytes]:

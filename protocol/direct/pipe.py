@@ -28,9 +28,9 @@ class DirectPipe(ABC):
         """Call these instead from now on."""
 
     @abstractmethod
-    def send(self, message: bytes) -> bool:
-        """Send a message. Return False if the pipe has ended, or ends because the other end takes
-        too little: then nothing of it arrives."""
+    def send(self, *parts: bytes) -> bool:
+        """Send a message, which may be given in parts. Return False if the pipe has ended, or
+        ends because the other end takes too little: then nothing of it arrives."""
 
     @abstractmethod
     def close(self) -> None:

@@ -20,6 +20,8 @@ logger = logging.getLogger("holdfast.bus")
 
 _LENGTH_BYTES: Final = 4
 _READ_BYTES: Final = 256 * 1024
+#: A larger message is not copied to get its length before it.
+_JOINED_BYTES: Final = 64 * 1024
 
 
 class Splitter:
@@ -27,30 +29,43 @@ class Splitter:
 
     def __init__(self, max_message_bytes: int) -> None:
         self._max_message_bytes = max_message_bytes
-        self._received = bytearray()
+        #: The beginning of a length.
+        self._start = b""
+        #: The pieces of a message whose end has not arrived, and how many bytes are missing. They
+        #: are joined once: a large frame arrives in several pieces.
+        self._pieces: list[bytes] = []
+        self._missing_bytes = 0
 
     def split(self, data: bytes) -> list[bytes]:
         """Return the messages that `data` completes. Raises ValueError for one that is too long,
         which never ends."""
-        received: bytes | bytearray = data
-        if self._received:
-            self._received += data
-            received = self._received
-        messages = []
-        at, size_bytes = 0, len(received)
+        messages: list[bytes] = []
+        at = self._missing_bytes
+        if at:
+            if len(data) < at:
+                self._pieces.append(data)
+                self._missing_bytes -= len(data)
+                return messages
+            self._pieces.append(data[:at])
+            messages.append(b"".join(self._pieces))
+            self._pieces.clear()
+            self._missing_bytes = 0
+        elif self._start:
+            data = self._start + data
+            self._start = b""
+        size_bytes = len(data)
         while size_bytes - at >= _LENGTH_BYTES:
-            length = int.from_bytes(received[at : at + _LENGTH_BYTES])
+            length = int.from_bytes(data[at : at + _LENGTH_BYTES])
             if length > self._max_message_bytes:
                 raise ValueError(f"a message of {length} bytes")
-            end = at + _LENGTH_BYTES + length
-            if end > size_bytes:
-                break
-            messages.append(bytes(received[at + _LENGTH_BYTES : end]))
-            at = end
-        if received is data:
-            self._received += data[at:]
-        else:
-            del self._received[:at]
+            at += _LENGTH_BYTES
+            if at + length > size_bytes:
+                self._pieces.append(data[at:])
+                self._missing_bytes = at + length - size_bytes
+                return messages
+            messages.append(data[at : at + length])
+            at += length
+        self._start = data[at:]
         return messages
 
 
@@ -87,28 +102,34 @@ class SocketPipe(DirectPipe):
     def change(self, take: Callable[[bytes], None], ended: Callable[[], None]) -> None:
         self._take, self._on_end = take, ended
 
-    def send(self, message: bytes) -> bool:
+    def send(self, *parts: bytes) -> bool:
         connection = self._socket
         if connection is None:
             return False
-        data = len(message).to_bytes(_LENGTH_BYTES) + message
+        size_bytes = _LENGTH_BYTES + sum(map(len, parts))
+        pieces = ((size_bytes - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES), *parts)
+        if size_bytes <= _JOINED_BYTES:
+            pieces = (b"".join(pieces),)
         sent = 0
         if not self._unsent:
             try:
-                sent = connection.send(data)
+                sent = connection.send(*pieces) if len(pieces) == 1 else connection.sendmsg(pieces)
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError as error:
                 self._end(error)
                 return False
-            if sent == len(data):
+            if sent == size_bytes:
                 return True
             self._loop.add_writer(connection.fileno(), self._write)
-        elif self._unsent_bytes + len(data) > self._max_unsent_bytes:
+        elif self._unsent_bytes + size_bytes > self._max_unsent_bytes:
             self._end(TimeoutError("the other end takes too little"))
             return False
-        self._unsent.append(memoryview(data)[sent:])
-        self._unsent_bytes += len(data) - sent
+        self._unsent_bytes += size_bytes - sent
+        for piece in pieces:
+            if sent < len(piece):
+                self._unsent.append(memoryview(piece)[sent:])
+            sent = max(0, sent - len(piece))
         return True
 
     def close(self) -> None:

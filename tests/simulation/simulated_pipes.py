@@ -82,7 +82,8 @@ class WatchedPipe(MemoryPipe):
     name: str = ""
     has_greeted: bool = False
 
-    def send(self, message: bytes) -> bool:
+    def send(self, *parts: bytes) -> bool:
+        message = b"".join(parts)
         self.simulation.trace.add(f"pipe from {self.name} {zlib.crc32(message):08x}")
         if self.has_greeted:
             self.simulation.check_open(self.name, "a pipe")

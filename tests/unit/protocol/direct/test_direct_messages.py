@@ -16,7 +16,7 @@ from holdfast.protocol.direct.messages import (
     decode_numbered,
     decode_welcome,
     encode_hello,
-    encode_numbered,
+    encode_number,
     encode_welcome,
     number_of,
 )
@@ -39,7 +39,7 @@ def test_a_welcome_comes_out_as_it_went_in(refusal: str) -> None:
 
 @given(st.integers(0, MAX_NUMBER), st.binary())
 def test_a_frame_comes_out_with_its_number(number: int, payload: bytes) -> None:
-    assert decode_numbered(encode_numbered(number, payload)) == (number, payload)
+    assert decode_numbered(encode_number(number) + payload) == (number, payload)
     assert number_of(str(number)) == number
 
 

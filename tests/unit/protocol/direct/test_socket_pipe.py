@@ -62,6 +62,23 @@ async def test_messages_of_all_sizes_arrive_in_order_both_ways() -> None:
     assert not other.pipe.send(b"x")
 
 
+@pytest.mark.parametrize("size", [0, 10, 100_000, _LIMIT - 10])
+async def test_a_message_in_parts_arrives_whole_also_behind_what_the_socket_has_not_taken(
+    size: int,
+) -> None:
+    one, other = map(_End, _pair())
+    chance = random.Random(size)
+    messages = []
+    for _ in range(6):
+        parts = chance.randbytes(8), chance.randbytes(size), b"", b"z"
+        assert one.pipe.send(*parts)
+        messages.append(b"".join(parts))
+    await until(lambda: len(other.messages) == len(messages))
+    assert other.messages == messages
+    one.pipe.close()
+    await until(lambda: other.end_count == 1)
+
+
 async def test_whoever_takes_too_little_is_left() -> None:
     one, other = _pair(1 << 20)
     end = _End(one)
