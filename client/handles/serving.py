@@ -14,7 +14,7 @@ Applications use `stream.py`. What is different here:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Unpack
 
 from holdfast.client.following.follower import Follower
@@ -43,7 +43,7 @@ from holdfast.client.large_values.large_value import is_large
 from holdfast.client.large_values.value_reader import ValueReader
 from holdfast.client.large_values.value_upload import put_value
 from holdfast.client.values.values import Values
-from holdfast.client.wire.link import Answer, Link
+from holdfast.client.wire.link import Answer, Gather, Link
 from holdfast.client.wire.operations import PACKED_HEAD, pack_batch
 from holdfast.client.wire.waiting import Waiter
 from holdfast.protocol.errors import (
@@ -181,9 +181,14 @@ class ServingStream:
         run = self.packer.run(messages)
         self._link.submit_for(waiter, self._key, run, True, durability, timeout_seconds)
 
-    def before_sending(self, gather: Callable[[], None]) -> None:
-        """Call `gather` once, just before the next frame is made: what it submits leaves with that
-        frame. So whoever gathers the appends of a turn loses no time."""
+    def before_sending(self, gather: Gather) -> None:
+        """Call `gather` just before the next frame is made: what it submits leaves with that frame.
+        So whoever gathers the appends of a turn loses no time.
+
+        It is called once, and again as long as it returns True, each time for a frame of its own
+        that is sent before: so the owner begins while the rest is made. It is never called within
+        a call of this class, nor among answers.
+        """
         self._link.before_sending(gather)
 
     @staticmethod

@@ -60,6 +60,10 @@ _TURN_ANSWERS: Final = 256
 Answer = tuple[Any, int, Durability]
 """`(result, time, durability)`: the result of one operation, and what its whole group shares."""
 
+Gather = Callable[[], bool | None]
+"""Submits what has gathered for the next frames. Returns True if it has more, for frames after
+these: then it is called again once these are with the socket."""
+
 
 class LinkListener(Protocol):
     """Receives the events of a link."""
@@ -116,7 +120,7 @@ class Link:
         #: Frames that the bus had no room for: `(subject, payload, reply)`.
         self._unsent: deque[tuple[str, bytes, str]] = deque()
         #: Called before the next frames are made.
-        self._gathering: list[Callable[[], None]] = []
+        self._gathering: list[Gather] = []
         #: The time of the first event of this turn. Reading the clock for each operation would cost
         #: as much as packing it.
         self._now = self._loop.time()
@@ -265,11 +269,11 @@ class Link:
         if deadline_at < self._timer_at:
             self._arm(deadline_at)
 
-    def before_sending(self, gather: Callable[[], None]) -> None:
+    def before_sending(self, gather: Gather) -> None:
         """Call `gather` just before the next frames are made, or soon if no more are. It may submit
         operations, and must not raise."""
         if self._closed_by is not None:
-            self._loop.call_soon(gather)
+            self._loop.call_soon(_gather_all, gather)
             return
         self._gathering.append(gather)
         if not self._awake:
@@ -328,7 +332,7 @@ class Link:
         gathering, self._gathering = self._gathering, []
         for gather in gathering:
             # What they submit is refused, so that they can tell.
-            self._loop.call_soon(gather)
+            self._loop.call_soon(_gather_all, gather)
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = float("-inf")
@@ -501,16 +505,34 @@ class Link:
         """Carry out the coalescer's effects, unless frames wait for room."""
         if self._unsent or self._closed_by is not None:
             return
-        if self._gathering:
-            # What is submitted now leaves with these frames, and needs no turn of its own.
-            awake, self._awake = self._awake, True
-            gathering, self._gathering = self._gathering, []
-            for gather in gathering:
-                gather()
-            self._awake = awake
-            if self._gathering and not awake:
-                # One of them gathers again, for the frames after these.
-                self._rouse()
+        more = True
+        while more and not self._unsent:
+            more = self._gather()
+            self._send_frames()
+        if self._answered_count:
+            self._loop.call_soon(self._take_late_replies)
+        at = self._coalescer.wake_at
+        if at < self._timer_at:
+            self._arm(at)
+
+    def _gather(self) -> bool:
+        """Let those who gather submit what leaves with the next frames. Return whether somebody has
+        more, for frames after these."""
+        if not self._gathering:
+            return False
+        # What is submitted now leaves with these frames, and needs no turn of its own.
+        awake, self._awake = self._awake, True
+        gathering, self._gathering = self._gathering, []
+        more = [gather for gather in gathering if gather()]
+        self._awake = awake
+        if more:
+            self._gathering[:0] = more
+        elif self._gathering and not awake:
+            # One of them gathers again, for the frames after these.
+            self._rouse()
+        return bool(more)
+
+    def _send_frames(self) -> None:
         for effect in self._coalescer.turn(self._loop.time()):
             if isinstance(effect, SendFrame):
                 subject = self.subjects.server(self.tenant, effect.server)
@@ -522,8 +544,9 @@ class Link:
                 self.spawn(self._questions.ask(effect))
         # All that waits is in these frames, so there is nothing to gather.
         self.bus.send_now()
-        if self._answered_count:
-            self._loop.call_soon(self._take_late_replies)
-        at = self._coalescer.wake_at
-        if at < self._timer_at:
-            self._arm(at)
+
+
+def _gather_all(gather: Gather) -> None:
+    """Call it without frames: the link is closed."""
+    while gather():
+        pass

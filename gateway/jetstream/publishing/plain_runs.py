@@ -6,11 +6,19 @@ but for GATHER_SECONDS at most. So a lone message loses no time, and under load 
 and frames. A message costs a few elements of lists: it has neither a future nor an operation of its
 own.
 
-With two runs unanswered, gateway and owner could work at the same time. But on two cores clients
-and nats-server need what that saves, and each run costs its own frame, tick and sync.
+Many are two runs, so that callers in lockstep keep client, gateway and owner at work
+(`lockstep.py`). While one is unanswered, only MIN_PART messages are worth a second: a run costs a
+frame, a tick and a sync, and what publishers send one by one would become many small ones.
 
-Runs leave in the order of their messages. `submit` sends what waits before something that must come
-after it.
+Runs leave in the order of their messages, and are stored in that order however many are unanswered:
+each is a group of writes with a counter, or part of one. The owner refuses a group whose
+predecessor it has not taken, and the client sends it again behind that (`store_queue.py`), also to
+another owner, which has all groups before the last one that was stored. If a run is refused for
+good, its publishers are told, and none of its messages is stored later; so is one that was given
+up, which the owner refuses if it comes late. If another gateway serves the stream, its epoch lies
+between two operations in the owner's order: what comes before is stored, and nothing behind it.
+
+`submit` sends what waits before something that must come after it.
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.client.handles.serving import ServingStream
+from holdfast.gateway.jetstream.wire.lockstep import MIN_PART, PARTS, part_of
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import Run
@@ -56,7 +65,9 @@ class PlainRuns:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[PortMessage] = []
         self._waiting_bytes = 0
+        #: The runs that are unanswered, and their messages.
         self._in_flight = 0
+        self._in_flight_count = 0
         #: Whether the client will ask for what waits before its next frame.
         self._asked = False
         self._timer: asyncio.TimerHandle | None = None
@@ -71,7 +82,7 @@ class PlainRuns:
     def submit(self) -> None:
         """Send all that waits: what is appended next comes after it."""
         while self._waiting:
-            self._send_run()
+            self._send_run(RUN_MESSAGES)
         self._forget_timer()
 
     def drop(self) -> tuple[int, int]:
@@ -84,17 +95,22 @@ class PlainRuns:
     def answered(self, run: list[PortMessage], size_bytes: int, answer: Any) -> None:
         """Take the answer to a run; on the loop, among those to other operations."""
         self._in_flight -= 1
+        self._in_flight_count -= len(run)
         self._answered(run, size_bytes, answer)
         if self._waiting and not self._asked:
             self._go_on()
 
     @property
+    def _part(self) -> int:
+        """The most messages of the next run."""
+        return min(RUN_MESSAGES, part_of(self._in_flight_count + len(self._waiting)))
+
+    @property
     def _may_send(self) -> bool:
-        return (
-            self._in_flight == 0
-            or len(self._waiting) >= RUN_MESSAGES
-            or self._waiting_bytes >= RUN_BYTES
-        )
+        count = len(self._waiting)
+        if not count or count >= RUN_MESSAGES or self._waiting_bytes >= RUN_BYTES:
+            return count > 0
+        return not self._in_flight or (self._in_flight < PARTS and count >= MIN_PART)
 
     def _go_on(self) -> None:
         """See that what waits is sent in time."""
@@ -104,19 +120,22 @@ class PlainRuns:
         elif self._timer is None:
             self._timer = self._loop.call_later(GATHER_SECONDS, self.submit)
 
-    def _send(self) -> None:
-        self._asked = False
-        while self._waiting and self._may_send:
-            self._send_run()
+    def _send(self) -> bool:
+        """Send a run. Return whether to call again for another."""
+        if self._may_send:
+            self._send_run(self._part)
+        self._asked = self._may_send
         if not self._waiting:
             self._forget_timer()
-        elif self._timer is None:
+        elif not self._asked and self._timer is None:
             self._timer = self._loop.call_later(GATHER_SECONDS, self.submit)
+        return self._asked
 
-    def _send_run(self) -> None:
-        messages, size_bytes = self._take()
+    def _send_run(self, most: int) -> None:
+        messages, size_bytes = self._take(most)
         waiter = _Waiter(self, messages, size_bytes)
         self._in_flight += 1
+        self._in_flight_count += len(messages)
         try:
             if len(messages) == 1:
                 subject, _, headers, payload = messages[0]
@@ -127,14 +146,14 @@ class PlainRuns:
         except HoldfastError as error:
             waiter.set_result((error, 0, None))
 
-    def _take(self) -> tuple[list[PortMessage], int]:
+    def _take(self, most: int) -> tuple[list[PortMessage], int]:
         """Return the messages of the next run, and their bytes."""
         waiting, size_bytes = self._waiting, self._waiting_bytes
-        if len(waiting) <= RUN_MESSAGES and size_bytes <= RUN_BYTES:
+        if len(waiting) <= most and size_bytes <= RUN_BYTES:
             self._waiting, self._waiting_bytes = [], 0
             return waiting, size_bytes
         count = size_bytes = 0
-        for message in waiting[:RUN_MESSAGES]:
+        for message in waiting[:most]:
             message_bytes = waiting_bytes(message)
             if count and size_bytes + message_bytes > RUN_BYTES:
                 break

@@ -1,25 +1,28 @@
 """Gets of the last message of one subject, as those of a key-value bucket: most gets are.
 
-All that arrive before the client's next frame become one read of the owner, and so does all that
-arrives while a read is on its way, so a get costs neither a task nor a frame of its own. Nothing is
-kept: every get is answered from what its owner has after it was asked.
+Those that arrive before the client's next frame, or while reads are on their way, travel together,
+so a get costs neither a task nor a frame of its own. Many are two reads, so that callers in
+lockstep keep client, gateway and owner at work (`lockstep.py`). Nothing is kept: every get is
+answered from what its owner has after it was asked.
+
+What waits is asked for where the client gathers its next frames, never among the answers to others.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from holdfast.client.handles.serving_wire import ServedMessage
 from holdfast.client.wire.waiting import Waiter
+from holdfast.gateway.jetstream.wire.lockstep import PARTS, part_of
 from holdfast.protocol.errors import HoldfastError, internal_error
 
 logger = logging.getLogger("holdfast.gateway")
 
-#: Reads that are on their way at a time, and the subjects of one: with at most 1 KiB each, they fit
-#: into a frame.
-_READS: Final = 2
+#: The most subjects of a read: with at most 1 KiB each, they fit into a frame.
 _SUBJECTS: Final = 256
 
 #: Who asks: the inbox of a direct get, or a future.
@@ -32,7 +35,7 @@ Answer = tuple[T, ServedMessage | None]
 class LastReads(Protocol):
     """The reads of a ServingStream that are used here."""
 
-    def before_sending(self, gather: Callable[[], None]) -> None: ...
+    def before_sending(self, gather: Callable[[], bool]) -> None: ...
 
     def lasts_soon(self, waiter: Waiter, subjects: Sequence[str]) -> None: ...
 
@@ -57,6 +60,7 @@ class LastGets(Generic[T]):
         #: Those whose gets wait for a read, by subject.
         self._waiting: dict[str, list[T]] = {}
         self._reads = 0
+        #: Whether the client will call `_read`.
         self._scheduled = False
         #: How many gets are not answered.
         self.count = 0
@@ -70,19 +74,31 @@ class LastGets(Generic[T]):
             return
         self._waiting[subject] = [asker]
         if not self._scheduled:
+            self._read_soon()
+
+    @property
+    def _may_read(self) -> bool:
+        return self._reads < PARTS and bool(self._waiting)
+
+    def _read_soon(self) -> None:
+        if self._may_read:
             self._scheduled = True
             self._store.before_sending(self._read)
 
-    def _read(self) -> None:
-        """Ask the owner."""
-        self._scheduled = False
-        while self._waiting and self._reads < _READS:
-            asked = self._waiting
-            if len(asked) > _SUBJECTS:
-                asked = {subject: asked.pop(subject) for subject in list(asked)[:_SUBJECTS]}
-            else:
-                self._waiting = {}
-            self._start(asked)
+    def _read(self) -> bool:
+        """Ask the owner for a part of what waits. Return whether to call again for another."""
+        if self._may_read:
+            self._start(self._take_part(min(_SUBJECTS, part_of(self.count))))
+        self._scheduled = self._may_read
+        return self._scheduled
+
+    def _take_part(self, most: int) -> dict[str, list[T]]:
+        """Return who waits for the first subjects."""
+        waiting = self._waiting
+        if len(waiting) <= most:
+            self._waiting = {}
+            return waiting
+        return {subject: waiting.pop(subject) for subject in list(islice(waiting, most))}
 
     def _start(self, asked: dict[str, list[T]]) -> None:
         self._reads += 1
@@ -103,7 +119,8 @@ class LastGets(Generic[T]):
             self._fail(asked, error)
         finally:
             # What waits is read, whatever became of these.
-            self._read()
+            if not self._scheduled:
+                self._read_soon()
 
     def _take_found(
         self,

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
+from unittest.mock import patch
 
 from holdfast.client.connection import Client
 from holdfast.gateway.jetstream.api.headers import get
+from holdfast.gateway.jetstream.publishing import plain_runs
+from holdfast.gateway.jetstream.wire import lockstep
 from tests.simulation.jetstream.applications import (
     Application,
     FactKeeper,
@@ -78,7 +81,7 @@ async def _run(seed: int, fault: str | None, seconds: float) -> tuple[Simulation
     if seed % 2:
         simulation.direct = SimulatedPipes(simulation)
     world = World(simulation)
-    with small_limits(simulation.chance("limits")), watched(simulation):
+    with small_limits(simulation.chance("limits")), _small_parts(), watched(simulation):
         async with simulation:
             world.start()
             try:
@@ -86,6 +89,16 @@ async def _run(seed: int, fault: str | None, seconds: float) -> tuple[Simulation
             finally:
                 await world.end()
     return simulation, world
+
+
+@contextlib.contextmanager
+def _small_parts() -> Iterator[None]:
+    """Let what eight publish at once leave in two parts."""
+    with (
+        patch.object(lockstep, "MIN_PART", 2),
+        patch.object(plain_runs, "MIN_PART", 2),
+    ):
+        yield
 
 
 async def _live(world: World, fault: str | None, seconds: float) -> None:

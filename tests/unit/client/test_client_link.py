@@ -171,3 +171,71 @@ async def test_what_gathers_may_ask_to_gather_again() -> None:
             await asyncio.sleep(0)
         assert gathered == ["first", "again"]
         assert bus.published, "what it started has left"
+
+
+class _Halves:
+    """Appends what it has in frames of its own, one value in each."""
+
+    def __init__(self, client: Client, count: int) -> None:
+        self.stream = client.serving_stream("a")
+        self.left = [b"%d" % number for number in range(1, count + 1)]
+        self.appends: list[asyncio.Future[object]] = []
+        self.refused = 0
+        self.is_gathering = False
+        self.stream.before_sending(self.gather)
+
+    def gather(self) -> bool:
+        assert not self.is_gathering, "it is called within itself"
+        self.is_gathering = True
+        value = self.left.pop(0)
+        append: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        try:
+            self.stream.append_soon(append, "s", value)
+            self.appends.append(append)
+        except ConnectionFailedError:
+            self.refused += 1
+        self.is_gathering = False
+        return bool(self.left)
+
+
+async def test_who_gathers_may_have_more_for_frames_of_its_own() -> None:
+    async with _connected() as (client, bus):
+        halves = _Halves(client, 3)
+        gathered: list[int] = []
+        halves.stream.before_sending(lambda: gathered.append(len(bus.published)))
+        client.send_now()
+        assert gathered == [0], "this one has no more"
+        assert len(bus.published) == 3
+        await asyncio.gather(*halves.appends)
+        assert len(bus.published) == 3
+        values = [message.value async for message in client.stream("a").get_all()]
+        assert values == [b"0", b"1", b"2", b"3"]
+
+
+async def test_who_has_more_waits_for_room_as_others_do() -> None:
+    async with _connected() as (client, bus):
+        bus.room.clear()
+        halves = _Halves(client, 3)
+        await until(lambda: bus.waiting, "a frame waits for room")
+        client.send_now()
+        assert len(halves.left) == 2 and not bus.published
+        halves.stream.append_soon(asyncio.get_running_loop().create_future(), "s", b"last")
+        bus.room.set()
+        await until(lambda: not halves.left, "all has left")
+        await asyncio.gather(*halves.appends)
+        numbers = [int(reply.rpartition(".")[2]) for reply, _ in bus.published]
+        assert numbers == sorted(numbers)
+        values = [message.value async for message in client.stream("a").get_all()]
+        # In the order of the calls.
+        assert values == [b"0", b"1", b"last", b"2", b"3"]
+
+
+async def test_who_has_more_hears_that_there_is_no_frame() -> None:
+    async with _connected() as (client, bus):
+        bus.room.clear()
+        waiting = _Halves(client, 3)
+        await until(lambda: bus.waiting, "a frame waits for room")
+        await client.close()
+        await until(lambda: waiting.refused == 2, "it was told of all that was left")
+        later = _Halves(client, 3)
+        await until(lambda: later.refused == 3, "it was told too")

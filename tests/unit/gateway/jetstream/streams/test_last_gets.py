@@ -9,21 +9,23 @@ from typing import Any
 from holdfast.client.handles.serving_wire import ServedMessage
 from holdfast.client.wire.waiting import Waiter
 from holdfast.gateway.jetstream.streams.last_gets import LastGets
+from holdfast.gateway.jetstream.wire.lockstep import MIN_PART
 from holdfast.protocol.errors import HoldfastError, UnavailableError
+from tests.support.frame_maker import FrameMaker
 
 
 def _message(seq: int, subject: str) -> ServedMessage:
     return ServedMessage(seq, subject, 1, b"", b"v%d" % seq)
 
 
-class _World:
+class _World(FrameMaker):
     """An owner that answers when it is told to, and what clients got."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.reads: list[tuple[Waiter, list[str]]] = []
         self.got: list[tuple[str, object]] = []
         self.refuses: HoldfastError | None = None
-        self._gathering: list[Callable[[], None]] = []
         self.gets: LastGets[str] = LastGets(
             self,
             lambda answers: self.got.extend((each, found and found.seq) for each, found in answers),
@@ -31,13 +33,11 @@ class _World:
             lambda inboxes, error: self.got.extend((each, error.code) for each in inboxes),
         )
 
-    def before_sending(self, gather: Callable[[], None]) -> None:
-        self._gathering.append(gather)
-
     def lasts_soon(self, waiter: Waiter, subjects: Sequence[str]) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.reads.append((waiter, list(subjects)))
+        self.submit(len(subjects))
 
     def found_lasts(self, answer: Any) -> tuple[list[ServedMessage], list[str], bool]:
         if isinstance(answer, HoldfastError):
@@ -48,16 +48,17 @@ class _World:
     async def asked(self, *gets: tuple[str, str]) -> None:
         for subject, inbox in gets:
             self.gets.ask(subject, inbox)
-        gathering, self._gathering = self._gathering, []
-        for gather in gathering:
-            gather()
+        self.send()
         await asyncio.sleep(0)
 
     async def answer(self, answer: object) -> None:
         waiter, _ = self.reads.pop(0)
+        frame_count = len(self.frames)
         assert not waiter.done()
         waiter.set_result(answer)
         assert waiter.done()
+        assert len(self.frames) == frame_count, "nothing is sent among answers"
+        self.send()
         await asyncio.sleep(0)
 
 
@@ -114,14 +115,60 @@ def test_after_a_full_page_the_others_are_asked_for() -> None:
     _run(work)
 
 
-def test_many_subjects_are_several_reads() -> None:
+def test_many_gets_are_two_reads_in_a_frame_each() -> None:
     async def work(world: _World) -> None:
-        await world.asked(*((f"k{number}", "") for number in range(600)))
-        await world.answer(([], [], True))
-        await world.answer(([], [], True))
-        await world.answer(([], [], True))
-        assert world.got == [("", None)] * 600
+        for count, parts in [
+            (MIN_PART, [[MIN_PART]]),
+            (MIN_PART + 8, [[MIN_PART], [8]]),
+            (2 * MIN_PART, [[MIN_PART], [MIN_PART]]),
+            (201, [[101], [100]]),
+            (600, [[256], [256]]),
+        ]:
+            await world.asked(*((f"k{number}", "") for number in range(count)))
+            assert world.take_frames() == parts, count
+            subjects = [subject for _, part in world.reads for subject in part]
+            assert subjects == [f"k{number}" for number in range(sum(map(sum, parts)))]
+            while world.reads:
+                await world.answer(([], [], True))
+            assert len(world.got) == count and world.gets.count == 0
+            world.got.clear()
+            world.take_frames()
+
+    _run(work)
+
+
+def test_callers_in_lockstep_are_answered_in_turn() -> None:
+    async def work(world: _World) -> None:
+        await world.asked(*((f"k{number}", "") for number in range(64)))
+        for turn in range(5):
+            await world.answer(([], [], True))
+            # Those who were answered ask again.
+            await world.asked(*((f"k{turn}.{number}", "") for number in range(32)))
+        assert world.take_frames() == [[32]] * 7
+        assert len(world.reads) == 2
+
+    _run(work)
+
+
+def test_many_who_ask_for_one_subject_are_one_read() -> None:
+    async def work(world: _World) -> None:
+        await world.asked(*(("a", str(number)) for number in range(500)))
+        assert world.take_frames() == [[1]]
+        await world.answer(([_message(7, "a")], [], True))
+        assert world.got == [(str(number), 7) for number in range(500)]
+
+    _run(work)
+
+
+def test_what_waits_between_two_frames_is_told_that_the_client_is_closed() -> None:
+    async def work(world: _World) -> None:
+        world.refuses = UnavailableError(reason="closed")
+        await world.asked(*((f"k{number}", "") for number in range(100)))
+        assert world.got == [("", "unavailable")] * 100
         assert world.gets.count == 0
+        world.refuses = None
+        await world.asked(("a", "1"))
+        assert world.take_frames() == [[1]]
 
     _run(work)
 
