@@ -20,6 +20,7 @@ from holdfast.coordinator.answering.requests import (
     ResolveRequest,
 )
 from holdfast.coordinator.decisions.events import RecordDead
+from holdfast.coordinator.state import state_connection
 from holdfast.coordinator.state.state_file import StateFile, open_state_file
 from holdfast.coordinator.state.state_format import APPLICATION_ID, FORMAT_VERSION
 from holdfast.protocol.control import Owner, StoreTotals
@@ -244,3 +245,64 @@ def test_the_file_is_durable_and_exclusive(state: StateFile, path: Path) -> None
     assert connection.pragma("synchronous") == 2
     assert connection.pragma("locking_mode") == "exclusive"
     assert not path.with_name("state.db-shm").exists()
+
+
+def wal_bytes(path: Path) -> int:
+    return path.with_name(f"{path.name}-wal").stat().st_size
+
+
+def own_in(state: StateFile, epoch: int) -> None:
+    """Let `a` own ONE in an epoch."""
+    with state.transaction():
+        state.stores.assign(ONE, Owner("a", "a1", epoch))
+
+
+def test_the_log_has_one_size_from_the_start_and_through_checkpoints(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_connection, "_CHECKPOINT_PAGES", 8)
+    with closing(open_state_file(path, Disk())) as state:
+        own(state, ONE)
+        sizes, bases = {wal_bytes(path)}, set()
+        for epoch in range(2, 40):
+            own_in(state, epoch)
+            sizes.add(wal_bytes(path))
+            bases.add(state._connection.base)
+        assert len(bases) > 3, "there were checkpoints"
+        # The transaction before a checkpoint may end behind the full size.
+        assert len(sizes) <= 3
+        assert min(sizes) > 8 * 4096
+
+
+@pytest.mark.parametrize("commits", range(1, 14))
+def test_what_was_committed_is_there_after_a_kill_at_any_distance_from_a_checkpoint(
+    path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    monkeypatch.setattr(state_connection, "_CHECKPOINT_PAGES", 12)
+    state = open_state_file(path, Disk())
+    own(state, ONE)
+    for epoch in range(2, commits + 1):
+        own_in(state, epoch)
+    # As a kill does: nothing is moved from the log into the file.
+    state._connection.drop()
+    with closing(open_state_file(path, Disk())) as successor:
+        check(successor, (ResolveRequest((ONE,)), [["a", "a1", commits]]), members=())
+
+
+def test_without_room_for_the_whole_log_the_file_is_opened_and_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoRoom:
+        def __init__(self, *arguments: object) -> None:
+            pass
+
+        def xWrite(self, data: bytes, offset: int) -> None:
+            raise apsw.FullError("no room")
+
+        def xClose(self) -> None:
+            pass
+
+    monkeypatch.setattr(state_connection.apsw, "VFSFile", NoRoom)
+    with closing(open_state_file(path, Disk())) as state:
+        own(state, ONE)
+        check(state, (ResolveRequest((ONE,)), [["a", "a1", 1]]), members=())
