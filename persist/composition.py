@@ -355,7 +355,9 @@ def compose(
     )
     request = tier.request if tier is not None else partial(_without_bucket, server)
     tell_load = partial(_load, life, open_stores, loads)
-    commands = Commands(life, coordination, phase, request, tell_load, mover.move)
+    commands = Commands(
+        *(life, coordination, phase, request, tell_load, mover.move), open_queue.open_ahead
+    )
     reception = Reception(
         life, path.inbox, open_stores, heartbeats, commands, administrator, tasks, gatekeeper
     )

@@ -3,7 +3,8 @@
     wanted ──▶ room made ──▶ coordinator asked, many at once ──▶ dead logs read ──▶ `openings.py`
 
 A store that the coordinator has just granted without being asked (`early_grants.py`) waits for no
-answer.
+answer. If that grant was told alone, the store is opened at once: the client that was told of the
+owner at the same time needs as long for its first frame as a small file takes.
 
 `open_stores.py` keeps the operations that wait for a store and returns them in the order of
 arrival. A server that opens nothing any more releases what it was granted and sends the
@@ -88,6 +89,21 @@ class OpenQueue:
                         break
                     async with self._openings.opens.may_begin:
                         await self._open_batch(wanted, tasks)
+
+    def open_ahead(self, store: StoreId) -> None:
+        """Open a store that was just granted, before its first frame arrives.
+
+        Only if that is in nobody's way: no other store is closed for it, and no job has its file.
+        """
+        if (
+            self._phase.owns_stores
+            and not self._phase.opens_nothing
+            and self._excess(1) <= 0
+            and not self._open_stores.leases.is_leased(store)
+            # It needs a higher epoch, so the coordinator must be asked.
+            and store not in self._giving_back.epochs
+        ):
+            self._open_stores.expect(store)
 
     async def _open_batch(self, wanted: list[WantedStore], tasks: asyncio.TaskGroup) -> None:
         if not self._phase.owns_stores:

@@ -192,7 +192,9 @@ class Openings:
         if earlier is not None and earlier.file is not None:
             assert earlier.file.in_memory
             earlier.file.abandon()
-        self._inbox.submit_again(self._open_stores.opened(store))
+        arrivals = self._open_stores.opened(store)
+        if arrivals:
+            self._inbox.submit_again(arrivals)
 
     async def _open_later(self, wanted: WantedStore) -> None:
         """Ask again: another process still has the file, or the coordinator or

@@ -31,11 +31,12 @@ class Commands:
         request_snapshots: Callable[[list[StoreId] | None], int],
         tell_load: Callable[[int], ServerLoad],
         move: Callable[[list[tuple[StoreId, int]], str], int],
+        open_ahead: Callable[[StoreId], None],
     ) -> None:
         """`request_snapshots` schedules snapshots of stores, or of all open ones, and returns how
         many. `tell_load` returns this server's load, with at most so many of its busiest stores.
         `move` schedules the handing over of stores of these epochs to a server, and returns how
-        many wait."""
+        many wait. `open_ahead` opens a store that was granted before anybody uses it."""
         self._server = life.server
         self._incarnation = life.id
         self._coordination = coordination
@@ -43,6 +44,7 @@ class Commands:
         self._request_snapshots = request_snapshots
         self._tell_load = tell_load
         self._move = move
+        self._open_ahead = open_ahead
         self._mishaps = Mishaps(logger)
 
     def command(self, payload: bytes) -> bytes:
@@ -85,7 +87,10 @@ class Commands:
                 return {"moving": 0}
             case "granted":
                 if fields.get("incarnation") == self._incarnation:
-                    self._coordination.early_grants.hear(fields)
+                    stores = self._coordination.early_grants.hear(fields)
+                    # A client that asks for one store is about to use it.
+                    if len(stores) == 1:
+                        self._open_ahead(stores[0])
             case "snapshot":
                 return {"snapshots": self._request_snapshots(_stores(fields.get("stores")))}
             case unknown:

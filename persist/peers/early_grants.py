@@ -13,9 +13,10 @@ that it had heard before it read the store's record. Invariant:
 A request that was never answered may still arrive, for an early grant as for one that was asked
 for; those who give stores up keep such stores from being opened (`giving_back.py`, `leases.py`).
 
-Clients may ask for any number of names, so the table is bounded, and a grant opens nothing by
-itself: it waits a few seconds for operations that need it. No grant is told of a store that was
-never written, or is cold.
+Clients may ask for any number of names, so the table is bounded. A grant that is told alone lets
+the store be opened while the first frame is on its way (`open_queue.py`). One of several opens
+nothing by itself: it waits a few seconds for operations that need it. No grant is told of a store
+that was never written, or is cold.
 """
 
 from __future__ import annotations
@@ -74,17 +75,19 @@ class EarlyGrants:
         finally:
             self._under_way -= 1
 
-    def hear(self, fields: Any) -> None:
+    def hear(self, fields: Any) -> list[StoreId]:
         """Keep the grants that the coordinator tells this incarnation, instead of the oldest ones.
-        Raises MalformedFrameError, InvalidNameError."""
+        Return their stores, if they count now. Raises MalformedFrameError, InvalidNameError."""
         term, ended = _number(fields, "term"), _number(fields, "ended")
         given_up = _number(fields, "given_up")
         keep_until = self._clock() + EARLY_GRANT_SECONDS
-        for store, grant in [_granted(row) for row in _rows(fields)]:
+        granted = [_granted(row) for row in _rows(fields)]
+        for store, grant in granted:
             self._kept.pop(store, None)
             if len(self._kept) >= MAX_EARLY_GRANTS:
                 del self._kept[next(iter(self._kept))]
             self._kept[store] = _Kept(keep_until, given_up, EarlyGrant(grant, term, ended))
+        return [store for store, _ in granted] if self._knew_all(given_up) else []
 
     def take(self, store: StoreId) -> EarlyGrant | None:
         """Return the grant of a store that is to be opened now, at most once; None if there is

@@ -3,8 +3,8 @@
 Pure. A store is in one of these states:
 
     absent   nobody asked for it: it costs nothing
-    wanted   operations wait; the coordinator has not been asked for it yet
-    asked    operations wait; the question is on its way, or the file is being opened
+    wanted   operations wait or are expected; the coordinator has not been asked for it yet
+    asked    as `wanted`, but the question is on its way, or the file is being opened
     open     operations go to its Store
 
 One question to the coordinator covers many stores. The answer opens a store, or refuses what waits
@@ -129,6 +129,12 @@ class OpenStores:
         waiting.arrivals.append(arrival)
         if arrival.writes:
             waiting.create = True
+
+    def expect(self, store: StoreId) -> None:
+        """Ask for a store that nobody waits for yet, unless it is in use."""
+        if not self.in_use(store):
+            self._waiting[store] = _Waiting()
+            self._want(store)
 
     def take_wanted(self, limit: int) -> list[WantedStore]:
         """Return up to `limit` stores to ask the coordinator for, each once. Tenants take turns, so

@@ -58,7 +58,10 @@ class World:
             len,  # type: ignore[arg-type]
             lambda limit: ServerLoad("a", "1", 5.0, 50.0, 2, (StoreLoad(ONE, 5.0, 50.0, 3),)),
             self.move,
+            lambda store: self.opened_ahead.append(store),
         )
+        #: What it was told to open before anybody uses it.
+        self.opened_ahead: list[StoreId] = []
         #: What it was told to move, and where to.
         self.moves: list[tuple[list[tuple[StoreId, int]], str]] = []
 
@@ -257,6 +260,18 @@ async def test_a_store_that_the_coordinator_granted_by_itself_is_open_to_this_li
     assert grant.epoch == 7
     # The logs of those who had ended by then must have been read.
     assert world.coordination.ended == (3, 2)
+
+
+async def test_a_grant_that_was_told_alone_opens_its_store_and_one_of_several_opens_none(
+    world: World,
+) -> None:
+    world.command(**{**GRANTED, "incarnation": "2"})
+    world.command(**{**GRANTED, "given_up": 1})
+    two = [[*ONE, 7, 30], ["acme", 1, "two", 7, 30]]
+    world.command(**{**GRANTED, "stores": two})
+    assert world.opened_ahead == []
+    world.command(**GRANTED)
+    assert world.opened_ahead == [ONE]
 
 
 async def test_a_late_grant_hides_no_end_that_was_told_before(world: World) -> None:

@@ -209,7 +209,8 @@ async def test_whatever_a_server_is_commanded_it_answers() -> None:
             coordination = Coordination(life)
             phase = LifePhase("a")
             commands = Commands(
-                life, coordination, phase, lambda stores: len(stores or ()), _load, _moves
+                *(life, coordination, phase, lambda stores: len(stores or ()), _load, _moves),
+                lambda store: None,
             )
             try:
                 decode_control(commands.command(message))

@@ -36,7 +36,8 @@ class World:
         self.opening: dict[str, asyncio.Event] = {}
         self.opened: list[str] = []
         self.most_at_once = 0
-        tasks, phase = SpawnedTasks(), LifePhase("s1")
+        tasks = SpawnedTasks()
+        phase = self.phase = LifePhase("s1")
         inbox: Any = SimpleNamespace(submit_again=self._submitted)
         self.early: dict[StoreId, Grant] = {}
         self.asked: list[str] = []
@@ -114,6 +115,71 @@ async def test_a_store_that_was_granted_already_is_not_asked_for() -> None:
     assert world.asked == ["other"]
     assert world.granted == {"told": 7, "other": 1}
     running.cancel()
+
+
+async def test_a_store_that_was_granted_alone_is_open_before_its_first_operation() -> None:
+    world = World()
+    running = asyncio.create_task(world.queue.run())
+    told = stream_id("told")
+    world.early[told] = Grant(7, StoreState.DURABLE, StoreState.DURABLE)
+    world.queue.open_ahead(told)
+    await until(lambda: world.open_stores.find(told) is not None)
+    assert (world.granted, world.asked, world.opened) == ({"told": 7}, [], [])
+    # The owner is told anew with each client that asks.
+    world.early[told] = Grant(7, StoreState.DURABLE, StoreState.DURABLE)
+    world.queue.open_ahead(told)
+    assert world.open_stores.take_wanted(10) == []
+    running.cancel()
+
+
+async def test_operations_that_arrive_while_a_store_is_opened_ahead_wait_for_it() -> None:
+    world = World()
+    running = asyncio.create_task(world.queue.run())
+    large = stream_id("large")
+    world.early[large] = Grant(7, StoreState.DURABLE, StoreState.DURABLE)
+    world.queue.open_ahead(large)
+    await until(lambda: "large" in world.opening)
+    world.want("large")
+    world.opening["large"].set()
+    await until(lambda: world.opened == ["large"])
+    assert (world.granted, world.asked) == ({"large": 7}, [])
+    running.cancel()
+
+
+async def test_no_store_is_closed_to_open_another_one_ahead() -> None:
+    world = World(max_open_stores=1)
+    running = asyncio.create_task(world.queue.run())
+    world.want("used")
+    await until(lambda: world.opened == ["used"])
+    world.queue.open_ahead(stream_id("told"))
+    assert not world.open_stores.in_use(stream_id("told"))
+    running.cancel()
+
+
+async def test_a_server_that_is_drained_opens_nothing_ahead() -> None:
+    world = World()
+    world.phase.set_draining(True)
+    world.queue.open_ahead(stream_id("told"))
+    assert not world.open_stores.in_use(stream_id("told"))
+
+
+async def test_a_file_that_a_job_has_is_not_opened_ahead() -> None:
+    world = World()
+    told = stream_id("told")
+    with world.open_stores.leases.of_closed(told) as is_leased:
+        assert is_leased
+        world.queue.open_ahead(told)
+        assert not world.open_stores.in_use(told)
+    world.queue.open_ahead(told)
+    assert world.open_stores.in_use(told)
+
+
+async def test_a_store_that_was_given_back_is_not_opened_ahead() -> None:
+    world = World()
+    store = store_of(stream_id("told"), 7)
+    world.giving_back.unwritten(store)
+    world.queue.open_ahead(store.id)
+    assert not world.open_stores.in_use(store.id)
 
 
 async def test_a_store_that_was_given_back_is_asked_for_even_if_it_was_granted_already() -> None:

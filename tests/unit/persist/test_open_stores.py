@@ -57,6 +57,35 @@ def test_a_write_for_a_store_that_only_reads_had_opened_asks_again(open_stores: 
     assert open_stores.take_wanted(1) == [WantedStore(stream_id("a"), create=True)]
 
 
+def test_an_expected_store_is_asked_for_once_and_whatever_comes_meanwhile_waits_for_it(
+    open_stores: OpenStores,
+) -> None:
+    open_stores.expect(stream_id("a"))
+    open_stores.expect(stream_id("a"))
+    assert open_stores.take_wanted(10) == [WantedStore(stream_id("a"), create=False)]
+    assert open_stores.waiting_count == 0
+    open_stores.wait(arrival("a", 0))
+    assert open_stores.take_wanted(10) == []
+    assert [each.position for each in open_stores.opened(opened("a"))] == [0]
+    open_stores.expect(stream_id("a"))
+    assert open_stores.take_wanted(10) == []
+
+
+def test_a_write_that_comes_before_an_expected_store_is_asked_for_may_create_it(
+    open_stores: OpenStores,
+) -> None:
+    open_stores.expect(stream_id("a"))
+    open_stores.wait(arrival("a", 0, writes=True))
+    assert open_stores.take_wanted(10) == [WantedStore(stream_id("a"), create=True)]
+
+
+def test_an_expected_store_that_is_refused_leaves_nothing(open_stores: OpenStores) -> None:
+    open_stores.expect(stream_id("a"))
+    open_stores.take_wanted(1)
+    assert open_stores.refused(stream_id("a")) == []
+    assert not open_stores.in_use(stream_id("a"))
+
+
 def test_wanted_stores_are_taken_in_portions_in_their_order(open_stores: OpenStores) -> None:
     for name in "abcde":
         open_stores.wait(arrival(name, 0))
