@@ -131,8 +131,9 @@ class OpenStores:
             waiting.create = True
 
     def expect(self, store: StoreId) -> None:
-        """Ask for a store that nobody waits for yet, unless it is in use."""
-        if not self.in_use(store):
+        """Ask for a store that nobody waits for yet, unless it is in use or others are still to be
+        asked for. So at most one that nobody waits for is in their way."""
+        if not self._wanted and not self.in_use(store):
             self._waiting[store] = _Waiting()
             self._want(store)
 

@@ -79,6 +79,17 @@ def test_a_write_that_comes_before_an_expected_store_is_asked_for_may_create_it(
     assert open_stores.take_wanted(10) == [WantedStore(stream_id("a"), create=True)]
 
 
+def test_no_store_is_expected_while_others_are_to_be_asked_for(open_stores: OpenStores) -> None:
+    open_stores.expect(stream_id("a"))
+    open_stores.expect(stream_id("b"))
+    assert open_stores.take_wanted(10) == [WantedStore(stream_id("a"), create=False)]
+    open_stores.wait(arrival("c", 0))
+    open_stores.expect(stream_id("b"))
+    assert open_stores.take_wanted(10) == [WantedStore(stream_id("c"), create=False)]
+    open_stores.expect(stream_id("b"))
+    assert open_stores.take_wanted(10) == [WantedStore(stream_id("b"), create=False)]
+
+
 def test_an_expected_store_that_is_refused_leaves_nothing(open_stores: OpenStores) -> None:
     open_stores.expect(stream_id("a"))
     open_stores.take_wanted(1)
