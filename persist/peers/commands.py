@@ -87,10 +87,10 @@ class Commands:
                 return {"moving": 0}
             case "granted":
                 if fields.get("incarnation") == self._incarnation:
-                    stores = self._coordination.early_grants.hear(fields)
+                    granted = self._coordination.early_grants.hear(fields)
                     # A client that asks for one store is about to use it.
-                    if len(stores) == 1:
-                        self._open_ahead(stores[0])
+                    if len(granted) == 1:
+                        self._open_ahead(granted[0])
             case "snapshot":
                 return {"snapshots": self._request_snapshots(_stores(fields.get("stores")))}
             case unknown:
