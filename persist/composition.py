@@ -82,7 +82,7 @@ from holdfast.persist.tier.tier import Tier
 from holdfast.persist.tier.tier_pools import TierPools
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.checkpointing import Checkpointer, OpenLimits
-from holdfast.persist.write_path.durable_files import DurableFiles
+from holdfast.persist.write_path.durable_files import BesideWrites, DurableFiles
 from holdfast.persist.write_path.durable_reads import DurableReads
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
@@ -137,6 +137,8 @@ class _Threads(NamedTuple):
     #: For reads of files that are not in memory.
     prefetch: RunInThread
     tier: TierPools
+    #: Around what writes much to the disk of the log.
+    beside_writes: BesideWrites = contextlib.nullcontext
 
 
 class _WritePath(NamedTuple):
@@ -217,7 +219,14 @@ def compose(
     checkpointer = Checkpointer(
         life,
         storage.synced_log.log,
-        DurableFiles(life, open_stores.leases, path.progress, path.materialiser, storage.confirm),
+        DurableFiles(
+            life,
+            open_stores.leases,
+            path.progress,
+            path.materialiser,
+            storage.confirm,
+            threads.beside_writes,
+        ),
         open_stores,
         path.progress,
         storage.tell_closed,
@@ -451,7 +460,7 @@ def _threads(machine: Machine, resources: contextlib.ExitStack) -> _Threads:
     prefetch = TierThreads("prefetch", PARALLEL_FETCHES)
     for each in (sync, large, prefetch):
         resources.callback(each.stop)
-    return _Threads(asyncio.to_thread, sync, large, prefetch, pools)
+    return _Threads(asyncio.to_thread, sync, large, prefetch, pools, sync.beside_writes)
 
 
 def _archive(

@@ -370,10 +370,13 @@ MAX_PENDING_CHANGES: Final = 4096
 #: The same for a stream, where waiting longer saves nothing.
 MAX_PENDING_MESSAGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
-#: Of this many times as many changes, everything is applied at once, however long that takes: the
-#: slices below have not kept up. Of this many times as many bytes, a quarter with each tick: chunks
+#: Of this many times as many bytes in large changes, a quarter is applied with each tick: chunks
 #: gather while their file is checkpointed, and a MiB of them takes 1.3 ms.
 PENDING_EXCESS: Final = 4
+#: Of this many times as much, the slices below follow each other turn by turn, since they have not
+#: kept up. A fast writer adds twenty times as much during a checkpoint of its file, which they
+#: catch up with in a quarter of a second. The cap of the log bounds it in any case.
+LADEN_EXCESS: Final = 64
 #: Changes of a stream that the loop applies to its file at once, in about a millisecond; twice as
 #: many would save 2 % of the work. Those of a kv are applied together, since only the last one of
 #: each key is written.

@@ -270,10 +270,13 @@ class Contents:
             self.file = self._create_file(page_bytes_for(contents[0]))
         self.file.apply(*contents, size_bytes=sum([pending.size_bytes for pending in ready]))
 
-    def applied(self, unwritten: Callable[[], Iterable[AppliedBatch]]) -> None:
-        """Note that the file holds more than before, and still lacks `unwritten`."""
+    def applied(
+        self, unwritten: Callable[[], Iterable[AppliedBatch]], unwritten_count: int
+    ) -> None:
+        """Note that the file holds more than before, and still lacks `unwritten`, of so many
+        changes."""
         self._is_exact = False
-        self.memtable.shrink(unwritten)
+        self.memtable.shrink(unwritten, unwritten_count)
 
     def end_memory(self) -> None:
         """Give back the memory of a file in memory now. The collector would find its connection,

@@ -329,7 +329,7 @@ class Store(Accepted):
         self.apply_failed = False
         if self.watcher is not None:
             self.watcher.wrote_file(self)
-        self.contents.applied(self.unwritten)
+        self.contents.applied(self.unwritten, self.revision - self.file_revision)
         self.writers.let_go(self.kept_outcomes)
 
     def previewed(self, synced_tick: int) -> AbstractContextManager[None]:

@@ -10,7 +10,8 @@ ones go to the thread.
 The duration of a sync in the thread says little, because it only ends when the busy loop gives up
 Python's lock. So now and then one is tried in the loop, less and less often while they are not
 short. If the disk begins to hang during a sync in the loop, the loop stops with it: the server is
-silent then, and is fenced as one that hangs.
+silent then, and is fenced as one that hangs. While a checkpoint writes much, each sync waits for a
+part of that, so they stay out of the loop, which meanwhile builds the next tick.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -41,6 +43,8 @@ class SyncThread:
         self._clock = clock
         self._jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
         self._waiting_count = 0
+        #: How many bodies of `beside_writes` are under way.
+        self._writes_count = 0
         #: The mean of the syncs in the loop.
         self._mean_seconds = 0.0
         #: How many go to the thread until the next is tried in the loop.
@@ -52,7 +56,16 @@ class SyncThread:
     @property
     def runs_in_loop(self) -> bool:
         """True if the next function runs in the caller's thread."""
-        return self._left_count == 0 and self._waiting_count == 0
+        return self._left_count == self._waiting_count == self._writes_count == 0
+
+    @contextmanager
+    def beside_writes(self) -> Iterator[None]:
+        """Run nothing in the loop while the body writes much to the same disk."""
+        self._writes_count += 1
+        try:
+            yield
+        finally:
+            self._writes_count -= 1
 
     def __call__(self, function: Callable[[], Any], /) -> asyncio.Future[Any]:
         """Return a future with the result or exception of `function`."""

@@ -50,6 +50,9 @@ logger = logging.getLogger("holdfast.persist")
 
 #: Checkpoints per pass: bounds how long a pass keeps the disk busy.
 _PASS_STORES: Final = 256
+#: So long a pass may take to begin with all its stores: as long as until the next one. The log has
+#: room for what comes meanwhile.
+_UNHURRIED_SECONDS: Final = 0.25
 #: How many files a pass asks for the size of their WAL, at 1 µs each.
 _PASS_LOOKS: Final = 1024
 #: How many closed stores may wait until the coordinator is told of them. It is never told of more.
@@ -211,7 +214,7 @@ class Checkpointer:
             synced_tick=self._progress.synced_tick,
         )
         used_at = [store.used_at for store in choice.close]
-        await self._files.checkpoint(choice.close + choice.checkpoint)
+        await self._files.checkpoint(choice.close + choice.checkpoint, _UNHURRIED_SECONDS)
         for store, at in zip(choice.close, used_at, strict=True):
             self._close_if_clean(store, used_at=at)
             # A pass may close hundreds: let other work run in between.

@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, TypeVar
 
 from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.store.leases import Leases
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
-from holdfast.persist.threads.giving_way import give_way
+from holdfast.persist.threads.giving_way import WRITE_TURNS, give_way
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
 from holdfast.protocol.control import StoreTotals
@@ -29,11 +30,13 @@ from holdfast.protocol.errors import (
     HoldfastError,
     StorageError,
     StoreDamagedError,
+    UnavailableError,
 )
 from holdfast.protocol.limits import APPLY_SLICE_BYTES, APPLY_SLICE_CHANGES
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.store_file.applying import StoreMeta
+from holdfast.shared_fs.store_file.pages.write_back import WORTH_BYTES
 from holdfast.shared_fs.store_file.store_changes import Forgotten
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
@@ -43,6 +46,9 @@ logger = logging.getLogger("holdfast.persist")
 PARALLEL_SYNCS: Final = 8
 #: How many stores one message to the coordinator may name.
 CONFIRM_BATCH: Final = 1024
+
+#: Returns what to enter while much is written to the disk that also has the log.
+BesideWrites = Callable[[], AbstractContextManager[None]]
 
 _Result = TypeVar("_Result")
 
@@ -57,17 +63,21 @@ class DurableFiles:
         progress: LogProgress,
         materialiser: Materialiser,
         confirm: Callable[[Sequence[tuple[StoreId, int, StoreTotals | None]]], Awaitable[None]],
+        beside_writes: BesideWrites = nullcontext,
     ) -> None:
         """`confirm` tells the coordinator at which revision each of these stores'
-        files is durable."""
+        files is durable. `beside_writes` is entered for long checkpoints."""
         self._gate = life.gate
         self._run_in_thread = life.run_in_thread
+        self._beside_writes = beside_writes
         self._leases = leases
         self._progress = progress
         self._materialiser = materialiser
         self._confirm = confirm
         #: One new file is prepared at a time, so that writes have their turn between two of them.
         self._preparing = asyncio.Lock()
+        #: One checkpoint of several begins at a time.
+        self._beginning = asyncio.Lock()
         self._checkpoint_failing = Trouble(logger, "store.checkpoint_failed", logging.ERROR)
         self._unconfirmed = Trouble(logger, "store.confirm_failed")
 
@@ -86,14 +96,20 @@ class DurableFiles:
             result: _Result = await self._run_in_thread(lambda: work(file))
             return result
 
-    async def checkpoint(self, stores: list[Store]) -> None:
-        """Make the files of stores durable with everything synced so far, where possible."""
+    async def checkpoint(self, stores: list[Store], within_seconds: float = 0.0) -> None:
+        """Make the files of stores durable with everything synced so far, where possible. If there
+        is time, up to `within_seconds` for all of them, one begins after the other, and writes have
+        their turn in between."""
         slots = asyncio.Semaphore(PARALLEL_SYNCS)
+        clock = asyncio.get_running_loop().time
+        late_at = [clock() + number * within_seconds / len(stores) for number in range(len(stores))]
+        late_at.reverse()
         #: Each with the contents of its file when it was made durable.
         unconfirmed: list[tuple[Store, StoreMeta]] = []
 
         async def one(store: Store) -> None:
             async with slots:
+                await self._begin_in_turn(late_at.pop())
                 if await self._checkpoint_one(store) and store.standing is Standing.NEW:
                     assert store.file is not None
                     unconfirmed.append((store, store.file.meta))
@@ -102,6 +118,16 @@ class DurableFiles:
             for store in stores:
                 tasks.create_task(one(store))
         await self.confirm_durable(unconfirmed)
+
+    async def _begin_in_turn(self, late_at: float) -> None:
+        """Wait for the turns of a write, but not beyond `late_at`. Otherwise eight files at once
+        would have their changes applied in every turn."""
+        clock = asyncio.get_running_loop().time
+        async with self._beginning:
+            for _ in range(WRITE_TURNS):
+                if clock() >= late_at:
+                    return
+                await asyncio.sleep(0)
 
     async def _checkpoint_one(self, store: Store) -> bool:
         """Return whether the file is durable with everything synced so far."""
@@ -126,9 +152,10 @@ class DurableFiles:
             before = store.forgets_before(asyncio.get_running_loop().time())
             if not file.is_sealed or store.anchor is not None:
                 content = store.contents.file
-                forgotten = await self._run_in_thread(
-                    lambda: _tidy_and_checkpoint(file, content, *before)
-                )
+                with self._beside_writes() if _is_long(file) else nullcontext():
+                    forgotten = await self._run_in_thread(
+                        lambda: _tidy_and_checkpoint(file, content, *before)
+                    )
                 store.needs_sweep = file.needs_sweep()
                 store.tidied()
                 store.forgot(forgotten)
@@ -196,6 +223,15 @@ class DurableFiles:
                 # Changes applied while the coordinator was asked are not durable yet.
                 if store.file is not None and store.file.meta is durable:
                     store.checkpointed()
+
+
+def _is_long(file: StoreFile) -> bool:
+    """Tell if a checkpoint of this file is one that syncs of the log notice."""
+    try:
+        return file.wal_bytes() >= WORTH_BYTES
+    except (StorageError, UnavailableError):
+        # The checkpoint finds out what is wrong.
+        return False
 
 
 def _tidy_and_checkpoint(

@@ -28,6 +28,8 @@ from holdfast.protocol.errors import StorageError, StoreDamagedError
 from holdfast.protocol.limits import (
     APPLY_SLICE_BYTES,
     APPLY_SLICE_CHANGES,
+    KIB,
+    LADEN_EXCESS,
     MAX_PENDING_BYTES,
     MAX_PENDING_CHANGES,
     MAX_PENDING_MESSAGES,
@@ -42,6 +44,8 @@ logger = logging.getLogger("holdfast.persist")
 #: In how many parts many bytes are applied: all chunks that may wait for a checkpoint would take
 #: the loop 16 ms.
 _PARTS: Final = 4
+#: With larger changes than this, the bytes take the time. Small ones go in slices, however many.
+_LARGE_CHANGE_BYTES: Final = KIB
 #: How long a file whose WAL could not be shortened is left to the passes, which come as often.
 _SHORTEN_AGAIN_SECONDS: Final = 0.25
 
@@ -104,9 +108,7 @@ class Materialiser:
                 self._tasks.spawn(self._shorten_wal(store))
             if store.removes_much(self._progress.synced_tick):
                 self.apply_much(store)
-            elif count > PENDING_EXCESS * limit:
-                self._apply(store, self._all_of)
-            elif size_bytes > PENDING_EXCESS * MAX_PENDING_BYTES:
+            elif size_bytes > max(PENDING_EXCESS * MAX_PENDING_BYTES, count * _LARGE_CHANGE_BYTES):
                 self._apply(store, self._much_of)
             else:
                 if not self._laden:
@@ -133,17 +135,28 @@ class Materialiser:
             self._shortening.discard(store)
 
     async def _relieve_laden(self) -> None:
-        """Apply the changes of laden stores, slice by slice and store by store."""
-        while self._laden:
-            await give_way()
-            store = next(iter(self._laden))
-            revision = self._laden.pop(store)
-            if store.state is not OpenState.SERVING or store.file_revision >= revision:
-                continue
-            if store.removes_much(self._progress.synced_tick):
-                self.apply_much(store)
-            elif self._apply(store, self._some_of):
-                self._laden[store] = revision
+        """Apply the changes of laden stores, slice by slice and store by store. Stores in excess
+        have a slice each in every turn of the loop. No more can come: a turn builds at most one
+        tick, and a slice is at least one."""
+        laden = self._laden
+        while laden:
+            if any(map(_is_in_excess, laden)):
+                await asyncio.sleep(0)
+            else:
+                await give_way()
+            first = next(iter(laden))
+            for store in list(filter(_is_in_excess, laden)) or [first]:
+                self._relieve_one(store, laden.pop(store))
+
+    def _relieve_one(self, store: Store, revision: int) -> None:
+        """Apply a slice of a laden store whose file is to reach `revision`."""
+        if store.state is not OpenState.SERVING or store.file_revision >= revision:
+            return
+        if store.removes_much(self._progress.synced_tick):
+            self.apply_much(store)
+        elif self._apply(store, self._some_of):
+            # In excess it has no rest, or what comes meanwhile would add up.
+            self._laden[store] = store.revision if _is_in_excess(store) else revision
 
     def _apply(self, store: Store, part: Callable[[Store], bool]) -> bool:
         """Apply a part of the pending changes. Return whether another part may follow."""
@@ -227,3 +240,12 @@ class Materialiser:
             if done:
                 store.applied(done)
             store.apply_failed = failed
+
+
+def _is_in_excess(store: Store) -> bool:
+    """Tell if the slices have not kept up with a store."""
+    limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
+    return (
+        store.pending.size_bytes > LADEN_EXCESS * MAX_PENDING_BYTES
+        or store.revision - store.file_revision > LADEN_EXCESS * limit
+    )

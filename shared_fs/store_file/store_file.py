@@ -57,6 +57,7 @@ from holdfast.shared_fs.store_file.encrypted.encrypted_rows import RewriteMark, 
 from holdfast.shared_fs.store_file.made_once import made_once
 from holdfast.shared_fs.store_file.pages.page_sizes import raise_format, read_format
 from holdfast.shared_fs.store_file.pages.remaking import write_remade
+from holdfast.shared_fs.store_file.pages.write_back import WORTH_BYTES, WriteBack
 from holdfast.shared_fs.store_file.reading.file_rows import LARGEST_SEQ
 from holdfast.shared_fs.store_file.sqlite_connection import (
     connect,
@@ -138,6 +139,10 @@ class StoreFile(StoreChanges):
         #: made the WAL, so the first checkpoint of a later one does.
         self._unsynced_on: Disk | None = None
         self._names_synced = False
+        #: On the file system of another host, the hint that long checkpoints give is not for it.
+        self._on_remote_disk = False
+        #: Since its first long checkpoint with this connection.
+        self._write_back: WriteBack | None = None
 
     # Opening and closing
     @classmethod
@@ -168,6 +173,7 @@ class StoreFile(StoreChanges):
                 # Before SQLite opens it: closing drops every lock of the process on a file.
                 empty.close()
             file = cls._connect(path, store, vfs or disk.vfs)
+            file._on_remote_disk = disk.remote
             try:
                 file._begin_life(time, owner)
             except BaseException:
@@ -206,6 +212,7 @@ class StoreFile(StoreChanges):
             disk.remove(path)
             raise
         file = cls(None, path, new.store, vfs or disk.vfs)
+        file._on_remote_disk = disk.remote
         file.meta = new.meta
         file.subjects.exists, file.subjects.is_marked = new.has_subjects, new.is_marked
         file.history.state, file.chain.state = new.history, new.chain
@@ -232,6 +239,7 @@ class StoreFile(StoreChanges):
         if size_bytes % schema.PAGE_BYTES and not was_left_open:
             raise cut
         file = cls._connect(path, store, vfs or disk.vfs)
+        file._on_remote_disk = disk.remote
         file.was_left_open = was_left_open
         try:
             if size_bytes % file.page_bytes and not was_left_open:
@@ -321,6 +329,7 @@ class StoreFile(StoreChanges):
         except BaseException:
             self._resting = None
             raise
+        self._end_write_back()
         for name in _NEEDS_CONNECTION:
             self.__dict__.pop(name, None)
         if not self._names_synced:
@@ -379,6 +388,7 @@ class StoreFile(StoreChanges):
             raise
         # The WAL is empty now, so SQLite removes it.
         self._connection.close()
+        self._end_write_back()
 
     @raises_ours
     def abandon(self) -> None:
@@ -388,6 +398,7 @@ class StoreFile(StoreChanges):
             return
         self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._connection.close(True)
+        self._end_write_back()
 
     # Durability, copies and size
     @raises_ours
@@ -403,7 +414,8 @@ class StoreFile(StoreChanges):
             self._unsynced_on, self._names_synced = None, True
         self._connection.pragma("synchronous", "full")
         try:
-            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            with self._written_back():
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except (apsw.BusyError, apsw.LockedError) as error:
             # Nobody else has the lock, so it is a statement of this connection: an iterator that
             # was not closed. It will be, and then this can be done.
@@ -411,6 +423,28 @@ class StoreFile(StoreChanges):
             raise StorageFailedError(reason=reason) from error
         finally:
             self._connection.pragma("synchronous", "off")
+
+    def _written_back(self) -> AbstractContextManager[None]:
+        """Return what makes a long checkpoint in the body a better neighbour (`write_back.py`)."""
+        nothing = contextlib.nullcontext()
+        # Another VFS than SQLite's has its files elsewhere.
+        if self._vfs is not None or self._on_remote_disk:
+            return nothing
+        try:
+            if self.wal_bytes() < WORTH_BYTES:
+                return nothing
+        except BusyError:
+            # The checkpoint will say so.
+            return nothing
+        if self._write_back is None:
+            self._write_back = WriteBack.begin(self.path, _wal_of(self.path))
+        return nothing if self._write_back is None else self._write_back.around_checkpoint()
+
+    def _end_write_back(self) -> None:
+        """Only without a connection: this drops its lock."""
+        if self._write_back is not None:
+            self._write_back.close()
+            self._write_back = None
 
     @raises_ours
     def wal_bytes(self) -> int:

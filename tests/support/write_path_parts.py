@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, cast
 
 from holdfast.persist.archive_reading.archive_access import ArchiveAccess, ReadsArchive
@@ -13,7 +14,7 @@ from holdfast.persist.threads.run_in_thread import RunInThread
 from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path.archive_reads import ArchiveReads
 from holdfast.persist.write_path.checkpointing import Checkpointer, OpenLimits
-from holdfast.persist.write_path.durable_files import DurableFiles
+from holdfast.persist.write_path.durable_files import BesideWrites, DurableFiles
 from holdfast.persist.write_path.durable_reads import DurableReads
 from holdfast.persist.write_path.inbox import Inbox
 from holdfast.persist.write_path.log_progress import LogProgress
@@ -131,10 +132,11 @@ class WritePath:
             self.releaser,
         )
 
-    def new_files(self, confirm: Any) -> DurableFiles:
+    def new_files(self, confirm: Any, beside_writes: BesideWrites = nullcontext) -> DurableFiles:
         """Return the files of its stores; `confirm` stands for the coordinator."""
+        leases = self.open_stores.leases
         return DurableFiles(
-            self.life, self.open_stores.leases, self.progress, self.materialiser, confirm
+            self.life, leases, self.progress, self.materialiser, confirm, beside_writes
         )
 
     def new_checkpointer(

@@ -1,1 +1,1 @@
-"""The size of the pages of a store file: which one it gets, and making it anew with another."""
+"""The pages of a store file: their size, making it anew with another, and when they are written."""

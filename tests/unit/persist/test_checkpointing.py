@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -466,6 +467,63 @@ async def test_before_a_checkpoint_pending_changes_are_applied_in_slices(
     assert file.meta.revision == store.revision == 2 * OLD_ENOUGH
     assert store.oldest_segment is None
     assert world.log.oldest_segment == world.log.segment
+
+
+async def begun_in(world: World, count: int) -> list[int]:
+    """Let a pass checkpoint `count` stores. Return in which turns their changes were applied."""
+    stores = [world.open_store(f"store{number}") for number in range(count)]
+    for _ in range(2):
+        for store in stores:
+            world.write(store)
+            store.materialise(world.tick - 1)
+    for _ in range(OLD_ENOUGH):
+        world.write(stores[0])
+    found, turn = dict[str, int](), 0
+    running = asyncio.ensure_future(world.run_pass())
+    while not running.done():
+        for store in stores:
+            if not store.pending.ticks:
+                found.setdefault(store.id.name, turn)
+        await asyncio.sleep(0)
+        turn += 1
+    await running
+    assert all(store.oldest_segment is None for store in stores)
+    return sorted(found.values())
+
+
+async def test_the_checkpoints_of_a_pass_begin_one_by_one(world: World) -> None:
+    turns = await begun_in(world, 4)
+    assert all(after - before >= WRITE_TURNS for before, after in pairwise(turns))
+
+
+async def test_a_pass_that_is_late_begins_several_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing, "_UNHURRIED_SECONDS", 0.0)
+    turns = await begun_in(world, 4)
+    assert max(turns) - min(turns) <= 1
+
+
+@pytest.mark.parametrize(("worth_bytes", "entered"), [(1, ["begins", "ends"] * 2), (1 << 20, [])])
+async def test_syncs_of_the_log_are_warned_of_long_checkpoints_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, worth_bytes: int, entered: list[str]
+) -> None:
+    @contextlib.contextmanager
+    def beside_writes() -> Iterator[None]:
+        found.append("begins")
+        yield
+        found.append("ends")
+
+    found: list[str] = []
+    monkeypatch.setattr(durable_files, "WORTH_BYTES", worth_bytes)
+    files = world.new_files(world.confirm, beside_writes)
+    store = world.open_store("a")
+    world.write(store)
+    await files.checkpoint([store])
+    world.write(store)
+    await files.checkpoint([store])
+    assert found == entered
+    assert store.oldest_segment is None
 
 
 def test_a_fenced_server_lets_no_segment_go(world: World) -> None:

@@ -23,7 +23,7 @@ from holdfast.shared_fs.store_file.pages import page_sizes
 from tests.support.stores import file_of
 from tests.support.ticked_store import Bench, append, put
 
-LIMIT, SLICE = 8, 4
+LIMIT, SLICE, EXCESS = 8, 4, 2
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +31,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(materialising, "MAX_PENDING_MESSAGES", LIMIT)
     monkeypatch.setattr(materialising, "MAX_PENDING_CHANGES", LIMIT)
     monkeypatch.setattr(materialising, "APPLY_SLICE_CHANGES", SLICE)
+    monkeypatch.setattr(materialising, "LADEN_EXCESS", EXCESS)
 
 
 class World:
@@ -94,10 +95,50 @@ async def test_what_is_written_meanwhile_is_not_applied_before_there_is_much_of_
     assert len(world.store.pending.ticks) == 1
 
 
-async def test_what_the_slices_do_not_keep_up_with_is_applied_at_once(world: World) -> None:
-    world.write(ticks=1 + LIMIT * 2)
-    assert world.store.file_revision == world.store.revision
-    assert not world.tasks
+async def test_slices_that_do_not_keep_up_follow_each_other_turn_by_turn(world: World) -> None:
+    world.write(ticks=EXCESS * LIMIT // 2 + 4)
+    revisions = await world.revisions()
+    assert set(revisions) == set(range(0, EXCESS * LIMIT + 9, SLICE))
+    # Two slices until no more than the excess waits.
+    assert revisions.count(SLICE) == 1
+    assert all(revisions.count(each) >= WRITE_TURNS for each in range(2 * SLICE, 20, SLICE))
+
+
+async def test_each_store_in_excess_has_a_slice_in_each_turn(tmp_path: Path) -> None:
+    world, others = World(tmp_path), list[Bench]()
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        others.append(Bench(tmp_path / str(number), StoreKind.STREAM))
+    for bench in others:
+        for _ in range(EXCESS * LIMIT):
+            bench.tick(append(), append())
+    world.progress.synced_tick = EXCESS * LIMIT
+    world.materialiser.relieve([(bench.store, b"") for bench in others])
+    found = list[list[int]]()
+    while world.tasks and len(found) < 6:
+        found.append([bench.store.file_revision for bench in others])
+        await asyncio.sleep(0)
+    assert found[-4:] == [[each] * 3 for each in range(found[-4][0], found[-4][0] + 13, SLICE)]
+    assert found[-1][0] > SLICE
+    await world.revisions()
+    for bench in (world.stream, *others):
+        bench.close()
+
+
+async def test_ticks_larger_than_a_slice_do_not_gather_faster_than_they_are_applied(
+    world: World,
+) -> None:
+    world.write(ticks=EXCESS * LIMIT)
+    gathered, counts = [lambda: world.write(ticks=1, operations=5 * SLICE)] * 100, list[int]()
+
+    def write() -> None:
+        if gathered:
+            gathered.pop()()
+        counts.append(len(world.store.pending.ticks))
+
+    await world.revisions(write)
+    assert max(counts) <= EXCESS * LIMIT + 2
+    assert not world.store.pending.ticks or len(world.store.pending.ticks) <= LIMIT
 
 
 async def test_many_bytes_are_applied_in_parts_that_keep_up(
@@ -106,6 +147,7 @@ async def test_many_bytes_are_applied_in_parts_that_keep_up(
     """All at once, the chunks that come during a checkpoint would hold up everybody."""
     monkeypatch.setattr(materialising, "MAX_PENDING_BYTES", 1000)
     monkeypatch.setattr(materialising, "MAX_PENDING_MESSAGES", 1 << 20)
+    monkeypatch.setattr(materialising, "_LARGE_CHANGE_BYTES", 1)
     waiting: list[int] = []
     for ticks in (100, *[5] * 60):
         world.write(ticks)
@@ -189,6 +231,8 @@ async def test_a_long_wal_is_shortened_at_once_and_once(
     while world.tasks:
         await asyncio.sleep(0)
     world.write(ticks=30)
+    while world.tasks:
+        await asyncio.sleep(0)
     world.write(ticks=6)
     while world.tasks:
         await asyncio.sleep(0)

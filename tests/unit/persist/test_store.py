@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.persist.store import memtable
 from holdfast.persist.store.change_sizes import bytes_of, entry_bytes_of, message_bytes_of
+from holdfast.persist.store.memtable import Memtable
 from holdfast.persist.store.store import Store
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
@@ -189,3 +191,28 @@ def test_a_closed_store_is_gone_without_the_collector(store_id: StoreId, tmp_pat
     with without_collection():
         del store, file, parts
         assert [part() for part in kept] == [None] * len(kept)
+
+
+def test_memory_forgets_what_is_in_the_file_once_that_is_most_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking: list[int] = []
+    rebuild = Memtable.rebuild
+
+    def noted(kept: Memtable, unwritten: Any) -> None:
+        lacking.append(store.revision - store.file_revision)
+        rebuild(kept, unwritten)
+
+    monkeypatch.setattr(memtable, "_MIN_KEPT", 8)
+    monkeypatch.setattr(Memtable, "rebuild", noted)
+    bench = Bench(tmp_path / "db")
+    store = bench.store
+    for tick in range(1, 201):
+        bench.append(tick)
+    for _ in range(200):
+        store.materialise_some(200, 1, 1)
+        store.validate()
+    # Not each time, which would take a look at all of it for each slice.
+    assert lacking == [200 // 8]
+    assert len(store.contents.memtable.messages) == 200 // 8
+    abandon(store)

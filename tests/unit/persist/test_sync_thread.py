@@ -115,3 +115,15 @@ async def test_a_sync_that_waits_for_the_thread_keeps_later_ones_behind_it(
     second = syncs(lambda: order.append(2))
     await asyncio.gather(first, second)
     assert order == [1, 2]
+
+
+async def test_beside_long_writes_short_syncs_stay_out_of_the_loop(syncs: SyncThread) -> None:
+    for _ in range(TRY_AFTER_SYNCS):
+        await syncs(lambda: None)
+    loop_thread = threading.get_ident()
+    assert await syncs(threading.get_ident) == loop_thread
+    with syncs.beside_writes():
+        with syncs.beside_writes():
+            assert await syncs(threading.get_ident) != loop_thread
+        assert await syncs(threading.get_ident) != loop_thread
+    assert await syncs(threading.get_ident) == loop_thread
