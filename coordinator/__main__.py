@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from holdfast.coordinator.decisions.rebalancing import Balance, Bounds
 from holdfast.coordinator.service import Coordinator, CoordinatorOptions
-from holdfast.coordinator.short_calls import ShortCalls
 from holdfast.coordinator.storage import Storage
 from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import InvalidArgumentError
@@ -117,7 +116,6 @@ async def _serve(
         subjects=Subjects(options.prefix, inboxes=inboxes_of(options).root),
         standby=options.standby,
         options=CoordinatorOptions(options.replace_damaged_state, balance),
-        run_short=ShortCalls(),
     )
     process.monitor.watch(coordinator.statistics, lambda: _why_unready(bus, process, coordinator))
     if bucket is not None:

@@ -27,11 +27,8 @@ class RunBlocking(Protocol):
 class BackgroundTasks:
     """A TaskGroup with named tasks. Start tasks between entering and leaving it."""
 
-    def __init__(self, run_blocking: RunBlocking, run_short: RunBlocking | None = None) -> None:
-        """`run_short` runs calls that are short unless the storage hangs; by default as any
-        other."""
+    def __init__(self, run_blocking: RunBlocking) -> None:
         self._run_blocking = run_blocking
-        self._run_short = run_short or run_blocking
         self._group = asyncio.TaskGroup()
         self._names: dict[asyncio.Task[None], str] = {}
         #: A TaskGroup that ends takes no more tasks.
@@ -80,15 +77,7 @@ class BackgroundTasks:
 
         If the caller is cancelled, the CancelledError is raised only after the function has ended.
         """
-        return await self._ended_call(self._run_blocking(function, *arguments))
-
-    async def short(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Do what `blocking` does, perhaps in the loop, for a function that is short unless the
-        storage hangs. Call it for one function at a time."""
-        return await self._ended_call(self._run_short(function, *arguments))
-
-    async def _ended_call(self, call: Awaitable[_Result]) -> _Result:
-        running = asyncio.ensure_future(call)
+        running = asyncio.ensure_future(self._run_blocking(function, *arguments))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:

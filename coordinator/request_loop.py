@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Final
 
 from holdfast.coordinator.answering.batch import RequestBatch, execute
 from holdfast.coordinator.answering.inbox import Asked, RequestInbox
@@ -31,7 +30,6 @@ from holdfast.coordinator.answering.requests import (
     Seal,
     SuspectRequest,
     TellStatistics,
-    store_count,
 )
 from holdfast.coordinator.answering.seals import Seals
 from holdfast.coordinator.answering.transaction import Reply
@@ -46,9 +44,6 @@ from holdfast.coordinator.state.state_file import StateFile
 from holdfast.protocol.access.audit_event import AuditAction, AuditOutcome, shown_store
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.monitoring import metrics
-
-#: A batch of so few stores takes hardly longer than its syncs.
-_SHORT_STORES: Final = 8
 
 
 class RequestLoop:
@@ -106,11 +101,8 @@ class RequestLoop:
                 claims=self._claims,
             )
             began_at = self._life.now()
-            tasks = self._life.background_tasks
-            is_short = sum(map(store_count, batch.requests)) <= _SHORT_STORES and not records
             with self._life.storage_use.call():
-                run = tasks.short if is_short else tasks.blocking
-                outcome = await run(execute, self._state, batch)
+                outcome = await self._life.background_tasks.blocking(execute, self._state, batch)
             self._batches.observe(self._life.now() - began_at)
             self._records.settle(records, outcome.failure, self._life.now())
             if outcome.failure is not None:

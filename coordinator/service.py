@@ -84,11 +84,10 @@ class Coordinator:
         options: CoordinatorOptions = CoordinatorOptions(),
         clock_ms: Callable[[], int] = _wall_clock_ms,
         run_blocking: RunBlocking = asyncio.to_thread,
-        run_short: RunBlocking | None = None,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        """`run_short` runs the calls of `BackgroundTasks.short`. `new_id` makes the id that
-        distinguishes this coordinator's messages to itself from others'."""
+        """`new_id` makes the id that distinguishes this coordinator's messages to itself from
+        others'."""
         own_id = new_id()
         self._life = Life(
             id=own_id,
@@ -96,7 +95,7 @@ class Coordinator:
             subjects=subjects,
             storage=storage,
             clock_ms=clock_ms,
-            background_tasks=BackgroundTasks(run_blocking, run_short),
+            background_tasks=BackgroundTasks(run_blocking),
             wakeup=Wakeup(),
             mishaps=Mishaps(logger),
             storage_use=StorageUse(_monotonic),
