@@ -20,6 +20,8 @@ logger = logging.getLogger("holdfast.bus")
 
 _LENGTH_BYTES: Final = 4
 _READ_BYTES: Final = 256 * 1024
+#: Smaller pieces of a message are gathered: kept one by one, each would take 40 bytes more.
+_SMALL_PIECE_BYTES: Final = 4 * 1024
 #: A larger message is not copied to get its length before it.
 _JOINED_BYTES: Final = 64 * 1024
 
@@ -33,7 +35,7 @@ class Splitter:
         self._start = b""
         #: The pieces of a message whose end has not arrived, and how many bytes are missing. They
         #: are joined once: a large frame arrives in several pieces.
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._missing_bytes = 0
 
     def split(self, data: bytes) -> list[bytes]:
@@ -43,7 +45,7 @@ class Splitter:
         at = self._missing_bytes
         if at:
             if len(data) < at:
-                self._pieces.append(data)
+                self._keep(data)
                 self._missing_bytes -= len(data)
                 return messages
             self._pieces.append(data[:at])
@@ -67,6 +69,15 @@ class Splitter:
             at += length
         self._start = data[at:]
         return messages
+
+    def _keep(self, data: bytes) -> None:
+        """Keep a piece of a message whose end has not arrived."""
+        if len(data) >= _SMALL_PIECE_BYTES:
+            self._pieces.append(data)
+        elif self._pieces and type(self._pieces[-1]) is bytearray:
+            self._pieces[-1] += data
+        else:
+            self._pieces.append(bytearray(data))
 
 
 class SocketPipe(DirectPipe):

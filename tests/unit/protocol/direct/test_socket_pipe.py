@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from holdfast.client import connect
 from holdfast.protocol.direct import place
 from holdfast.protocol.direct.pipe import DirectPipe
 from holdfast.protocol.direct.place import SocketDoor, dial
-from holdfast.protocol.direct.socket_pipe import SocketPipe
+from holdfast.protocol.direct.socket_pipe import SocketPipe, Splitter
 from holdfast.protocol.errors import InvalidArgumentError
 from tests.support.waiting import until
 
@@ -77,6 +78,34 @@ async def test_a_message_in_parts_arrives_whole_also_behind_what_the_socket_has_
     assert other.messages == messages
     one.pipe.close()
     await until(lambda: other.end_count == 1)
+
+
+@pytest.mark.parametrize("most", [1, 3, 5000, 100_000])
+def test_messages_are_found_in_pieces_of_any_size(most: int) -> None:
+    sizes = random.Random(most)
+    messages = [sizes.randbytes(size) for size in (0, 1, 30_000, 3, 0, 70_000, 5)]
+    data = b"".join(len(message).to_bytes(4) + message for message in messages)
+    splitter, found, at = Splitter(100_000), [], 0
+    while at < len(data):
+        end = at + sizes.randint(1, most)
+        found += splitter.split(data[at:end])
+        at = end
+    assert found == messages
+
+
+def test_who_sends_a_message_in_tiny_pieces_takes_no_more_memory_than_it_has() -> None:
+    size_bytes = 256 * 1024
+    splitter, piece = Splitter(size_bytes), bytearray(b"ab")
+    tracemalloc.start()
+    try:
+        assert splitter.split(size_bytes.to_bytes(4)) == []
+        for _ in range(size_bytes // 2 - 1):
+            assert splitter.split(bytes(piece)) == []
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes < 2 * size_bytes
+    assert splitter.split(bytes(piece)) == [b"ab" * (size_bytes // 2)]
 
 
 async def test_whoever_takes_too_little_is_left() -> None:
