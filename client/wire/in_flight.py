@@ -40,7 +40,7 @@ SILENCE_LOOK_SECONDS: Final = 1.0
 SPREAD_OPERATIONS: Final = 512
 #: The same for reads, of which a frame has at most half of what is unanswered: else few callers who
 #: wait for their answers move in lockstep, and while the server reads the client waits. 64 gets at
-#: once in two frames of 32 were 1.6 times as fast for a direct client, with a tenth more processor
+#: once in two frames of 32 were 1.5 times as fast for a direct client, with a tenth more processor
 #: time; frames of 24 and 16 were slower again. Appends are not split: each part would cost a sync.
 SPREAD_READS: Final = 32
 

@@ -140,12 +140,13 @@ class Materialiser:
         tick, and a slice is at least one."""
         laden = self._laden
         while laden:
-            if any(map(_is_in_excess, laden)):
+            in_excess = list(filter(_is_in_excess, laden))
+            if in_excess:
                 await asyncio.sleep(0)
             else:
                 await give_way()
-            first = next(iter(laden))
-            for store in list(filter(_is_in_excess, laden)) or [first]:
+            # Only this task takes stores out.
+            for store in in_excess or [next(iter(laden))]:
                 self._relieve_one(store, laden.pop(store))
 
     def _relieve_one(self, store: Store, revision: int) -> None:
