@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from holdfast.protocol import frames
@@ -40,15 +40,25 @@ class Owners:
         """Return once each store is open at its owner, or was a moment ago: the stores of each
         owner. Raises the HoldfastError of the first store that is not."""
         owned: dict[str, list[StoreId]] = defaultdict(list)
+        async for store, owner in self.each_taken_over(stores):
+            owned[owner].append(store)
+        return owned
+
+    async def each_taken_over(
+        self, stores: Sequence[StoreId]
+    ) -> AsyncIterator[tuple[StoreId, str]]:
+        """Yield each store and its owner, once the owner has answered for it. Raises the
+        HoldfastError of the first store that is not open."""
         for start in range(0, len(stores), _BATCH):
             by_tenant: dict[str, list[StoreId]] = defaultdict(list)
             for store in stores[start : start + _BATCH]:
                 by_tenant[store.tenant].append(store)
             for tenant, some in by_tenant.items():
-                for owner, found in (await self._take_over(tenant, some)).items():
-                    owned[owner] += found
+                for owner, found in (await self._resolve(tenant, some)).items():
+                    for store in found:
+                        await self._ask_head(owner, store)
+                        yield store, owner
             await asyncio.sleep(_BREATH_SECONDS)
-        return owned
 
     async def request_snapshots(self, owned: Mapping[str, Sequence[StoreId]]) -> None:
         """Have owners snapshot these stores soon. Raises UnavailableError, or the error that an
@@ -61,7 +71,7 @@ class Owners:
                 answer = await self._bus.request(subject, command, CONTROL_TIMEOUT_SECONDS)
                 frames.decode_control(answer)
 
-    async def _take_over(self, tenant: str, stores: list[StoreId]) -> dict[str, list[StoreId]]:
+    async def _resolve(self, tenant: str, stores: list[StoreId]) -> dict[str, list[StoreId]]:
         subjects = self._subjects
         if self._asks_for_tokens:
             subject, asker = subjects.cluster("owners"), CLUSTER_TENANT
@@ -78,9 +88,6 @@ class Owners:
             if owner[0] is None:
                 raise error_from_wire(owner[1], owner[2])
             by_owner[owner[0]].append(store)
-        for owner_name, some in by_owner.items():
-            for store in some:
-                await self._ask_head(owner_name, store)
         return by_owner
 
     async def _ask_head(self, owner: str, store: StoreId) -> None:

@@ -6,6 +6,11 @@ store that the log mentions and asks the owner for its head. When every owner ha
 the fence file and the folder are removed. The reaper works over the wire like any client, in small
 batches, so that unused stores add nothing to the failover itself.
 
+A store that was taken over stays so: whoever owns it later starts from a file that has the log's
+changes. So the reaper asks for each store until it is answered once, and no more, whatever happens
+to the requests for others. Otherwise a log of many stores would go only after a pass without any
+lost message, and each pass would open all of its stores again.
+
 Each dead log costs every later takeover and start a look at it. So those of few stores go within a
 second or two: a server that is killed again and again leaves no pile of them.
 
@@ -32,6 +37,7 @@ from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLog, DeadLogs
 from holdfast.persist.tier.claims import Claimed
 from holdfast.protocol.errors import AlreadyRunningError, HoldfastError
+from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.disk.commit_log import segments
 from holdfast.shared_fs.disk.dead_incarnation import (
@@ -62,6 +68,8 @@ class LogReaper:
         self._clock_ms = life.clock_ms
         #: The incarnations whose logs were tried.
         self._tried: set[str] = set()
+        #: By incarnation: the stores that its log mentions and that were taken over since.
+        self._taken_over: dict[str, set[StoreId]] = {}
         self._waiting = Trouble(logger, "log.reap_waits")
 
     def end_unknown_lives(self) -> None:
@@ -97,7 +105,10 @@ class LogReaper:
     async def run_pass(self, claim: Claimed) -> None:
         """Try to reap every known dead log. After an error, a later pass tries again."""
         logs = self._dead_logs.logs()
-        self._tried &= {log.incarnation for log in logs}
+        known = {log.incarnation for log in logs}
+        self._tried &= known
+        for reaped in self._taken_over.keys() - known:
+            del self._taken_over[reaped]
         await self._try(logs, claim)
 
     async def _try(self, logs: Sequence[DeadLog], claim: Claimed) -> None:
@@ -123,8 +134,10 @@ class LogReaper:
 
     async def _reap(self, log: DeadLog, claim: Claimed) -> None:
         server, incarnation = log.server, log.incarnation
-        stores = list(log.records)
-        await self._owners.take_over(stores)
+        taken_over = self._taken_over.setdefault(incarnation, set())
+        waiting = [store for store in log.records if store not in taken_over]
+        async for store, _ in self._owners.each_taken_over(waiting):
+            taken_over.add(store)
         claim.check()
         if log.problem:
             quarantine_log(
@@ -137,5 +150,5 @@ class LogReaper:
             )
         let_go(self._disk, self._layout, server, incarnation)
         logger.info(
-            "log.reaped server=%s incarnation=%s stores=%d", server, incarnation, len(stores)
+            "log.reaped server=%s incarnation=%s stores=%d", server, incarnation, len(log.records)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +29,11 @@ class World:
         self.layout = layout
         self.disk = Disk()
         self.dead_logs = DeadLogs(self.disk, layout, "mine")
+        #: How many stores were asked for, each time.
         self.asked: list[int] = []
-        self.answers = True
+        #: So many more requests for a store are answered.
+        self.answers = 1000
+        self.answered: list[str] = []
         owners: Any = self
         life = a_life(layout, server="s9", disk=self.disk)
         self.reaper = LogReaper(life, self.dead_logs, owners)
@@ -43,11 +46,17 @@ class World:
         if not self.may_step:
             raise ClaimLostError(work=work, epoch=epoch)
 
-    async def take_over(self, stores: Sequence[StoreId]) -> None:
-        """As `Owners.take_over`."""
+    async def each_taken_over(
+        self, stores: Sequence[StoreId]
+    ) -> AsyncIterator[tuple[StoreId, str]]:
+        """As `Owners.each_taken_over`."""
         self.asked.append(len(stores))
-        if not self.answers:
-            raise UnavailableError(reason="the owner does not answer")
+        for store in stores:
+            if not self.answers:
+                raise UnavailableError(reason="the owner does not answer")
+            self.answers -= 1
+            self.answered.append(store.name)
+            yield store, "s2"
 
     def dies(self, incarnation: str, stores: int) -> None:
         """Let a server die that has written so many stores."""
@@ -86,11 +95,11 @@ async def test_a_log_whose_stores_do_not_open_is_tried_again_with_all_others_onl
     world: World,
 ) -> None:
     world.dies("1a", 2)
-    world.answers = False
+    world.answers = 0
     for _ in range(3):
         await world.reaper.run_small_pass(world.claim)
     assert world.left() == ["1a"] and world.asked == [2]
-    world.answers = True
+    world.answers = 2
     await world.reaper.run_pass(world.claim)
     assert world.left() == []
 
@@ -102,3 +111,22 @@ async def test_a_log_stays_if_the_claim_is_lost_while_its_stores_are_taken_over(
     world.may_step = False
     await world.reaper.run_pass(world.claim)
     assert world.left() == ["1a"] and world.asked == [2]
+
+
+async def test_a_log_goes_though_no_pass_has_an_answer_for_all_of_its_stores(world: World) -> None:
+    world.dies("1a", 50)
+    for _ in range(5):
+        assert world.left() == ["1a"]
+        world.answers = 10
+        await world.reaper.run_pass(world.claim)
+    assert world.left() == []
+    assert world.answered == [f"s{number}" for number in range(50)], "a store was asked for twice"
+
+
+async def test_a_store_of_two_logs_is_asked_for_once_for_each(world: World) -> None:
+    world.dies("1a", 2)
+    await world.reaper.run_pass(world.claim)
+    # What it was asked for before that death tells nothing of the second log.
+    world.dies("1b", 2)
+    await world.reaper.run_pass(world.claim)
+    assert world.left() == [] and world.asked == [2, 2]
