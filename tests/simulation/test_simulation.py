@@ -227,6 +227,22 @@ def test_a_new_owner_whose_mount_shows_old_files_loses_nothing() -> None:
     assert any("store.stale" in line for line in result.trace)
 
 
+@pytest.mark.parametrize("seed", tries([7], [7, 8], [7, 8]))
+def test_stores_that_an_old_mount_had_refused_are_served_once_it_shows_what_is_there(
+    seed: int,
+) -> None:
+    # These lose one message in fifty, and a lost one costs seconds: within four seconds they have
+    # answered next to nothing, also without any fault. In a whole run the mount lags several times.
+    result = run_seed(seed, "old_files")
+    _assert_well(result)
+    refused = [number for number, line in enumerate(result.trace) if "store.stale" in line]
+    assert refused, "no store was refused"
+    rest = iter(result.trace[refused[-1] :])
+    healed = next(line for line in rest if "fault old_files is over" in line)
+    served = next(line for line in rest if "trouble.over event=store.open_failed" in line)
+    assert float(served.split()[0]) - float(healed.split()[0]) < 1.0, served
+
+
 def test_stores_that_an_operator_moves_lose_and_double_nothing() -> None:
     result = run_seed(4, "move_stores", seconds=4.0)
     _assert_well(result)
