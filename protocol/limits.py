@@ -334,7 +334,7 @@ MAX_UNSYNCED_BYTES: Final = 8 * MIB
 LOG_SEGMENT_BYTES: Final = 8 * MIB
 #: The zeros behind the last small frame of a log on a local file system, which later frames
 #: overwrite (`commit_log.py`).
-LOG_ZEROS_BYTES: Final = 64 * KIB
+LOG_ZEROS_BYTES: Final = 128 * KIB
 #: The whole commit log of a server. It bounds the work of a recovery.
 LOG_CAP_BYTES: Final = 64 * MIB
 #: A server's log in the bucket. An object is put at most this often (4 puts a second are $52 a

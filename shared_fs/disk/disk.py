@@ -49,7 +49,7 @@ _STALE_WAIT_SECONDS: Final = 0.05
 _OFD_SETLK: Final[int | None] = getattr(fcntl, "F_OFD_SETLK", None)
 _HELD_BY_ANOTHER: Final = frozenset((errno.EACCES, errno.EAGAIN))
 #: At least so many small writes fit into the zeros behind the first one.
-_SMALL_WRITES: Final = 16
+_SMALL_WRITES: Final = 8
 #: The errors of file systems without hard links.
 _NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK))
 

@@ -107,14 +107,14 @@ def test_small_appends_overwrite_zeros_and_leave_none_when_cut(tmp_path: Path) -
 def test_large_appends_have_no_zeros_behind_them(tmp_path: Path) -> None:
     path = tmp_path / "log"
     file = DISK.open_append(path, zeros_bytes=64)
-    file.write(b"fivefi")
-    assert path.read_bytes() == b"fivefi"
+    file.write(b"ninebytes")
+    assert path.read_bytes() == b"ninebytes"
     file.write(b"four")
     file.write(b"x" * 60)
-    assert path.read_bytes() == b"fivefi" + b"four" + b"x" * 60 + bytes(4)
-    file.write(b"y" * 6)
+    assert path.read_bytes() == b"ninebytes" + b"four" + b"x" * 60 + bytes(4)
+    file.write(b"y" * 9)
     file.close()
-    assert path.read_bytes() == b"fivefi" + b"four" + b"x" * 60 + b"y" * 6
+    assert path.read_bytes() == b"ninebytes" + b"four" + b"x" * 60 + b"y" * 9
 
 
 def test_an_append_does_without_zeros_that_have_no_room(tmp_path: Path) -> None:
