@@ -364,10 +364,11 @@ MAX_LOG_OBJECTS: Final = 2048
 SYNC_STALL_SECONDS: Final = 5.0
 #: The same for a log in the bucket, where seconds are an ordinary delay.
 PUT_STALL_SECONDS: Final = 20.0
-#: Changes of one kv that wait in memory for their SQLite transaction. If a key is set several times
-#: before it, only the last value is written.
+#: Changes of one kv, or of a stream that keeps few messages of each subject, that wait in memory
+#: for their SQLite transaction. If a key is set several times before it, only the last value is
+#: written.
 MAX_PENDING_CHANGES: Final = 4096
-#: The same for a stream, where waiting longer saves nothing.
+#: The same for another stream, where waiting longer saves nothing.
 MAX_PENDING_MESSAGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
 #: Of this many times as many bytes in large changes, a quarter is applied with each tick: chunks
@@ -379,8 +380,10 @@ PENDING_EXCESS: Final = 4
 LADEN_EXCESS: Final = 64
 #: Changes of a stream that the loop applies to its file at once, in about a millisecond; twice as
 #: many would save 2 % of the work. Those of a kv are applied together, since only the last one of
-#: each key is written.
+#: each key is written, and so are those of a stream that keeps few messages of each subject, if at
+#: most APPLY_WHOLE_MESSAGES of them last.
 APPLY_SLICE_CHANGES: Final = 512
+APPLY_WHOLE_MESSAGES: Final = 1536
 APPLY_SLICE_BYTES: Final = 256 * KIB
 #: Chunks of one store that wait in memory while its file is checkpointed. Further ones wait in the
 #: inbox. A checkpoint of WAL_CAP_BYTES took 65 ms, in which 14 MiB came.

@@ -88,6 +88,16 @@ class Pending:
             found.append(pending)
         return found
 
+    def deleted_count(self, after_seq: int) -> int:
+        """Return how many messages of a stream beyond `after_seq` limits delete again, by the
+        pending changes. Looks at the last change of each tick."""
+        found = 0
+        for kept in self.ticks:
+            for change in kept.batch.changes[-1:]:
+                if changes.number_of(change) == changes.CHANGE_DELETE_MESSAGES:
+                    found += sum(seq > after_seq for seq in changes.deleted(change))
+        return found
+
     def trims(self, trim: PendingTrim) -> None:
         """Note a trim of the running tick."""
         self._trims.append(trim)

@@ -28,6 +28,7 @@ from holdfast.protocol.control import StoreTotals
 from holdfast.protocol.errors import StorageError, StoreDamagedError
 from holdfast.protocol.limits import OUTCOME_RETENTION_SECONDS
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.store_config import Discard
 from holdfast.shared_fs.store_file.applying import AppliedBatch, WriterOutcome
 from holdfast.shared_fs.store_file.pages.page_sizes import may_be_large, page_bytes_for
 from holdfast.shared_fs.store_file.store_changes import Forgotten
@@ -260,6 +261,26 @@ class Store(Accepted):
             self.apply(ready)
             self.applied(ready)
         return bool(ready)
+
+    @property
+    def writes_last_only(self) -> bool:
+        """True if what is set again before it reaches the file need not be written there: the
+        values of a kv, and those of a stream that keeps few messages of each subject. Not if other
+        limits remove something in each tick, since each time they look through all that waits."""
+        if not self.is_stream:
+            return True
+        config = self.config
+        return (
+            config.max_messages_per_subject is not None
+            and config.max_age_seconds is None
+            and (config.discard is Discard.NEW or not (config.max_messages or config.max_bytes))
+        )
+
+    def lasting_count(self) -> int:
+        """Return how many messages the pending changes of a stream add to its file."""
+        file = self.contents.file
+        written_seq = 0 if file is None else file.meta.last_seq
+        return self.last_seq - written_seq - self.pending.deleted_count(written_seq)
 
     def removes_much(self, synced_tick: int) -> bool:
         """Tell if `materialise` would remove more messages than the loop should remove at once."""

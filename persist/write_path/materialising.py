@@ -28,6 +28,7 @@ from holdfast.protocol.errors import StorageError, StoreDamagedError
 from holdfast.protocol.limits import (
     APPLY_SLICE_BYTES,
     APPLY_SLICE_CHANGES,
+    APPLY_WHOLE_MESSAGES,
     KIB,
     LADEN_EXCESS,
     MAX_PENDING_BYTES,
@@ -88,11 +89,11 @@ class Materialiser:
         """Apply the pending changes of those stores that have gathered many, soon. In bulk that is
         cheap, and it bounds memory and the delay of the store's next read."""
         for store, _ in broadcasts:
-            limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
             size_bytes, count = store.pending.size_bytes, store.revision - store.file_revision
+            is_few = count <= MAX_PENDING_MESSAGES or count <= _limit_of(store)
             # What was removed from memory is there until it is applied.
             needs_room = store.anchor is not None and store.anchor.is_full
-            if size_bytes <= MAX_PENDING_BYTES and count <= limit and not needs_room:
+            if size_bytes <= MAX_PENDING_BYTES and is_few and not needs_room:
                 continue
             if store.state is not OpenState.SERVING:
                 continue
@@ -186,7 +187,9 @@ class Materialiser:
         )
 
     def _some_of(self, store: Store) -> bool:
-        if not store.is_stream:
+        if store.writes_last_only and (
+            not store.is_stream or store.lasting_count() <= APPLY_WHOLE_MESSAGES
+        ):
             return self._all_of(store)
         synced_tick = self._progress.synced_tick
         return store.materialise_some(synced_tick, APPLY_SLICE_CHANGES, APPLY_SLICE_BYTES)
@@ -245,8 +248,12 @@ class Materialiser:
 
 def _is_in_excess(store: Store) -> bool:
     """Tell if the slices have not kept up with a store."""
-    limit = MAX_PENDING_MESSAGES if store.is_stream else MAX_PENDING_CHANGES
     return (
         store.pending.size_bytes > LADEN_EXCESS * MAX_PENDING_BYTES
-        or store.revision - store.file_revision > LADEN_EXCESS * limit
+        or store.revision - store.file_revision > LADEN_EXCESS * _limit_of(store)
     )
+
+
+def _limit_of(store: Store) -> int:
+    """Return how many changes of a store may wait."""
+    return MAX_PENDING_CHANGES if store.writes_last_only else MAX_PENDING_MESSAGES

@@ -1,9 +1,11 @@
 """Turns changes into rows of a store file, inside a transaction that the caller has begun.
 
 Runs of plain appends are by far the most common changes. They reach SQLite as one array in one
-statement (`schema.APPEND_MESSAGES`), whether they came in one tick or one by one. All other changes
-are applied row by row. The resulting counters are returned, not written. Those of a kv are applied
-in `history/kv_applying.py`.
+statement (`schema.APPEND_MESSAGES`), whether they came in one tick or one by one. Messages that are
+appended and deleted again by the same changes, as the values of a bucket are that keeps the last
+one of each key, are not written at all, and deletions of others go together. All other changes are
+applied row by row. The resulting counters are returned, not written. Those of a kv are applied in
+`history/kv_applying.py`.
 """
 
 from __future__ import annotations
@@ -162,6 +164,7 @@ def apply_to_stream(
     """
     archived = archived or ArchivedBlocks(cursor.execute)
     stream = _Stream(cursor, meta, bodies, archived, subjects, chain, encryption)
+    stream.skip(_fleeting(batches, meta.last_seq))
     position = 0
     while position < len(batches):
         run_length = stream.append_one_by_one(batches, position)
@@ -215,9 +218,32 @@ def keep_outcomes(cursor: apsw.Cursor, outcomes: Sequence[WriterOutcome]) -> Non
         )
 
 
+def _fleeting(batches: Sequence[AppliedBatch], last_seq: int) -> set[int]:
+    """Return the seqs beyond `last_seq` that the batches delete again after they have set them; not
+    one that was the last when it was deleted, whose time is kept."""
+    gone: set[int] = set()
+    highest = last_seq
+    for batch in batches:
+        # Limits remove something at the end of a tick.
+        for change in batch.changes[-2:]:
+            number = number_of(change)
+            if number == changes.CHANGE_SET_MESSAGE:
+                highest = max(highest, changes.set_key(change))
+            elif number == changes.CHANGE_DELETE_MESSAGES:
+                gone.update(seq for seq in changes.deleted(change) if last_seq < seq < highest)
+    if gone and any(
+        number_of(change) == changes.CHANGE_CONFIGURE
+        for batch in batches
+        for change in batch.changes
+    ):
+        # A chain may begin here.
+        return set()
+    return gone
+
+
 class _Stream:
-    """A stream's counters while changes are applied, and the appends
-    that wait for the next statement."""
+    """A stream's counters while changes are applied, and the appends and
+    deletions that wait for the next statement."""
 
     def __init__(
         self,
@@ -243,11 +269,24 @@ class _Stream:
         self._expiring_rows: list[tuple[Any, ...]] = []
         self._rows_with_subject: list[tuple[Any, ...]] = []
         self._msg_ids: list[tuple[Any, ...]] = []
+        #: The messages of the file up to this seq, of which some are to be deleted.
+        self._written_seq = meta.last_seq
+        self._deleted: list[int] = []
+        self._change_rows: list[tuple[Any, ...]] = []
+        #: Messages that are appended and then deleted without being written, unless they come among
+        #: others that are not looked at one by one, or something refers to them.
+        self._fleeting: set[int] = set()
         self._consumers = ConsumerRows(cursor)
         self._cursors = CursorRows(cursor)
         self._encryption = encryption
         self._stored_chain = chain
         self._chain = ChainRows(cursor, chain) if chain.state is not NO_CHAIN else None
+
+    def skip(self, seqs: set[int]) -> None:
+        """Write nothing of the messages that the changes delete again, where no chain is over
+        them."""
+        if self._chain is None:
+            self._fleeting = seqs
 
     def append_one_by_one(self, batches: Sequence[AppliedBatch], start: int) -> int:
         """Append the run of batches from `start` on, each of which only appends one value.
@@ -281,6 +320,7 @@ class _Stream:
             times.append(time)
         if len(values) < _ARRAY_ROWS:
             return 0
+        self._fleeting.difference_update(range(self._last_seq + 1, seq + 1))
         self._insert_waiting()
         self._cursor.execute(
             schema.APPEND_TIMED_MESSAGES,
@@ -323,11 +363,11 @@ class _Stream:
             elif number in changes.UPLOAD_CHANGES:
                 keep_upload(self._bodies, change, self._time)
             else:
-                self._insert_waiting()
-                self._remove(change)
-                self._cursor.execute(
-                    schema.INSERT_CHANGE, (self.revision, self._time, frames.pack(change))
-                )
+                row = (self.revision, self._time, frames.pack(change))
+                if number != changes.CHANGE_DELETE_MESSAGES or not self._delete_soon(change):
+                    self._settle()
+                    self._remove(change)
+                self._change_rows.append(row)
         if batch.chain is not None:
             self._compare(batch.chain)
 
@@ -350,6 +390,7 @@ class _Stream:
         ):
             return False
         if not others:
+            self._fleeting.difference_update(seqs)
             self._append(values)
             return True
         headers, *lacking, subjects = others
@@ -361,7 +402,10 @@ class _Stream:
             or None in subjects
         ):
             return False
-        self._append_with_subjects(values, headers, subjects)
+        if self._fleeting.isdisjoint(seqs):
+            self._append_with_subjects(values, headers, subjects)
+        else:
+            self._append_lasting(values, headers, subjects)
         return True
 
     @property
@@ -372,7 +416,9 @@ class _Stream:
 
     def finish(self, meta: StoreMeta) -> StoreMeta:
         """Write what waits, and return the new meta row."""
-        self._insert_waiting()
+        self._settle()
+        if self._change_rows:
+            self._cursor.executemany(schema.INSERT_CHANGE, self._change_rows)
         if self._msg_ids:
             self._cursor.executemany(schema.UPSERT_MSG_ID, self._msg_ids)
         self._consumers.flush()
@@ -406,7 +452,7 @@ class _Stream:
         subjects: tuple[str, ...],
     ) -> None:
         """Append messages that have a value, a subject and perhaps a header block."""
-        self._insert_waiting()
+        self._settle()
         if any(headers):
             self._subjects.mark()
             if any(map(is_box, headers)):
@@ -420,6 +466,28 @@ class _Stream:
         self._bytes += self._subject_rows.append(place, values, headers, subjects)
         self._count_appended(values)
 
+    def _append_lasting(
+        self,
+        values: tuple[bytes, ...],
+        headers: tuple[bytes | None, ...],
+        subjects: tuple[str, ...],
+    ) -> None:
+        """Append those of such messages that are not deleted again."""
+        self._subject_rows.begin()
+        after_seq, after_revision = self._last_seq, self.revision
+        for at, value in enumerate(values, 1):
+            if after_seq + at in self._fleeting:
+                continue
+            block, subject = headers[at - 1], subjects[at - 1]
+            if block is not None:
+                self._mark(block)
+            row = (after_seq + at, after_revision + at, self._time, value, block)
+            self._rows_with_subject.append((*row, None, None, subject))
+            self._count += 1
+            self._bytes += len(value) + len(block or b"") + subject_bytes(subject, block)
+        self.revision += len(values)
+        self._last_seq += len(values)
+
     def _count_appended(self, values: Sequence[bytes]) -> None:
         self.revision += len(values)
         self._last_seq += len(values)
@@ -430,13 +498,19 @@ class _Stream:
         seq, value, given, msg_id, expires, subject, written = changes.message_set(change)
         time = self._time if written is None else written
         headers = pack_headers(given) if given else None
+        large = None if type(value) is bytes else LargeValue(*value)
+        if seq in self._fleeting:
+            if seq == self._last_seq + 1 and large is None and msg_id is None:
+                self._last_seq = seq
+                if subject is not None:
+                    self._subject_rows.begin()
+                return
+            # Something else refers to it.
+            self._fleeting.discard(seq)
         if headers is not None and headers is given:
-            self._subjects.mark()
-            if is_box(headers):
-                self._encryption.mark(is_chained=self._chain is not None)
+            self._mark(headers)
         if msg_id is not None:
             self._msg_ids.append((msg_id, seq, self.revision, time))
-        large = None if type(value) is bytes else LargeValue(*value)
         self._bytes += len(value) if large is None else large.size_bytes
         self._bytes += len(headers) if headers else 0
         if subject is not None:
@@ -457,7 +531,7 @@ class _Stream:
                 self._chain.append(change, self._time)
             return
         assert self._chain is None, "messages under a chain are not replaced"
-        self._insert_waiting()
+        self._settle()
         if expires is not None:
             self._cursor.execute(schema.CREATE_MESSAGES_BY_EXPIRES)
         old_bytes = self._bytes_of(seq)
@@ -538,6 +612,19 @@ class _Stream:
         self._cursor.execute(schema.DELETE_MESSAGES_UP_TO, (end_seq,))
         self._bodies.drop_up_to(end_seq)
 
+    def _delete_soon(self, change: frames.WireChange) -> bool:
+        """Delete messages together with those of later changes, if the file has had them before
+        these changes, or never will. Return False if something else depends on it."""
+        if self._chain is not None or self._archived.exists:
+            return False
+        seqs = changes.deleted(change)
+        if self._fleeting:
+            seqs = [seq for seq in seqs if seq not in self._fleeting]
+        if seqs and (max(seqs) > self._written_seq or self._last_seq in seqs):
+            return False
+        self._deleted += seqs
+        return True
+
     def _delete(self, seqs: Sequence[int]) -> None:
         """Delete those of the messages that are in the table."""
         wanted = integers(seqs)
@@ -556,6 +643,23 @@ class _Stream:
         statement = self._subjects.variant(schema.SELECT_MESSAGE_BYTES)
         found: int | None = self._cursor.execute(statement, (seq,)).get
         return found
+
+    def _mark(self, headers: bytes) -> None:
+        """Mark the file as one with this header block, or box."""
+        self._subjects.mark()
+        if is_box(headers):
+            self._encryption.mark(is_chained=self._chain is not None)
+
+    def _settle(self) -> None:
+        """Write what waits, so that statements find all that was applied before."""
+        self._delete_waiting()
+        self._insert_waiting()
+
+    def _delete_waiting(self) -> None:
+        """Delete what waits, before more is written: that takes its pages."""
+        if self._deleted:
+            self._delete(self._deleted)
+            self._deleted = []
 
     def _insert_waiting(self) -> None:
         if self._rows:

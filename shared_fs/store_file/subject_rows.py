@@ -218,9 +218,15 @@ class SubjectRows:
         #: What is added to the count of each subject, by id.
         self._added: dict[int, int] = {}
 
+    def begin(self) -> None:
+        """Make the tables for messages with subjects, unless they are there."""
+        if not self._subjects.exists:
+            self._subjects.create()
+
     def insert(self, rows: list[tuple[Any, ...]]) -> None:
         """Insert messages: `(seq, revision, time, value, headers, expires, body_bytes, subject)`.
         """
+        self._look_up({row[7] for row in rows})
         self._cursor.executemany(
             sql.INSERT_MESSAGE, [(*row[:7], self._added_to(row[7])) for row in rows]
         )
@@ -237,10 +243,7 @@ class SubjectRows:
         were written."""
         seq, revision, time = after
         different = Counter(subjects)
-        if self._subjects.exists:
-            unknown = tuple(each for each in different if each not in self._ids)
-            if unknown:
-                self._ids.update(self._cursor.execute(sql.SELECT_IDS_OF, (apsw.carray(unknown),)))
+        self._look_up(different)
         ids = {each: self._added_to(each, number) for each, number in different.items()}
         size_bytes = sum(subject_bytes(each, None) * number for each, number in different.items())
         blocks = len(headers) - headers.count(None)
@@ -306,6 +309,13 @@ class SubjectRows:
         self._added.clear()
         self._ids.clear()
 
+    def _look_up(self, subjects: Iterable[str]) -> None:
+        """Learn the ids of those subjects that have one, all at once."""
+        if self._subjects.exists:
+            unknown = tuple(each for each in subjects if each not in self._ids)
+            if unknown:
+                self._ids.update(self._cursor.execute(sql.SELECT_IDS_OF, (apsw.carray(unknown),)))
+
     def _subtract(self, statement: str, binding: Any) -> None:
         found: list[Any] = self._cursor.execute(statement, (binding,)).fetchall()
         for id_, number in found:
@@ -320,8 +330,7 @@ class SubjectRows:
         return id_
 
     def _id_of(self, subject: str) -> int:
-        if not self._subjects.exists:
-            self._subjects.create()
+        self.begin()
         found: Any = self._cursor.execute(sql.SELECT_SUBJECT, (subject,)).get
         if found is not None:
             return int(found[0])

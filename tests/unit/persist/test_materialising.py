@@ -17,11 +17,12 @@ from holdfast.persist.threads.spawned_tasks import SpawnedTasks
 from holdfast.persist.write_path import materialising
 from holdfast.persist.write_path.log_progress import LogProgress
 from holdfast.persist.write_path.materialising import Materialiser
+from holdfast.protocol import frames
 from holdfast.protocol.errors import StorageFailedError
 from holdfast.protocol.names import StoreKind
 from holdfast.shared_fs.store_file.pages import page_sizes
 from tests.support.stores import file_of
-from tests.support.ticked_store import Bench, append, put
+from tests.support.ticked_store import Bench, append, configure, put
 
 LIMIT, SLICE, EXCESS = 8, 4, 2
 
@@ -102,6 +103,60 @@ async def test_slices_that_do_not_keep_up_follow_each_other_turn_by_turn(world: 
     # Two slices until no more than the excess waits.
     assert revisions.count(SLICE) == 1
     assert all(revisions.count(each) >= WRITE_TURNS for each in range(2 * SLICE, 20, SLICE))
+
+
+def set_keys(world: World, keys: int, ticks: int) -> None:
+    """Publish to as many subjects in turns, one in each tick; each keeps its last message."""
+    for number in range(ticks):
+        subject = f"k.{number % keys}"
+        world.stream.tick([frames.APPEND, b"v", None, None, None, None, subject])
+    world.progress.synced_tick = world.stream.number
+    world.materialiser.relieve([(world.store, b"")])
+
+
+async def test_a_stream_that_keeps_the_last_of_each_subject_gathers_as_many_changes_as_a_kv(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materialising, "MAX_PENDING_CHANGES", 5 * LIMIT)
+    configure(world.stream, max_messages_per_subject=1)
+    set_keys(world, keys=4, ticks=2 * LIMIT)
+    assert not world.tasks, "more changes than another stream may have wait"
+    set_keys(world, keys=4, ticks=2 * LIMIT)
+    assert set(await world.revisions()) == {0, world.store.revision}, "all in one transaction"
+    assert file_of(world.store).meta.count == 4
+    world.write(ticks=3 * LIMIT)
+    assert world.tasks
+    await world.revisions()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"max_age_seconds": 60.0},
+        {"max_messages": 100},
+        {"max_bytes": 1 << 20},
+    ],
+)
+async def test_one_with_other_limits_that_remove_something_gathers_as_many_as_another_stream(
+    world: World, monkeypatch: pytest.MonkeyPatch, others: dict[str, Any]
+) -> None:
+    """Each time they look through all that waits."""
+    monkeypatch.setattr(materialising, "MAX_PENDING_CHANGES", 5 * LIMIT)
+    configure(world.stream, max_messages_per_subject=1, **others)
+    set_keys(world, keys=4, ticks=2 * LIMIT)
+    assert world.tasks
+    await world.revisions()
+
+
+async def test_where_many_messages_last_they_are_applied_in_slices(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materialising, "APPLY_WHOLE_MESSAGES", 8)
+    configure(world.stream, max_messages_per_subject=1)
+    set_keys(world, keys=20, ticks=20)
+    revisions = await world.revisions()
+    assert len(set(revisions)) > 3
+    assert file_of(world.store).meta.count == 20
 
 
 async def test_each_store_in_excess_has_a_slice_in_each_turn(tmp_path: Path) -> None:

@@ -350,3 +350,145 @@ def _check(file: StoreFile, model: dict[int, tuple[str | None, bytes]]) -> None:
         found = present(file.subjects.matching(Filters(filters)))
         wanted = [each for each in sorted(counts) if any(matches(one, each) for one in filters)]
         assert [row.subject for row in found] == wanted
+
+
+# Messages that come and go within one transaction
+def kept_last(rounds: int, each: int, keys: int) -> list[AppliedBatch]:
+    """Ticks that set keys in turns, each of which keeps its last value."""
+    last: dict[str, int] = {}
+    batches: list[AppliedBatch] = []
+    revision = seq = 0
+    for tick in range(rounds):
+        made: list[list[Any]] = []
+        gone: list[int] = []
+        for _ in range(each):
+            seq += 1
+            subject = f"k.{seq % keys}"
+            made.append(said(seq, subject, b"v%d" % seq, BLOCK if seq % 5 == 0 else None))
+            if subject in last:
+                gone.append(last[subject])
+            last[subject] = seq
+        if gone:
+            made.append([CHANGE_DELETE_MESSAGES, sorted(gone), 2])
+        batches.append(AppliedBatch(revision, 1000 + tick, made))
+        revision += len(made)
+    return batches
+
+
+def apply_each(file: StoreFile, batches: list[AppliedBatch]) -> None:
+    """Apply every change in a transaction of its own."""
+    for batch in batches:
+        for at, change in enumerate(batch.changes):
+            file.apply([AppliedBatch(batch.previous_revision + at, batch.time, [change])])
+
+
+def content(file: StoreFile) -> list[Any]:
+    """Everything that a reader of the file can find; ids of subjects may differ."""
+    found: list[Any] = [file.meta, rows_of(file), subjects_of(file)]
+    for table in ("changes", "msg_ids"):
+        found.append(list(file._connection.execute(f"SELECT * FROM {table} ORDER BY 1")))
+    return found
+
+
+@pytest.mark.parametrize("each", [1, 3, 4, 32])
+@pytest.mark.parametrize("at_once", [2, 7, 40])
+def test_what_comes_and_goes_at_once_leaves_what_it_leaves_in_steps(
+    each: int, at_once: int
+) -> None:
+    batches = kept_last(40, each, 24)
+    step_by_step, together = _in_memory(Path("unused")), _in_memory(Path("unused"))
+    apply_each(step_by_step, batches)
+    for start in range(0, len(batches), at_once):
+        together.apply(batches[start : start + at_once])
+        assert together.subjects.damage() == ""
+    assert content(together) == content(step_by_step)
+    assert together.sum_messages(1, LARGEST) == (together.meta.count, together.meta.bytes)
+
+
+def test_what_comes_and_goes_is_not_written(path: Path) -> None:
+    batches = kept_last(64, 16, 24)
+    with closing(StoreFile.create(path, STREAM, time=1)) as file:
+        before = file._connection.total_changes()
+        file.apply(batches)
+        # Messages that stay, their subjects twice, and a row for each of the deletions.
+        assert file._connection.total_changes() - before < 24 + 2 * 24 + 64 + 8
+        assert file.meta.count == 24
+
+
+def test_a_message_that_others_refer_to_is_written_though_it_goes(path: Path) -> None:
+    """A msg_id outlives its message, and the time of the last message is told after it is gone."""
+    with_id = [CHANGE_SET_MESSAGE, 1, b"one", None, "id-1", None, "k"]
+    again = [CHANGE_SET_MESSAGE, 2, b"other", None, None, None, "k"]
+    changes = [
+        [with_id, said(2, "k"), [CHANGE_DELETE_MESSAGES, [1], 2]],
+        [again, said(3, "k"), [CHANGE_DELETE_MESSAGES, [2], 2]],
+        [[CHANGE_DELETE_MESSAGES, [3]]],
+    ]
+    batches = []
+    revision = 0
+    for tick, made in enumerate(changes):
+        batches.append(AppliedBatch(revision, 1000 + tick, made))
+        revision += len(made)
+    step_by_step, together = _in_memory(Path("unused")), _in_memory(Path("unused"))
+    apply_each(step_by_step, batches)
+    together.apply(batches)
+    assert content(together) == content(step_by_step)
+    assert together.subjects.removed_last_time(3) == 1001
+
+
+_BATCH = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.sampled_from(["a", "b", "c.d", None]), st.booleans()),
+        st.tuples(st.just("plain"), st.integers(1, 6), st.booleans()),
+        st.tuples(st.just("replace"), st.integers(1, 30), st.booleans()),
+        st.tuples(st.just("delete"), st.lists(st.integers(1, 30), max_size=6), st.booleans()),
+        st.tuples(st.just("trim"), st.integers(1, 30), st.booleans()),
+    ),
+    max_size=8,
+)
+
+
+@given(st.lists(_BATCH, max_size=12), st.integers(1, 5))
+@settings(max_examples=examples(200), deadline=None)
+def test_any_ticks_leave_the_same_together_as_one_by_one(
+    ticks: list[list[Any]], at_once: int
+) -> None:
+    batches, model = [], dict[int, str | None]()
+    last_seq = revision = 0
+    for number, steps in enumerate(ticks):
+        made: list[list[Any]] = []
+        for step, what, flag in steps:
+            if step == "append":
+                last_seq += 1
+                model[last_seq] = what
+                made.append(said(last_seq, what, headers=BLOCK if flag else None))
+                if flag and what == "b":
+                    made[-1][4] = f"id-{last_seq}"
+            elif step == "plain":
+                for _ in range(what):
+                    last_seq += 1
+                    model[last_seq] = None
+                    made.append([CHANGE_SET_MESSAGE, last_seq, b"plain"])
+            elif step == "replace" and what in model:
+                made.append(said(what, model[what], b"again"))
+            elif step == "delete" and (there := [s for s in dict.fromkeys(what) if s in model]):
+                made.append([CHANGE_DELETE_MESSAGES, there, 2])
+                for seq in there:
+                    del model[seq]
+            elif step == "trim" and (end_seq := min(what, last_seq)):
+                made.append([CHANGE_TRIM, end_seq])
+                model = {seq: each for seq, each in model.items() if seq > end_seq}
+        if made:
+            batches.append(AppliedBatch(revision, 1000 + number, made))
+            revision += len(made)
+    step_by_step, together = _in_memory(Path("unused")), _in_memory(Path("unused"))
+    apply_each(step_by_step, batches)
+    for start in range(0, len(batches), at_once):
+        together.apply(batches[start : start + at_once])
+    assert content(together) == content(step_by_step)
+    assert together.subjects.damage() == ""
+    assert together.subjects.removed_last_time(last_seq) == step_by_step.subjects.removed_last_time(
+        last_seq
+    )
+    step_by_step.abandon()
+    together.abandon()
