@@ -464,14 +464,15 @@ class ServingStream:
 
     async def get_many(
         self, seqs: Sequence[int], *, timeout_seconds: float | None = None
-    ) -> list[ServedMessage]:
-        """Return those of these messages that exist, in the order of `seqs`."""
-        wanted, found = list(seqs), []
-        while wanted:
-            rows, next_index = await self._read([GET_SEQS, wanted], timeout_seconds)
-            found += await self._stored(rows)
-            wanted = [] if next_index is None else wanted[next_index:]
-        return found
+    ) -> tuple[list[ServedMessage], int]:
+        """Return a page of these messages in the order of `seqs`, without those that do not exist,
+        and how many of `seqs` it answers: at least one. Ask again for the others."""
+        rows, next_index = await self._read([GET_SEQS, list(seqs)], timeout_seconds)
+        messages, count = await self._first_stored(rows)
+        if count < len(rows):
+            # The row with this index has at least this index among the seqs, too.
+            return messages, seqs.index(rows[count][0], count)
+        return messages, len(seqs) if next_index is None else next_index
 
     async def by_subject(
         self,

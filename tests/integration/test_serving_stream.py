@@ -125,7 +125,8 @@ async def test_what_a_gateway_writes_it_reads_byte_for_byte(hf: Client) -> None:
     ]
     assert present(await stream.get(4)).value == large
     assert await stream.get(99) is None
-    assert [each.seq for each in await stream.get_many([7, 3, 99])] == [7, 3]
+    found, count = await stream.get_many([7, 3, 99])
+    assert ([each.seq for each in found], count) == ([7, 3], 3)
     assert present(await stream.last("a.x")).seq == 4
     assert [each.seq for each in (await stream.lasts([">"], up_to_seq=3)).messages] == [1, 2, 3]
     assert (await stream.count(["a.>"]), await stream.count([">"], 2, lasts=True)) == (
@@ -164,6 +165,14 @@ async def test_a_page_has_few_large_values(hf: Client) -> None:
         assert sum(len(each.value) for each in page.messages) < 2 * MAX_VALUE_BYTES
         lasts += page.messages
         after_seq = page.next_seq
+    some: list[ServedMessage] = []
+    seqs = [10, 1, 3, 99, 2, 5, 7, 9]
+    while seqs:
+        messages, count = await stream.get_many(seqs)
+        assert sum(len(each.value) for each in messages) < 2 * MAX_VALUE_BYTES
+        some += messages
+        seqs = seqs[count:]
+    assert [each.seq for each in some] == [10, 1, 3, 2, 5, 7, 9]
     assert [each.seq for each in found] == [each.seq for each in lasts] == list(range(1, 11))
     assert [each.value for each in found[::2]] == [each.value for each in lasts[::2]] == values
 
@@ -296,7 +305,8 @@ async def test_a_large_value_that_is_replaced_while_it_is_fetched_is_not_missing
     await stream.append("a", old)
     monkeypatch.setattr(ValueReader, "read", replaced_first)
     later.append(new)
-    assert [each.value for each in await stream.get_many([1])] == [new]
+    found, _ = await stream.get_many([1])
+    assert [each.value for each in found] == [new]
     later.append(old)
     assert [each.value for each in (await stream.by_subject(["a"])).messages] == [old]
     later.append(b"small")

@@ -5,7 +5,7 @@ answered at once, or when the test says so.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.client.handles.serving_wire import ServedMessage
@@ -32,9 +32,27 @@ from holdfast.gateway.jetstream.consumers.effects import (
 )
 from holdfast.gateway.jetstream.consumers.ledger import DeliveryLedger
 from holdfast.gateway.jetstream.consumers.settings import DeliverySettings
+from holdfast.protocol.limits import PAGE_BYTES
 
 MS = 1_000_000
 SECOND = 1_000_000_000
+
+
+def page_of_seqs(
+    messages: Mapping[int, ServedMessage], seqs: Sequence[int]
+) -> tuple[list[ServedMessage], int]:
+    """Return what `StreamAccess.read_seqs` does."""
+    found: list[ServedMessage] = []
+    size_bytes = 0
+    for index, seq in enumerate(seqs):
+        message = messages.get(seq)
+        if message is None:
+            continue
+        size_bytes += len(message.value) + len(message.headers)
+        if found and size_bytes > PAGE_BYTES:
+            return found, index
+        found.append(message)
+    return found, len(seqs)
 
 
 class ConsumerWorld:
@@ -198,8 +216,8 @@ class ConsumerWorld:
 
     def _answered(self, effect: LoadPage | LoadDue | Recount) -> list[Effect]:
         if isinstance(effect, LoadDue):
-            found = [self.messages[seq] for seq in effect.seqs if seq in self.messages]
-            return self.consumer.loaded_due(effect, found, self.now)
+            found, count = page_of_seqs(self.messages, effect.seqs)
+            return self.consumer.loaded_due(effect, found, count, self.now)
         if isinstance(effect, Recount):
             count = self.count(effect.start_seq)
             return self.consumer.counted(effect, count, self.view.last_seq, self.now)

@@ -18,6 +18,7 @@ from holdfast.gateway.jetstream.consumers.stream_access import (
 )
 from holdfast.gateway.jetstream.wire.memory import MemoryNats
 from holdfast.protocol.errors import HoldfastError
+from tests.support.consumer_world import page_of_seqs
 
 #: When virtual time begins.
 _EPOCH_MS = 1_800_000_000_000
@@ -137,10 +138,10 @@ class MemoryStream(StreamAccess):
         lasts = {each.subject: each for each in self._matching(filters) if each.seq <= up_to_seq}
         return _page([each for each in sorted(lasts.values()) if each.seq >= start_seq], limit)
 
-    async def read_seqs(self, seqs: Sequence[int]) -> list[ServedMessage]:
+    async def read_seqs(self, seqs: Sequence[int]) -> tuple[list[ServedMessage], int]:
         await self._asked()
         self.read_count += 1
-        return [self.messages[seq] for seq in sorted(seqs) if seq in self.messages]
+        return page_of_seqs(self.messages, seqs)
 
     async def count(
         self, filters: Sequence[str], start_seq: int, *, lasts: bool = False

@@ -106,9 +106,11 @@ class InterestKeeper:
     async def _read_unknown(self) -> None:
         try:
             while self._unknown:
-                seqs, self._unknown = self._unknown[:_PAGE], self._unknown[_PAGE:]
-                messages = await self._access.read_seqs(sorted(set(seqs)))
-                self._remove(each.seq for each in messages if not self._needs(each))
+                seqs, self._unknown = sorted(set(self._unknown[:_PAGE])), self._unknown[_PAGE:]
+                while seqs:
+                    messages, count = await self._access.read_seqs(seqs)
+                    self._remove(each.seq for each in messages if not self._needs(each))
+                    seqs = seqs[count:]
         except HoldfastError as error:
             self._unknown.clear()
             logger.warning(

@@ -61,7 +61,7 @@ class PageLoader:
                 messages = [message for message in cached if message is not None]
                 if len(messages) == len(question.seqs):
                     now = self._access.now_ms()
-                    return consumer.consumer.loaded_due(question, messages, now)
+                    return consumer.consumer.loaded_due(question, messages, len(messages), now)
         self._access.spawn(self._answer(consumer, question))
         return []
 
@@ -98,8 +98,8 @@ class PageLoader:
         if isinstance(question, Recount):
             return await self._counted(consumer, question)
         if isinstance(question, LoadDue):
-            found = await self._access.read_seqs(question.seqs)
-            return consumer.consumer.loaded_due(question, found, self._access.now_ms())
+            found, count = await self._access.read_seqs(question.seqs)
+            return consumer.consumer.loaded_due(question, found, count, self._access.now_ms())
         return self._loaded(consumer, question, await self._page(consumer, question))
 
     async def _counted(self, consumer: ServedConsumer, question: Recount) -> list[Effect]:

@@ -35,6 +35,7 @@ def take(
         deliveries.out.append(Advise(Advice.NAKED, (_delivery(seq, found),)))
         if ack.delay_ns > 0:
             ledger.postpone(seq, now + -(-ack.delay_ns // 1_000_000))
+            deliveries.due.pop(seq, None)
         else:
             due(deliveries, seq, now)
     elif found is not None and ack.kind is AckKind.PROGRESS:
@@ -74,6 +75,7 @@ def due(deliveries: Deliveries, seq: int, now: int) -> None:
         ledger.hurry(seq, now)
         return
     count = ledger.give_up(seq)
+    deliveries.due.pop(seq, None)
     deliveries.out.append(Advise(Advice.MAX_DELIVERIES, (seq, count)))
 
 

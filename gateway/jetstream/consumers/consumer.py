@@ -307,16 +307,19 @@ class ApiConsumer:
         return self._end(now)
 
     def loaded_due(
-        self, load: LoadDue, messages: Sequence[ServedMessage], now: int
+        self, load: LoadDue, messages: Sequence[ServedMessage], count: int, now: int
     ) -> list[Effect]:
-        """Take the messages that a LoadDue asked for. Those that are missing are gone."""
-        deliveries, pending = self._deliveries, self.ledger.pending
+        """Take a page of the messages that a LoadDue asked for. Of the first `count` of its seqs,
+        those that are missing are gone. The others are asked for when it is their turn."""
+        deliveries, ledger = self._deliveries, self.ledger
         if load.seqs is deliveries.reading:
             deliveries.reading = []
             found = {message.seq: message for message in messages}
-            deliveries.keep_due(found[seq] for seq in load.seqs if seq in found and seq in pending)
-            for seq in load.seqs:
-                if seq in pending and seq not in found:
+            for seq in load.seqs[:count]:
+                if seq in found:
+                    if ledger.is_due(seq):
+                        deliveries.due[seq] = found[seq]
+                elif seq in ledger.pending:
                     acking.gone(deliveries, seq)
         return self._end(now)
 

@@ -10,7 +10,6 @@ and `read_ahead`. Effects are collected in `out`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
@@ -18,12 +17,7 @@ from holdfast.client.handles.serving_wire import ServedMessage
 from holdfast.gateway.jetstream.api import headers
 from holdfast.gateway.jetstream.api.consumer_config import PriorityPolicy, ReplayPolicy
 from holdfast.gateway.jetstream.consumers import statuses
-from holdfast.gateway.jetstream.consumers.backlog import (
-    READ_AHEAD,
-    READ_AHEAD_BYTES,
-    Backlog,
-    most_of,
-)
+from holdfast.gateway.jetstream.consumers.backlog import READ_AHEAD, Backlog
 from holdfast.gateway.jetstream.consumers.effects import (
     Deliver,
     Effect,
@@ -38,7 +32,7 @@ from holdfast.gateway.jetstream.consumers.pulls import Pulls
 from holdfast.gateway.jetstream.consumers.pushing import Push
 from holdfast.gateway.jetstream.consumers.settings import DeliverySettings
 
-#: Messages that are due again are read so many at a time.
+#: Messages that are due again are read so many at a time, if they fit in a page.
 _DUE_AT_A_TIME: Final = 64
 #: A page has at least so many messages, where fewer are asked for: clients that pull one message at
 #: a time would else cost a read for each.
@@ -83,12 +77,10 @@ class Deliveries:
         self.acked_at_ms = 0
         #: Nothing is delivered before this time, because of a rate or the original pace.
         self.ready_at = NEVER
-        #: Messages that are due again, as far as they were read, by seq.
+        #: Messages that are due again, as far as they were read, by seq: no more than a page.
         self.due: dict[int, ServedMessage] = {}
         #: Those that are being read.
         self.reading: list[int] = []
-        # How many of them are read at once, by the size of the last ones.
-        self._most_due = _DUE_AT_A_TIME
         #: Seqs of messages that are done with, for streams that keep only what is needed.
         self.done: list[int] = []
         self.out: list[Effect] = []
@@ -321,21 +313,9 @@ class Deliveries:
         if self._pace is not None:
             self._pace.sent(message.time_ms, now)
 
-    def keep_due(self, messages: Iterable[ServedMessage]) -> None:
-        """Keep the first of the messages that were read because they are due again. Those that
-        take too much are read once more when it is their turn."""
-        room_bytes, largest_bytes = READ_AHEAD_BYTES, 1
-        for message in messages:
-            if room_bytes > 0:
-                self.due[message.seq] = message
-            room_bytes -= len(message.value)
-            largest_bytes = max(largest_bytes, len(message.value))
-        self._most_due = min(_DUE_AT_A_TIME, most_of(largest_bytes))
-
     def _read_due(self) -> None:
         queue, due = self.ledger.queue, self.due
         if not queue or self.reading or queue[0] in due:
             return
-        most = min(self._most_due, self.backlog.most)
-        self.reading = [seq for seq in islice(queue, most) if seq not in due]
+        self.reading = [seq for seq in islice(queue, _DUE_AT_A_TIME) if seq not in due]
         self.out.append(LoadDue(self.reading))

@@ -185,6 +185,10 @@ class DeliveryLedger:
         self.changed = True
         return done
 
+    def is_due(self, seq: int) -> bool:
+        """Return whether a message is in `queue`."""
+        return seq in self._queued
+
     def postpone(self, seq: int, due_ms: int) -> None:
         """Note that a pending message is due at another time."""
         found = self.pending[seq]

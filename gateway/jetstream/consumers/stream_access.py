@@ -121,8 +121,9 @@ class StreamAccess(ABC):
         those from `start_seq` on. `next_seq` of the page is the next page's `start_seq`."""
 
     @abstractmethod
-    async def read_seqs(self, seqs: Sequence[int]) -> list[ServedMessage]:
-        """Return these messages in order of seq, without those that are gone."""
+    async def read_seqs(self, seqs: Sequence[int]) -> tuple[list[ServedMessage], int]:
+        """Return a page of these messages, in their order and without those that are gone, and how
+        many of `seqs` it answers: at least one. What does not fit is read with another call."""
 
     @abstractmethod
     async def count(

@@ -167,8 +167,8 @@ class StreamForConsumers(StreamAccess):
         )
         return ServedPage(page.messages, None if page.next_seq is None else page.next_seq + 1)
 
-    async def read_seqs(self, seqs: Sequence[int]) -> list[ServedMessage]:
-        return await self._store.get_many(sorted(seqs))
+    async def read_seqs(self, seqs: Sequence[int]) -> tuple[list[ServedMessage], int]:
+        return await self._store.get_many(seqs)
 
     async def count(
         self, filters: Sequence[str], start_seq: int, *, lasts: bool = False

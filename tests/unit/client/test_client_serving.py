@@ -27,6 +27,7 @@ from holdfast.protocol.compression import compressed_always
 from holdfast.protocol.errors import DeposedWriterError, MalformedFrameError, error_to_wire
 from holdfast.protocol.frames import ChangeBatch, unpack
 from holdfast.protocol.header_block import HeaderBlock
+from holdfast.protocol.limits import PAGE_BYTES
 from holdfast.protocol.messages import Ack, Durability, LargeValue
 
 BLOCK = b"NATS/1.0\r\nuser: ada\r\n\r\n"
@@ -165,3 +166,35 @@ async def test_an_empty_page_is_the_end_only_if_no_other_follows() -> None:
     stream = Scripted([[], 4], [[row], None])
     assert [each.seq for each in (await stream.lasts([">"])).messages] == [7]
     assert [operation[3] for operation in stream.asked] == [None, 4]
+
+
+async def test_messages_by_their_seqs_come_in_pages() -> None:
+    rows = {seq: [seq, seq, 1000, b"v", None, "a"] for seq in (9, 3, 4)}
+    stream = Scripted([[rows[9]], 2], [[rows[3], rows[4]], None])
+    messages, count = await stream.get_many([7, 9, 3, 4])
+    assert ([each.seq for each in messages], count) == ([9], 2)
+    messages, count = await stream.get_many([3, 4])
+    assert ([each.seq for each in messages], count) == ([3, 4], 2)
+    assert [operation[1] for operation in stream.asked] == [[7, 9, 3, 4], [3, 4]]
+
+
+async def test_a_page_by_seqs_ends_where_large_values_have_enough_bytes() -> None:
+    """The owner counts what their rows take."""
+    stream = Fetching([[[seq, seq, 1000, _large(seq), None, "a"] for seq in (9, 3, 5)], None])
+    messages, count = await stream.get_many([7, 9, 3, 6, 5])
+    # The next one to ask for is one that exists: 6 was looked for, too.
+    assert ([each.seq for each in messages], count) == ([9, 3], 4)
+
+
+def _large(seq: int) -> list[Any]:
+    return list(LargeValue(bytes([seq]) * 16, PAGE_BYTES * 2 // 3, bytes(32), 0))
+
+
+class Fetching(Scripted):
+    """Has large values at hand."""
+
+    async def _whole(self, found: Any) -> ServedMessage | None:
+        if isinstance(found, ServedMessage):
+            return found
+        row, large = found
+        return filled(row, bytes(large.size_bytes))

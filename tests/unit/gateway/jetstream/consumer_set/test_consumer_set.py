@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.gateway.jetstream.api.headers import build
 from holdfast.protocol.errors import StorageError
+from holdfast.protocol.limits import PAGE_BYTES
 from tests.support.consumer_set_world import SECOND, ConsumerSetWorld, in_virtual_time
 
 
@@ -227,6 +228,23 @@ def test_interest_keeps_a_message_until_the_last_consumer_that_matches_has_ackno
         await world.api("CONSUMER.DELETE.S.all")
         await world.settle()
         assert not world.stream.messages
+
+    in_virtual_time(work, retention="interest")
+
+
+def test_interest_is_looked_up_page_by_page_where_messages_are_large() -> None:
+    async def work(world: ConsumerSetWorld) -> None:
+        await world.create("all")
+        await world.create("a", filter_subject="S.a")
+        for number in range(12):
+            world.stream.publish(f"S.{'ab'[number % 2]}", bytes(PAGE_BYTES * 2 // 3))
+        await world.settle()
+        of_all = await world.pull("all", batch=12)
+        assert len(of_all.received) == 12
+        for message in of_all.received:
+            await world.ack(message)
+        await world.settle()
+        assert [each.subject for each in world.stream.messages.values()] == ["S.a"] * 6
 
     in_virtual_time(work, retention="interest")
 
