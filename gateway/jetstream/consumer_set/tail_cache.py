@@ -27,15 +27,16 @@ class TailCache:
         #: Every message from this seq on is here.
         self.from_seq = last_seq + 1
         self._messages: list[ServedMessage] = []
-        # Those before this index were forgotten.
+        # Those before this index were forgotten. They leave the list later, many at a time.
         self._start = 0
         self._size_bytes = 0
+        self._forgotten_bytes = 0
 
     def restart(self, last_seq: int) -> None:
         """Forget everything: something was missed."""
         self.from_seq = last_seq + 1
         self._messages.clear()
-        self._start = self._size_bytes = 0
+        self._start = self._size_bytes = self._forgotten_bytes = 0
 
     def append(self, messages: Sequence[ServedMessage]) -> None:
         """Add messages that were appended to the stream."""
@@ -48,12 +49,14 @@ class TailCache:
                 break
             oldest = kept[start]
             start += 1
-            self._size_bytes -= _size(oldest)
+            size_bytes = _size(oldest)
+            self._size_bytes -= size_bytes
+            self._forgotten_bytes += size_bytes
             self.from_seq = oldest.seq + 1
         self._start = start
-        if start > MAX_MESSAGES:
+        if start > MAX_MESSAGES or self._forgotten_bytes > MAX_BYTES:
             del kept[:start]
-            self._start = 0
+            self._start = self._forgotten_bytes = 0
 
     def removed(self, seqs: Sequence[int]) -> None:
         """Forget messages that left the stream; `seqs` are in order."""
@@ -105,7 +108,7 @@ class TailCache:
 
     def _keep(self, keep: Callable[[ServedMessage], bool]) -> None:
         self._messages = [each for each in self._messages[self._start :] if keep(each)]
-        self._start = 0
+        self._start = self._forgotten_bytes = 0
         self._size_bytes = sum(map(_size, self._messages))
 
 

@@ -45,6 +45,17 @@ def test_the_oldest_are_forgotten_beyond_the_bounds() -> None:
     assert cache.from_seq == 3 * MAX_MESSAGES + 3
 
 
+def test_large_messages_that_were_forgotten_are_not_held() -> None:
+    cache = TailCache(0)
+    for seq in range(1, 100):
+        cache.append([message(seq, MAX_BYTES // 2 - 1000)])
+        assert sum(len(each.value) for each in cache._messages) <= 3 * MAX_BYTES
+        assert seqs(cache, cache.from_seq) == list(range(max(1, seq - 1), seq + 1))
+    cache.removed([98])
+    cache.append([message(100, MAX_BYTES // 2 - 1000)])
+    assert seqs(cache, cache.from_seq) == [99, 100]
+
+
 @given(st.lists(st.tuples(st.sampled_from(("append", "remove", "trim")), st.integers(1, 8))))
 def test_it_has_what_the_stream_has(steps: list[tuple[str, int]]) -> None:
     cache = TailCache(0)
