@@ -122,8 +122,9 @@ class Backlog:
         seq = message.seq
         if seq <= self.lasts_up_to or (seq < self.next_seq and not self.lasts_up_to):
             return False
-        if len(message.value) > _USUAL_BYTES:
-            self.most = min(self.most, most_of(len(message.value)))
+        size_bytes = len(message.value) + len(message.headers)
+        if size_bytes > _USUAL_BYTES:
+            self.most = min(self.most, _most_of(size_bytes))
         if self.at_tail and wanted and len(self.messages) < self.most:
             self.messages.append(message)
             self.next_seq = seq + 1
@@ -227,7 +228,7 @@ class Backlog:
             ]
         self.messages.extend(kept)
         if messages:
-            self.most = most_of(max(len(each.value) for each in messages))
+            self.most = _most_of(max(len(each.value) + len(each.headers) for each in messages))
         last = messages[-1].seq if messages else 0
         if self.lasts_up_to:
             self._took_lasts(len(kept), next_seq)
@@ -305,6 +306,6 @@ class Backlog:
         self._counted_to = end
 
 
-def most_of(value_bytes: int) -> int:
+def _most_of(size_bytes: int) -> int:
     """Return how many messages of a size may be read ahead."""
-    return max(_LEAST_AHEAD, min(READ_AHEAD, READ_AHEAD_BYTES // max(1, value_bytes)))
+    return max(_LEAST_AHEAD, min(READ_AHEAD, READ_AHEAD_BYTES // max(1, size_bytes)))

@@ -31,6 +31,19 @@ def test_large_messages_are_read_ahead_in_small_numbers() -> None:
     assert _held_after_reading(2 * READ_AHEAD_BYTES) == 4
 
 
+def test_messages_with_long_headers_are_read_ahead_in_small_numbers() -> None:
+    message = ServedMessage(0, "s", 0, bytes(60_000), b"")
+    backlog = Backlog(1, at_tail=True)
+    for seq in range(1, 300):
+        backlog.appended(message._replace(seq=seq), wanted=True)
+    assert len(backlog.messages) * 60_000 <= READ_AHEAD_BYTES
+    backlog = Backlog(1)
+    backlog.dirty = False
+    backlog.asked_for_page(10_000)
+    backlog.loaded([message._replace(seq=1)], 2, 10_000)
+    assert backlog.most * 60_000 <= READ_AHEAD_BYTES
+
+
 def test_large_messages_at_the_tail_are_not_kept_without_end() -> None:
     backlog = Backlog(1, at_tail=True)
     kept = [backlog.appended(_message(seq, MIB), wanted=True) for seq in range(1, 100)]
