@@ -546,6 +546,12 @@ class ServingStream:
         found = [] if row is None else await self._stored([row])
         return found[0] if found else None
 
+    async def last_seq(self, filter_: str, *, timeout_seconds: float | None = None) -> int:
+        """Return the seq of the last message that matches a subject or a filter, 0 for none. A
+        large value is not fetched."""
+        row = await self._reads.last_row(filter_, timeout_seconds)
+        return 0 if row is None else int(row[0])
+
     async def subjects(
         self,
         filter_: str = ">",

@@ -127,7 +127,8 @@ async def test_what_a_gateway_writes_it_reads_byte_for_byte(hf: Client) -> None:
     assert await stream.get(99) is None
     found, count = await stream.get_many([7, 3, 99])
     assert ([each.seq for each in found], count) == ([7, 3], 3)
-    assert present(await stream.last("a.x")).seq == 4
+    assert present(await stream.last("a.x")).seq == await stream.last_seq("a.x") == 4
+    assert (await stream.last_seq(">"), await stream.last_seq("none.*")) == (7, 0)
     assert [each.seq for each in (await stream.lasts([">"], up_to_seq=3)).messages] == [1, 2, 3]
     assert (await stream.count(["a.>"]), await stream.count([">"], 2, lasts=True)) == (
         *((3, 7), (4, 7)),

@@ -178,8 +178,7 @@ class StreamForConsumers(StreamAccess):
     async def last_seq_of(self, filters: Sequence[str]) -> int:
         if not filters:
             return (await self._store.head()).last_seq
-        lasts = [await self._store.last(each) for each in filters]
-        return max((last.seq for last in lasts if last is not None), default=0)
+        return max([await self._store.last_seq(each) for each in filters])
 
     async def seq_at(self, time_ms: int) -> int:
         page = await self._store.by_subject(start_time_ms=time_ms, limit=1)
