@@ -1,9 +1,10 @@
 """The changes of a stream for a gateway that serves it: in lists, and with header blocks as bytes.
 
 It uses the same feed and track as a subscription (`subscription.py`), so it misses nothing and
-survives every outage in the same way. It gives out all that is here at once, because a gateway
-handles every message of a stream and a call for each would cost more than the message. It never
-reads history: after a RESET it continues from the head, and says that something was lost.
+survives every outage in the same way. It gives out what is here in long lists, because a gateway
+handles every message of a stream and a call for each would cost more than the message; a list ends
+where its large values have the bytes of a page. It never reads history: after a RESET it continues
+from the head, and says that something was lost.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from holdfast.protocol.messages import Change
 
 _Given = TypeVar("_Given")
 
+#: Changes that are given out at once. Those behind a large value are converted once more.
+_AT_ONCE: Final = 1024
 #: Above every seq: no history.
 _NO_HISTORY: Final = 1 << 62
 
@@ -39,8 +42,9 @@ class ServedChanges(Generic[_Given]):
         follower: Follower,
         key: StoreKey,
         start_revision: int | None,
-        convert: Callable[[Sequence[Change]], Awaitable[list[_Given]]],
+        convert: Callable[[Sequence[Change]], Awaitable[tuple[list[_Given], int]]],
     ) -> None:
+        """`convert` returns what is given out for the first changes, and how many it took."""
         start = None if start_revision is None else Cursor(start_revision, 0)
         wanted = Wanted(start_seq=_NO_HISTORY, start_revision=start)
         track = Track(link, follower.buffers, key, wanted)
@@ -90,8 +94,8 @@ class ServedChanges(Generic[_Given]):
             self._taken = self._taken or track.pop_all()
             if self._taken:
                 # It may be cancelled: a large value has to be fetched.
-                given = await self._convert(self._taken)
-                self._taken = []
+                given, count = await self._convert(self._taken[:_AT_ONCE])
+                self._taken = self._taken[count:]
                 if given:
                     return given
                 continue

@@ -678,12 +678,25 @@ class ServingStream:
         except ValueReplacedError:
             return None
 
-    async def _changes(self, changes: Sequence[Change]) -> list[ServedChange]:
-        """Return changes as a gateway sees them."""
+    async def _changes(self, changes: Sequence[Change]) -> tuple[list[ServedChange], int]:
+        """Return the first changes as a gateway sees them, and how many that are. They took only
+        the bytes of what was broadcast: large values are fetched until they have PAGE_BYTES."""
         found = [self._change(change) for change in changes]
-        if tuple in set(map(type, found)):
-            found = [await self._whole(each) if type(each) is tuple else each for each in found]
-        return [each for each in found if each is not None]
+        if tuple not in set(map(type, found)):
+            return found, len(found)
+        given: list[ServedChange] = []
+        large_bytes = 0
+        for count, each in enumerate(found, 1):
+            change = each
+            if type(each) is tuple:
+                change = await self._whole(each)
+                if change is None:
+                    continue
+                large_bytes += len(change.value)
+            given.append(change)
+            if large_bytes >= PAGE_BYTES:
+                return given, count
+        return given, len(found)
 
     @staticmethod
     def _change(change: Change) -> Any:

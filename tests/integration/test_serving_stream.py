@@ -159,6 +159,13 @@ async def test_a_page_has_few_large_values(hf: Client) -> None:
         assert sum(len(each.value) for each in page.messages) < 2 * MAX_VALUE_BYTES
         found += page.messages
         next_seq = page.next_seq
+    followed: list[Any] = []
+    async with stream.follow(1) as changes, asyncio.timeout(60):
+        while len(followed) < 10:
+            given = await anext(changes)
+            assert sum(len(each.value) for each in given) < 2 * MAX_VALUE_BYTES
+            followed += given
+    assert [each.value for each in followed] == [each.value for each in found]
     lasts: list[ServedMessage] = []
     after_seq: int | None = 0
     while after_seq is not None:

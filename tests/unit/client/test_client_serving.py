@@ -28,7 +28,14 @@ from holdfast.protocol.errors import DeposedWriterError, MalformedFrameError, er
 from holdfast.protocol.frames import ChangeBatch, unpack
 from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import PAGE_BYTES
-from holdfast.protocol.messages import Ack, Durability, LargeValue
+from holdfast.protocol.messages import (
+    Ack,
+    Change,
+    ChangeKind,
+    Durability,
+    LargeValue,
+    Message,
+)
 
 BLOCK = b"NATS/1.0\r\nuser: ada\r\n\r\n"
 
@@ -184,6 +191,21 @@ async def test_a_page_by_seqs_ends_where_large_values_have_enough_bytes() -> Non
     messages, count = await stream.get_many([7, 9, 3, 6, 5])
     # The next one to ask for is one that exists: 6 was looked for, too.
     assert ([each.seq for each in messages], count) == ([9, 3], 4)
+
+
+async def test_changes_are_given_out_while_large_values_have_few_bytes() -> None:
+    stream = Fetching()
+    changes = []
+    for seq in range(1, 8):
+        large = LargeValue(*_large(seq)) if seq % 2 else None
+        message = Message(seq, b"", {}, 1000, seq, large)
+        changes.append(Change(ChangeKind.SET, seq, 1000, message))
+    found: list[list[int]] = []
+    while changes:
+        given, count = await stream._changes(changes)
+        found.append([each.seq for each in given if isinstance(each, ServedMessage)])
+        changes = changes[count:]
+    assert found == [[1, 2, 3], [4, 5, 6, 7]]
 
 
 def _large(seq: int) -> list[Any]:
