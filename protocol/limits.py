@@ -641,14 +641,15 @@ MAX_HELD_PUBLISHES: Final = 1024
 #: Open atomic batches of one stream, as in nats-server, and their bytes, which are in memory here.
 MAX_OPEN_BATCHES: Final = 50
 MAX_STAGED_BATCH_BYTES: Final = 32 * MIB
-#: What all streams hold for later: of atomic batches, and behind what is uploaded.
+#: What all streams hold for later: of atomic batches, behind what is uploaded, and what waits to be
+#: republished.
 MAX_STAGED_PUBLISH_BYTES: Final = 128 * MIB
 #: Open fast batches of one stream, and of all streams of a gateway, as in nats-server. Their
 #: messages count among the unanswered ones.
 MAX_FAST_BATCHES: Final = 1000
 MAX_FAST_BATCHES_TOTAL: Final = 50_000
-#: Of one stream: subjects whose last seq is remembered for what is republished, and messages that
-#: wait for that of a subject. More are not republished.
+#: Of one stream: subjects whose last seq is remembered for what is republished, messages that wait
+#: for that of a subject, and messages that wait for what was stored before them.
 MAX_REPUBLISHED_SUBJECTS: Final = 16_384
 MAX_WAITING_REPUBLISHED: Final = 4096
 #: Requests of the API that one gateway answers at a time, and direct gets of one stream: each has a

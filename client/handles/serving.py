@@ -191,6 +191,11 @@ class ServingStream:
         """
         self._link.before_sending(gather)
 
+    @property
+    def writes(self) -> tuple[int, int]:
+        """Two numbers of writes of this client: see `Link.writes_of`."""
+        return self._link.writes_of(self._key)
+
     @staticmethod
     def appended(answer: Answer | Ack) -> Appended:
         """Return the result of an append from what a waiter was given, or raise its error."""

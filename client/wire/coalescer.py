@@ -66,6 +66,7 @@ from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     FRAME_TIMEOUT_SECONDS,
     FRAMES_IN_FLIGHT,
+    MAX_INTEGER,
     MAX_WAITING_BYTES,
 )
 from holdfast.protocol.messages import Ack, Durability
@@ -291,6 +292,12 @@ class Coalescer:
         """Return the owner of a store, if it is known."""
         queue = self._queues.get(key)
         return None if queue is None else queue.owner
+
+    def writes_of(self, key: StoreKey) -> tuple[int, int]:
+        """Return two numbers of writes of a store, which only grow: all below the first are
+        answered or given up, and all that were sent so far are below the second."""
+        queue = self._queues.get(key)
+        return (MAX_INTEGER, 0) if queue is None else (queue.first_unacked, queue.next_counter)
 
     def validate(self) -> None:
         """Check the invariants (in tests, after each event)."""

@@ -269,6 +269,12 @@ class Link:
         if deadline_at < self._timer_at:
             self._arm(deadline_at)
 
+    def writes_of(self, key: StoreKey) -> tuple[int, int]:
+        """Return two numbers of writes of a store: all below the first are answered or given up,
+        and all that were sent so far are below the second. A first one that is as large as an
+        earlier second one says that all writes that were sent then are settled."""
+        return self._coalescer.writes_of(key)
+
     def before_sending(self, gather: Gather) -> None:
         """Call `gather` just before the next frames are made, or soon if no more are. It may submit
         operations, and must not raise."""

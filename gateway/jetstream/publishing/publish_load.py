@@ -36,8 +36,8 @@ class PublishLoad:
         self.taken_bytes = 0
         #: The open fast batches of all streams.
         self.fast_batches = 0
-        #: What all streams hold for later: the begun atomic batches, and what waits behind an
-        #: upload.
+        #: What all streams hold for later: the begun atomic batches, what waits behind an upload,
+        #: and what waits to be republished.
         self.staged_bytes = 0
 
     @property

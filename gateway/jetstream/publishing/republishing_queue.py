@@ -1,24 +1,39 @@
-"""The queue of what a stream republishes: each copy says which seq its subject had before.
+"""The queue of what a stream republishes, in the order of the stream: each copy says which seq its
+subject had before.
 
 That is known of subjects that were republished lately. Of another the stream is asked, and what
-comes behind it waits, so that copies keep the order of the stream. They are as lossy as core NATS.
+comes behind it waits. What was stored behind a message whose answer is missing waits for that
+(`stored_order.py`). Copies are as lossy as core NATS: what waits has bounds. Beyond them nobody
+waits for answers any more, and messages that wait for their subjects are not republished.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from holdfast.client.handles.serving import ServingStream
 from holdfast.client.handles.serving_wire import ServedMessage
 from holdfast.gateway.jetstream.api.publishing.republishing import Republisher
+from holdfast.gateway.jetstream.publishing.publish_load import PublishLoad
+from holdfast.gateway.jetstream.publishing.stored_order import StoredOrder
 from holdfast.gateway.jetstream.wire.ports import ClientPort
-from holdfast.protocol.errors import HoldfastError, TooLargeError
-from holdfast.protocol.limits import MAX_REPUBLISHED_SUBJECTS, MAX_WAITING_REPUBLISHED
+from holdfast.protocol.errors import HoldfastError, InvalidArgumentError, TooLargeError
+from holdfast.protocol.limits import (
+    MAX_INTEGER,
+    MAX_REPUBLISHED_SUBJECTS,
+    MAX_WAITING_REPUBLISHED,
+)
 
 logger = logging.getLogger("holdfast.gateway")
+
+#: What a message that waits takes besides its value and headers.
+_WAITING_BYTES: Final = 512
+#: A missing answer comes a round trip after the others, or seconds after them.
+_LOOK_SECONDS: Final = 0.02
 
 
 class RepublishingQueue:
@@ -29,22 +44,76 @@ class RepublishingQueue:
         republisher: Republisher,
         store: ServingStream,
         client: ClientPort,
+        load: PublishLoad,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._republisher = republisher
         self._store = store
         self._client = client
+        self._load = load
         self._spawn = spawn
+        self._order = StoredOrder()
+        #: Whether a task looks for answers.
+        self._looking = False
         self._last: OrderedDict[str, int] = OrderedDict()
         self._waiting: deque[tuple[str, ServedMessage]] = deque()
 
+    def configure(self, republisher: Republisher) -> None:
+        """Go by another configuration from now on."""
+        self.let_go()
+        self._republisher = republisher
+
     def stored(self, message: ServedMessage) -> None:
-        """Republish a message, if its subject is one of those."""
+        """Take a message that was stored, and republish it when it is its turn."""
+        if self._order.follows(message.seq):
+            self._take(message)
+            return
+        _, sent = self._store.writes
+        if not self._order.hold(message, sent):
+            if self._republisher.destination(message.subject) is not None:
+                self._not_republished("messages behind it were republished before its answer came")
+            return
+        size_bytes = _size(message)
+        has_room = self._load.can_stage(size_bytes) and self._order.count < MAX_WAITING_REPUBLISHED
+        self._load.staged_bytes += size_bytes
+        self._pass_on(0 if has_room else MAX_INTEGER)
+        if self._order.count and not self._looking:
+            self._looking = True
+            self._spawn(self._look_for_answers())
+
+    def let_go(self) -> None:
+        """Wait for no answers any more."""
+        self._pass_on(MAX_INTEGER)
+
+    # Inside
+
+    async def _look_for_answers(self) -> None:
+        try:
+            while self._order.count:
+                settled, _ = self._store.writes
+                # Whoever awaits an answer that has come tells of it in the next turn of the loop.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                self._pass_on(settled)
+                if self._order.count:
+                    await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            self._looking = False
+
+    def _pass_on(self, settled: int) -> None:
+        while (message := self._order.pop(settled)) is not None:
+            self._load.staged_bytes -= _size(message)
+            self._take(message)
+
+    def _take(self, message: ServedMessage) -> None:
+        """Republish the next message of the stream, if its subject is one of those."""
         destination = self._republisher.destination(message.subject)
         if destination is None:
             return
         if self._waiting or message.subject not in self._last:
-            if len(self._waiting) < MAX_WAITING_REPUBLISHED:
+            size_bytes = _size(message)
+            if len(self._waiting) < MAX_WAITING_REPUBLISHED and self._load.can_stage(size_bytes):
+                self._load.staged_bytes += size_bytes
                 self._waiting.append((destination, message))
                 if len(self._waiting) == 1:
                     self._spawn(self._send_waiting())
@@ -58,6 +127,7 @@ class RepublishingQueue:
             if message.subject not in self._last:
                 self._last[message.subject] = await self._seq_before(message)
             self._waiting.popleft()
+            self._load.staged_bytes -= _size(message)
             self._send(destination, message)
 
     async def _seq_before(self, message: ServedMessage) -> int:
@@ -78,5 +148,12 @@ class RepublishingQueue:
         subject, block, payload = self._republisher.made(destination, message, before)
         try:
             self._client.publish(subject, payload, headers=block)
-        except TooLargeError as error:
-            logger.warning("jetstream.not_republished store=%s reason=%s", self._store.name, error)
+        except (TooLargeError, InvalidArgumentError) as error:
+            self._not_republished(error)
+
+    def _not_republished(self, reason: object) -> None:
+        logger.warning("jetstream.not_republished store=%s reason=%s", self._store.name, reason)
+
+
+def _size(message: ServedMessage) -> int:
+    return len(message.value) + len(message.headers) + _WAITING_BYTES

@@ -177,6 +177,8 @@ class ServedStream(PublishListener, CopyingStream):
             for subscription in subscriptions.values():
                 await subscription.unsubscribe()
             self._publisher.close()
+            if self._republishing is not None:
+                self._republishing.let_go()
             await self._end_consumers(drain=drain)
 
     async def _begin_schedules(self) -> None:
@@ -333,11 +335,16 @@ class ServedStream(PublishListener, CopyingStream):
     def _configure_publishing(self) -> None:
         config = self.config
         self._publisher.configure(config)
-        republisher = Republisher(config, self._context.reserved)
-        self._republishing = None
-        if republisher.is_used:
+        context = self._context
+        republisher = Republisher(config, context.reserved)
+        if self._republishing is not None:
+            # What it still has leaves before what is stored from now on.
+            self._republishing.configure(republisher)
+        if not republisher.is_used:
+            self._republishing = None
+        elif self._republishing is None:
             self._republishing = RepublishingQueue(
-                republisher, self.store, self._context.client, self.spawn
+                republisher, self.store, context.client, context.load, self.spawn
             )
         told = (self._consumers, self._republishing, self._scheduler)
         self._publisher.tells = any(each is not None for each in told)
