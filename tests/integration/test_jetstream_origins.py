@@ -216,6 +216,45 @@ async def test_an_origin_that_is_created_again_is_sourced_from_its_beginning(
         await has(client, "COPY", 3, 3)
 
 
+async def test_how_far_a_source_is_behind_is_told_while_it_cannot_be_copied(
+    world: JetStreamWorld,
+) -> None:
+    async with world.client() as client:
+        js = client.jetstream()
+        await create(client, "LAG", subjects=["lag.>"])
+        for number in range(7):
+            await js.publish(f"lag.{number % 2}", b"%d" % number)
+        source = {"name": "LAG", "filter_subject": "lag.0"}
+        config = {"sources": [source], "max_msgs": 2, "discard": "new"}
+        await create(client, "FULL", **config)
+
+        async def sources(name: str = "FULL") -> dict[str, Any]:
+            [found] = (await ask(client, f"STREAM.INFO.{name}"))["sources"]
+            return dict(found)
+
+        async def is_full() -> bool:
+            return "error" in await sources()
+
+        await until(is_full)
+        found = await sources()
+        assert (found["name"], found["lag"], found["filter_subject"]) == ("LAG", 2, "lag.0")
+        assert 0 <= found["active"] < 60e9
+        await js.publish("lag.0", b"")
+        await js.publish("lag.1", b"")
+        assert (await sources())["lag"] == 3
+        await ask(client, "STREAM.UPDATE.FULL", name="FULL", **config | {"max_msgs": 10})
+        await has(client, "FULL", 5, 5)
+
+        async def is_copied() -> bool:
+            found = await sources()
+            return found["lag"] == 0 and "error" not in found
+
+        await until(is_copied)
+        sealed = {"name": "FULL", **config, "max_msgs": 10, "sealed": True}
+        assert "error" not in await ask(client, "STREAM.UPDATE.FULL", **sealed)
+        assert await sources() == source | {"lag": 0, "active": -1}
+
+
 async def test_what_jetstream_refuses_of_mirrors_and_sources_is_refused_with_its_errors(
     world: JetStreamWorld,
 ) -> None:

@@ -27,6 +27,7 @@ from holdfast.gateway.jetstream.api.limits import (
 )
 from holdfast.gateway.jetstream.api.requests.verbs import ApiVerb
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
+from holdfast.gateway.jetstream.api.stream_source import origin_info
 from holdfast.gateway.jetstream.api.times import (
     MILLISECOND,
     ZERO_TIME,
@@ -132,10 +133,11 @@ class ApiStreamInfo:
         }
 
     def _origins(self) -> dict[str, Any]:
-        found = list(self.state.origins)
+        # Nobody copies into a sealed stream, nor into one that no gateway serves just then.
+        found = [*self.state.origins] or [origin_info(each) for each in self.config.origins]
         if self.config.mirror is not None:
-            return {"mirror": found[0]} if found else {}
-        return {"sources": found} if self.config.sources and found else {}
+            return {"mirror": found[0]}
+        return {"sources": found} if self.config.sources else {}
 
 
 def stream_created_reply(info: ApiStreamInfo, now_ms: int) -> bytes:

@@ -8,7 +8,7 @@ under which subjects, is said here; `source_checks.py` says what may be copied, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -114,6 +114,21 @@ class StreamSource:
         if self.consumer:
             made["consumer"] = dict(self.consumer)
         return made
+
+
+def origin_info(
+    source: StreamSource, lag: int = 0, active_ns: int = -1, error: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what replies tell of a mirror's origin or of a source: how many messages are not
+    copied yet, how long ago it was heard of (-1: never), and what is wrong."""
+    made: dict[str, Any] = {"name": source.name, "lag": lag, "active": active_ns}
+    if error is not None:
+        made["error"] = dict(error)
+    if source.filter_subject:
+        made["filter_subject"] = source.filter_subject
+    if source.subject_transforms:
+        made["subject_transforms"] = [each.to_json() for each in source.subject_transforms]
+    return made
 
 
 _TRANSFORM: Final[bodies.Schema] = {"src": bodies.text, "dest": bodies.text}

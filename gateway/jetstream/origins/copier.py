@@ -35,7 +35,7 @@ from holdfast.client.handles.serving_wire import (
 from holdfast.gateway.jetstream.api import errors
 from holdfast.gateway.jetstream.api.errors import ApiError
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
-from holdfast.gateway.jetstream.api.stream_source import StreamSource
+from holdfast.gateway.jetstream.api.stream_source import StreamSource, origin_info
 from holdfast.gateway.jetstream.api.times import MILLISECOND
 from holdfast.gateway.jetstream.origins.copying import CopyBatch, Copying
 from holdfast.gateway.jetstream.origins.directory import OriginDirectory
@@ -121,7 +121,10 @@ class OriginCopier:
         #: Held while something is written.
         self._writing = asyncio.Lock()
         self._changed = asyncio.Event()
+        #: The origin that is copied, or was until something failed.
         self._origin: ServingStream | None = None
+        #: How many messages were not copied yet when that was last asked for.
+        self._lag = 0
         self._feed: ServedChanges[ServedChange] | None = None
         #: How far a source was copied; None if it was not yet.
         self._position: Position | None = None
@@ -162,26 +165,20 @@ class OriginCopier:
 
     async def info(self) -> dict[str, Any]:
         """Return what STREAM.INFO tells of this origin."""
-        lag, error, heard_at = 0, self._error, self._heard_at
-        if self._origin is not None and error is None:
+        error, heard_at, active_ns = self._error, self._heard_at, -1
+        if self._origin is not None:
             try:
-                lag = await self._lag(self._origin)
+                self._lag = await self._count_lag(self._origin)
                 heard_at = asyncio.get_running_loop().time()
             except HoldfastError as failure:
-                error = self._setup_failed(failure)
-        made: dict[str, Any] = {"name": self.source.name, "lag": lag, "active": -1}
+                error = error or self._setup_failed(failure)
         if heard_at is not None:
             seconds = asyncio.get_running_loop().time() - heard_at
-            made["active"] = int(seconds * 1000) * MILLISECOND
-        if error is not None:
-            made["error"] = error.to_json()
-        if self.source.filter_subject:
-            made["filter_subject"] = self.source.filter_subject
-        if self.source.subject_transforms:
-            made["subject_transforms"] = [each.to_json() for each in self.source.subject_transforms]
-        return made
+            active_ns = int(seconds * 1000) * MILLISECOND
+        told = None if error is None else error.to_json()
+        return origin_info(self.source, self._lag, active_ns, told)
 
-    async def _lag(self, origin: ServingStream) -> int:
+    async def _count_lag(self, origin: ServingStream) -> int:
         """Return how many messages of the origin are not copied yet."""
         next_seq = self._next_seq
         head = await origin.head(timeout_seconds=_INFO_SECONDS)
@@ -216,6 +213,7 @@ class OriginCopier:
                 failures = 0
             except _OriginChangedError:
                 failures = 0
+                self._origin = None
             except (DeposedWriterError, _GivenUpError):
                 self._stream.deposed()
                 return
@@ -229,7 +227,8 @@ class OriginCopier:
                 logger.exception("jetstream.copy_failed stream=%s", self._stream.config.name)
                 failures += 1
                 pause_seconds = self._note(ApiError(500, 10051, repr(error)[:200]), failures)
-            self._origin = None
+            if self._changed.is_set():
+                self._origin = None
             if pause_seconds:
                 try:
                     async with asyncio.timeout(pause_seconds):
@@ -268,6 +267,7 @@ class OriginCopier:
         if known is None:
             known = await self._directory.find(self.source.name)
         if known is None:
+            self._origin = None
             raise errors.stream_not_found()
         origin = self._stream.holdfast.serving_stream(known.store)
         head = await origin.head()

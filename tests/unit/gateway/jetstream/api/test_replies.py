@@ -298,3 +298,24 @@ def test_the_header_block_of_a_message_comes_back_byte_for_byte() -> None:
     block = b"NATS/1.0\r\nX:  \xff\r\n\r\n"
     body = json.loads(replies.message_reply("s", 1, 1, block, b"\x00"))
     assert b64decode(body["message"]["hdrs"]) == block
+
+
+def test_mirrors_and_sources_are_told_also_where_nobody_copies() -> None:
+    transforms = [{"src": "t.*", "dest": "u.$1"}, {"src": "v", "dest": ""}]
+    asked: list[dict[str, Any]] = [
+        {"name": "A"},
+        {"name": "B", "filter_subject": "b.>"},
+        {"name": "C", "subject_transforms": transforms},
+    ]
+    config = ApiStreamConfig.parse({"name": "S", "sources": asked})
+    told = ApiStreamInfo(config, CREATED_MS, ApiStreamState()).to_json(NOW_MS)
+    unheard = {"lag": 0, "active": -1}
+    assert told["sources"] == [each | unheard for each in asked]
+    assert "mirror" not in told
+    state = ApiStreamState(origins=[{"name": "A", "lag": 7, "active": 5}])
+    told = ApiStreamInfo(config, CREATED_MS, state).to_json(NOW_MS)
+    assert told["sources"] == state.origins
+    mirror = ApiStreamConfig.parse({"name": "S", "mirror": asked[1]})
+    told = ApiStreamInfo(mirror, CREATED_MS, ApiStreamState()).to_json(NOW_MS)
+    assert told["mirror"] == asked[1] | unheard
+    assert "sources" not in told
