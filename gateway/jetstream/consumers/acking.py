@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.gateway.jetstream.api.acks import AckKind, AckSubject, ConsumerAck
+from holdfast.gateway.jetstream.api.times import MILLISECOND
 from holdfast.gateway.jetstream.consumers.deliveries import Deliveries
 from holdfast.gateway.jetstream.consumers.effects import Advice, Advise, Answer
 from holdfast.gateway.jetstream.consumers.ledger import NEVER, PendingDelivery
@@ -28,6 +29,8 @@ def take(
         return
     found = ledger.pending.get(seq)
     if ack.kind in _ENDS:
+        if deliveries.settings.sample_percent and ack.kind is not AckKind.TERM:
+            _sample(deliveries, (seq,), now)
         _end(deliveries, seq, now)
         if found is not None and ack.kind is AckKind.TERM:
             _advise_terminated(deliveries, seq, found, ack.reason)
@@ -53,6 +56,8 @@ def take_plain(deliveries: Deliveries, seqs: Sequence[int], now: int) -> None:
             if 0 < seq < end_seq:
                 _end(deliveries, seq, now)
         return
+    if settings.sample_percent:
+        _sample(deliveries, [seq for seq in dict.fromkeys(seqs) if 0 < seq < end_seq], now)
     done = deliveries.ledger.ack_run([seq for seq in seqs if 0 < seq < end_seq])
     if done:
         if deliveries.due:
@@ -100,6 +105,22 @@ def _end(deliveries: Deliveries, seq: int, now: int) -> None:
     if done:
         deliveries.acked_at_ms = now
         deliveries.done += done
+
+
+def _sample(deliveries: Deliveries, seqs: Sequence[int], now: int) -> None:
+    """Tell of some acks of messages that are pending how long they took since the last delivery, or
+    since the client said that it still works on the message."""
+    settings, pending = deliveries.settings, deliveries.ledger.pending
+    for seq in seqs:
+        found = pending.get(seq)
+        if found is None:
+            continue
+        deliveries.sample_count += settings.sample_percent
+        if deliveries.sample_count >= 100:
+            deliveries.sample_count -= 100
+            since_ms = found.due_ms - settings.wait_ms(found.deliveries)
+            took_ns = max(0, now - since_ms) * MILLISECOND
+            deliveries.out.append(Advise(Advice.ACK_SAMPLED, (_delivery(seq, found), took_ns)))
 
 
 def _advise_terminated(

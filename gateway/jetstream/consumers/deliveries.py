@@ -84,6 +84,8 @@ class Deliveries:
         #: Seqs of messages that are done with, for streams that keep only what is needed.
         self.done: list[int] = []
         self.out: list[Effect] = []
+        #: Grows by the percentage of acks that are sampled, and one of them is at each hundred.
+        self.sample_count = 0
         self.begun = False
         self._ack_prefix = ack_prefix
         self._view = view

@@ -78,6 +78,7 @@ class Advice(Enum):
     TERMINATED = "terminated"
     PINNED = "pinned"
     UNPINNED = "unpinned"
+    ACK_SAMPLED = "ack_sampled"
 
 
 class Advise(NamedTuple):

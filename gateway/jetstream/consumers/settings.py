@@ -35,6 +35,8 @@ class DeliverySettings:
     inactive_ms: int
     pause_until_ms: int
     pin_timeout_ms: int
+    #: Of so many acks in a hundred it is told how long they took.
+    sample_percent: int
 
     @classmethod
     def of(cls, config: ApiConsumerConfig) -> Self:
@@ -56,6 +58,7 @@ class DeliverySettings:
             inactive_ms=_ms(config.inactive_threshold),
             pause_until_ms=_ms(config.pause_until or 0),
             pin_timeout_ms=_ms(config.priority_timeout),
+            sample_percent=_percent(config),
         )
 
     @property
@@ -67,6 +70,14 @@ class DeliverySettings:
         """Return how long a client has for its `deliveries`-th delivery of a message."""
         waits = self.waits_ms
         return waits[deliveries - 1] if deliveries <= len(waits) else waits[-1]
+
+
+def _percent(config: ApiConsumerConfig) -> int:
+    """Return how many acks in a hundred are sampled: as with nats-server, only those of consumers
+    whose messages are acknowledged one by one."""
+    if not config.sample_freq or config.ack_policy is not AckPolicy.EXPLICIT:
+        return 0
+    return min(100, int(config.sample_freq.removesuffix("%")))
 
 
 def _ms(duration_ns: int) -> int:

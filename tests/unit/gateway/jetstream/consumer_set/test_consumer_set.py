@@ -4,9 +4,11 @@ recorded, and what the next gateway makes of it."""
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from holdfast.gateway.jetstream.api.headers import build
+from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.errors import StorageError
 from holdfast.protocol.limits import PAGE_BYTES
 from tests.support.consumer_set_world import SECOND, ConsumerSetWorld, in_virtual_time
@@ -247,6 +249,26 @@ def test_interest_is_looked_up_page_by_page_where_messages_are_large() -> None:
         assert [each.subject for each in world.stream.messages.values()] == ["S.a"] * 6
 
     in_virtual_time(work, retention="interest")
+
+
+def test_sampled_acks_are_told_of() -> None:
+    async def work(world: ConsumerSetWorld) -> None:
+        told: list[PortMessage] = []
+        await world.app.subscribe("$JS.EVENT.METRIC.>", told.append)
+        await world.create("c", sample_freq="100")
+        world.stream.publish("S.a")
+        message = (await world.pull("c")).received[0]
+        await asyncio.sleep(2)
+        await world.ack(message)
+        await world.settle()
+        [metric] = told
+        assert metric.subject == "$JS.EVENT.METRIC.CONSUMER.ACK.S.c"
+        body = json.loads(metric.payload)
+        assert body["type"] == "io.nats.jetstream.metric.v1.consumer_ack"
+        assert (body["stream_seq"], body["deliveries"]) == (1, 1)
+        assert 2 * SECOND <= body["ack_time"] < 3 * SECOND
+
+    in_virtual_time(work)
 
 
 def test_flow_control_stops_a_push_consumer_until_its_client_answers() -> None:
