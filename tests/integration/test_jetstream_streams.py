@@ -14,7 +14,14 @@ from typing import Any
 import nats.errors
 import pytest
 from nats.aio.client import Client
-from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig, SubjectTransform
+from nats.js.api import (
+    ConsumerConfig,
+    DiscardPolicy,
+    RePublish,
+    StorageType,
+    StreamConfig,
+    SubjectTransform,
+)
 from nats.js.errors import (
     APIError,
     BadRequestError,
@@ -456,6 +463,34 @@ async def test_messages_are_deleted_purged_and_listed_as_deleted(world: JetStrea
         assert await js.purge_stream("remove", seq=8)
         state = (await js.stream_info("remove")).state
         assert (state.messages, state.first_seq, state.last_seq) == (1, 8, 8)
+
+
+async def test_large_messages_that_are_due_again_come_page_by_page(world: JetStreamWorld) -> None:
+    async with world.client() as client:
+        js = client.jetstream()
+        await js.add_stream(name="due", subjects=["due.*"])
+        # Some travel in one piece, and some are kept in chunks.
+        sizes = [1_040_000, 300_000, 10, 900_000] * 6
+        for number, size in enumerate(sizes):
+            await js.publish(f"due.{number}", bytes([number]) * size, timeout=10.0)
+        config = ConsumerConfig(ack_wait=2.0, max_deliver=2)
+        worker = await js.pull_subscribe("due.*", durable="d", config=config)
+
+        async def all_of_them() -> list[tuple[int, int]]:
+            found: list[tuple[int, int]] = []
+            while len(found) < len(sizes):
+                for each in await worker.fetch(len(sizes) - len(found), timeout=20.0):
+                    assert each.data == bytes([each.data[0]]) * sizes[each.data[0]]
+                    found.append((each.data[0], each.metadata.num_delivered))
+                    if each.metadata.num_delivered == 2:
+                        await each.ack()
+            return found
+
+        order = list(range(len(sizes)))
+        assert await all_of_them() == [(number, 1) for number in order]
+        assert sorted(await all_of_them()) == [(number, 2) for number in order]
+        info = await js.consumer_info("due", "d")
+        assert info.num_ack_pending == 0
 
 
 async def test_a_bucket_keeps_history_and_compares(world: JetStreamWorld) -> None:
