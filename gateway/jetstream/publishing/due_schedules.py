@@ -46,6 +46,11 @@ class DueSchedules:
         """Tell whether a subject has a schedule."""
         return subject in self._valid
 
+    def seq_of(self, subject: str) -> int:
+        """Return the seq of the schedule of a subject, 0 if it has none."""
+        found = self._valid.get(subject)
+        return 0 if found is None else found.seq
+
     def take(self, now_ms: int) -> list[DueSchedule]:
         """Return the schedules that are due, the earliest first, and forget them."""
         taken = []

@@ -91,7 +91,10 @@ class Scheduler:
             self._timer.cancel()
 
     def heard(self, message: ServedMessage) -> None:
-        """A message of the stream was stored: it may be a schedule, or end one."""
+        """A message of the stream was stored: it may be a schedule, or end one. Where the answer to
+        an append was lost, later messages were heard of before."""
+        if self._due.seq_of(message.subject) > message.seq:
+            return
         self._due.remove(message.subject)
         if b"\r\nNats-Schedule" in message.headers:
             stopped = get(message.headers, "Nats-Scheduler")
@@ -167,7 +170,7 @@ class Scheduler:
             again_ms = due.due_ms
             self._due.set(due.subject, due.seq, self._listener.now_ms() + _TRY_AGAIN_MS)
             return
-        if again_ms is not None and not self._due.has(due.subject):
+        if again_ms is not None and self._due.seq_of(due.subject) < due.seq:
             self._due.set(due.subject, due.seq, again_ms)
 
     async def _append(self, due: DueSchedule) -> int | None:
