@@ -156,6 +156,7 @@ class FastPublishing:
         except HoldfastError as error:
             refusal = api_error(error)
             if refusal is None:
+                self._listener.in_doubt()
                 self.drop(batch)
             else:
                 self._carry_out(self._batches.refused(batch, refusal))

@@ -324,9 +324,7 @@ class StreamPublisher:
                 self._listener.deposed()
                 return
             except HoldfastError as error:
-                refusal = api_error(error)
-                if refusal is not None:
-                    self._refuse(message, refusal)
+                self._refuse_or_doubt(message, api_error(error))
                 return
             seq, _, time_ms, duplicate, total = stored
             if duplicate:
@@ -379,9 +377,7 @@ class StreamPublisher:
             self._refuse(message, errors.batch_too_large(len(commit.messages)))
             return
         except HoldfastError as error:
-            refusal = api_error(error)
-            if refusal is not None:
-                self._refuse(message, refusal)
+            self._refuse_or_doubt(message, api_error(error))
             return
         self._tell_stored(commit.messages, stored)
         last = stored[-1]
@@ -403,6 +399,12 @@ class StreamPublisher:
                 self._listener.stored(
                     ServedMessage(seq, append.subject, time_ms, append.headers, value)
                 )
+
+    def _refuse_or_doubt(self, message: PortMessage, refusal: ApiError | None) -> None:
+        if refusal is not None:
+            self._refuse(message, refusal)
+        else:
+            self._listener.in_doubt()
 
     def _refuse(self, message: PortMessage, error: ApiError, headers: bytes = b"") -> None:
         self._reply(message.reply, self._acks.refused(error), headers)

@@ -55,12 +55,15 @@ class RepublishingQueue:
         self._order = StoredOrder()
         #: Whether a task looks for answers.
         self._looking = False
+        self._closed = False
         self._last: OrderedDict[str, int] = OrderedDict()
         self._waiting: deque[tuple[str, ServedMessage]] = deque()
+        self._none_waits = asyncio.Event()
+        self._none_waits.set()
 
     def configure(self, republisher: Republisher) -> None:
         """Go by another configuration from now on."""
-        self.let_go()
+        self._pass_on(MAX_INTEGER)
         self._republisher = republisher
 
     def stored(self, message: ServedMessage) -> None:
@@ -81,9 +84,22 @@ class RepublishingQueue:
             self._looking = True
             self._spawn(self._look_for_answers())
 
-    def let_go(self) -> None:
-        """Wait for no answers any more."""
+    def in_doubt(self) -> None:
+        """Nobody can say whether a message was stored: of no subject the last seq is known."""
+        self._last.clear()
+
+    async def drained(self) -> None:
+        """Wait for no answers any more. Return when all that was stored is republished."""
         self._pass_on(MAX_INTEGER)
+        await self._none_waits.wait()
+
+    def close(self) -> None:
+        """Republish nothing more: another gateway may."""
+        self._closed = True
+        self._pass_on(MAX_INTEGER)
+        self._load.staged_bytes -= sum(_size(message) for _, message in self._waiting)
+        self._waiting.clear()
+        self._none_waits.set()
 
     # Inside
 
@@ -108,7 +124,7 @@ class RepublishingQueue:
     def _take(self, message: ServedMessage) -> None:
         """Republish the next message of the stream, if its subject is one of those."""
         destination = self._republisher.destination(message.subject)
-        if destination is None:
+        if destination is None or self._closed:
             return
         if self._waiting or message.subject not in self._last:
             size_bytes = _size(message)
@@ -116,6 +132,7 @@ class RepublishingQueue:
                 self._load.staged_bytes += size_bytes
                 self._waiting.append((destination, message))
                 if len(self._waiting) == 1:
+                    self._none_waits.clear()
                     self._spawn(self._send_waiting())
             return
         self._send(destination, message)
@@ -125,10 +142,14 @@ class RepublishingQueue:
         while self._waiting:
             destination, message = self._waiting[0]
             if message.subject not in self._last:
-                self._last[message.subject] = await self._seq_before(message)
+                before = await self._seq_before(message)
+                if self._closed:
+                    return
+                self._last[message.subject] = before
             self._waiting.popleft()
             self._load.staged_bytes -= _size(message)
             self._send(destination, message)
+        self._none_waits.set()
 
     async def _seq_before(self, message: ServedMessage) -> int:
         if message.seq == 1:

@@ -50,6 +50,10 @@ class ScheduleListener(ABC):
         """A message was stored."""
 
     @abstractmethod
+    def in_doubt(self) -> None:
+        """Nobody can say whether an append was stored."""
+
+    @abstractmethod
     def deposed(self) -> None:
         """A write was refused, because another gateway serves the stream."""
 
@@ -167,6 +171,7 @@ class Scheduler:
             return
         except HoldfastError as error:
             logger.warning("jetstream.schedule_failed subject=%s reason=%s", *(due.subject, error))
+            self._listener.in_doubt()
             again_ms = due.due_ms
             self._due.set(due.subject, due.seq, self._listener.now_ms() + _TRY_AGAIN_MS)
             return

@@ -178,7 +178,11 @@ class ServedStream(PublishListener, CopyingStream):
                 await subscription.unsubscribe()
             self._publisher.close()
             if self._republishing is not None:
-                self._republishing.let_go()
+                if drain:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_DRAIN_SECONDS):
+                            await self._republishing.drained()
+                self._republishing.close()
             await self._end_consumers(drain=drain)
 
     async def _begin_schedules(self) -> None:
@@ -383,10 +387,16 @@ class ServedStream(PublishListener, CopyingStream):
             )
         )
 
+    def in_doubt(self) -> None:
+        if self._republishing is not None:
+            self._republishing.in_doubt()
+
     def deposed(self) -> None:
         if not self.ended:
             self.ended = True
             self._publisher.close()
+            if self._republishing is not None:
+                self._republishing.close()
             if self._scheduler is not None:
                 self._scheduler.close()
             if self._consumers is not None:

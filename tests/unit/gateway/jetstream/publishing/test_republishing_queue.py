@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 from holdfast.client import Client, connect
 from holdfast.client.handles.serving import ServingStream
-from holdfast.client.handles.serving_wire import ServedMessage
+from holdfast.client.handles.serving_wire import ServedMessage, ServedPage
 from holdfast.gateway.jetstream.api.publishing.republishing import Republisher
 from holdfast.gateway.jetstream.api.stream_config import ApiStreamConfig
 from holdfast.gateway.jetstream.publishing.publish_load import PublishLoad
@@ -47,8 +47,11 @@ class _Waiter:
 
     def set_result(self, answer: Any) -> None:
         self.answer = answer
-        with contextlib.suppress(OperationTimeoutError):
+        try:
             done = ServingStream.appended(answer)
+        except OperationTimeoutError:
+            self._queue.in_doubt()
+        else:
             self._queue.stored(self._message._replace(seq=done.seq, time_ms=done.time_ms))
 
 
@@ -57,6 +60,7 @@ class _World:
         self.client = client
         self.cluster = cluster
         self.stream = client.serving_stream("a")
+        self.stream.lasts = self._lasts  # type: ignore[method-assign]
         self.load = PublishLoad()
         self.heard: list[PortMessage] = []
         self.waiters: list[_Waiter] = []
@@ -72,6 +76,17 @@ class _World:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _lasts(
+        self, filters: Sequence[str], *, up_to_seq: int | None = None, **_: Any
+    ) -> ServedPage:
+        """Fake servers have none."""
+        found = [
+            ServedMessage(seq, row[-1], 0, b"", b"")
+            for seq, row in self.cluster.stores[_KEY].messages.items()
+            if row[-1] in filters and seq <= (up_to_seq or seq)
+        ]
+        return ServedPage(found[-1:], None)
 
     @property
     def owner(self) -> FakeServer:
@@ -134,6 +149,8 @@ async def test_copies_wait_no_longer_for_a_publish_that_was_given_up() -> None:
         world.publish(b"behind")
         await until(lambda: b"behind" in world.values, "it waits no longer")
         assert world.values[-1] == b"behind"
+        # Whoever hears it can tell that one is missing.
+        assert _field(world.heard[-1], "Nats-Last-Sequence") == "2"
 
 
 async def test_messages_of_others_hold_up_nothing() -> None:
@@ -210,6 +227,39 @@ async def test_another_configuration_keeps_the_order() -> None:
         assert world.values[1:] == [b"1", b"2", b"3"]
         world.client._link._send_again()
         await world.answered()
+
+
+async def test_a_stream_that_is_handed_over_republishes_what_is_known_and_no_more() -> None:
+    async with _world() as world:
+        world.owner.drop_replies = 1
+        world.publish(b"lost")
+        await asyncio.sleep(0.01)
+        world.publish(b"1", "a.new")
+        world.publish(b"2", "a.newer")
+        await until(lambda: all(each.done() for each in world.waiters[2:]), "they are answered")
+        await world.queue.drained()
+        world.queue.close()
+        world.client._link._send_again()
+        await world.answered()
+        world.publish(b"3", "a.newest")
+        await world.answered()
+        await asyncio.sleep(0.05)
+        assert world.values == [b"first", b"1", b"2"]
+
+
+async def test_a_deposed_gateway_drops_what_it_holds() -> None:
+    async with _world() as world:
+        world.publish(b"1", "a.new")
+        world.owner.drop_replies = 1
+        world.publish(b"lost")
+        await asyncio.sleep(0.01)
+        world.publish(b"2")
+        await until(lambda: world.waiters[-1].done(), "it is answered")
+        world.queue.close()
+        world.client._link._send_again()
+        await world.answered()
+        await asyncio.sleep(0.05)
+        assert b"2" not in world.values and not world.load.staged_bytes
 
 
 def test_a_gap_is_passed_over_when_what_was_sent_before_is_settled() -> None:
