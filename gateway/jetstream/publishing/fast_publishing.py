@@ -34,7 +34,7 @@ from holdfast.gateway.jetstream.publishing.publish_rules import PublishRules
 from holdfast.gateway.jetstream.publishing.refusals import api_error
 from holdfast.gateway.jetstream.publishing.slow_appends import append_slowly, is_slow
 from holdfast.gateway.jetstream.wire.ports import ClientPort, PortMessage
-from holdfast.protocol.errors import DeposedWriterError, HoldfastError
+from holdfast.protocol.errors import DeposedWriterError, HoldfastError, RequestError
 
 logger = logging.getLogger("holdfast.gateway")
 
@@ -154,9 +154,10 @@ class FastPublishing:
             self._listener.deposed()
             return
         except HoldfastError as error:
+            if not isinstance(error, RequestError):
+                self._listener.in_doubt()
             refusal = api_error(error)
             if refusal is None:
-                self._listener.in_doubt()
                 self.drop(batch)
             else:
                 self._carry_out(self._batches.refused(batch, refusal))

@@ -47,6 +47,7 @@ from holdfast.gateway.jetstream.wire.ports import ClientPort, PortMessage
 from holdfast.protocol.errors import (
     DeposedWriterError,
     HoldfastError,
+    RequestError,
     TooLargeError,
 )
 from holdfast.protocol.frames import Run
@@ -324,7 +325,7 @@ class StreamPublisher:
                 self._listener.deposed()
                 return
             except HoldfastError as error:
-                self._refuse_or_doubt(message, api_error(error))
+                self._not_stored(message, error)
                 return
             seq, _, time_ms, duplicate, total = stored
             if duplicate:
@@ -377,7 +378,7 @@ class StreamPublisher:
             self._refuse(message, errors.batch_too_large(len(commit.messages)))
             return
         except HoldfastError as error:
-            self._refuse_or_doubt(message, api_error(error))
+            self._not_stored(message, error)
             return
         self._tell_stored(commit.messages, stored)
         last = stored[-1]
@@ -400,11 +401,14 @@ class StreamPublisher:
                     ServedMessage(seq, append.subject, time_ms, append.headers, value)
                 )
 
-    def _refuse_or_doubt(self, message: PortMessage, refusal: ApiError | None) -> None:
+    def _not_stored(self, message: PortMessage, error: HoldfastError) -> None:
+        """Tell the publisher what became of its message, unless nobody can say that."""
+        if not isinstance(error, RequestError):
+            # Another copy of the append may have been stored before.
+            self._listener.in_doubt()
+        refusal = api_error(error)
         if refusal is not None:
             self._refuse(message, refusal)
-        else:
-            self._listener.in_doubt()
 
     def _refuse(self, message: PortMessage, error: ApiError, headers: bytes = b"") -> None:
         self._reply(message.reply, self._acks.refused(error), headers)
