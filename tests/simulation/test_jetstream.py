@@ -28,6 +28,7 @@ _PLANTED_SEEDS = {
     "deliver_without_asking": (2, "pause_gateway", 4.0),
     "record_the_position_apart": (3, "kill_gateway", 4.0),
     "answer_through_pipes_past_the_gate": (3, "isolate", 5.0),
+    "republish_with_the_answers": (3, "isolate", 5.0),
 }
 #: Other seeds, from 1 on, that are tried if what that seed does has changed with the code.
 _OTHER_SEEDS = 8

@@ -16,6 +16,7 @@ from holdfast.gateway.jetstream.api.headers import build, get
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from tests.simulation.jetstream.notes import (
+    AGAIN,
     CONSUMERS,
     FACTS,
     MIRROR,
@@ -91,6 +92,8 @@ async def create_streams(application: Application) -> None:
         config: dict[str, Any] = {"name": stream, "subjects": [f"{stream.lower()}.>"]}
         config |= {"retention": "workqueue"} if stream == TASKS else {}
         config |= {"allow_direct": True} if stream == FACTS else {}
+        if stream == ORDERS:
+            config["republish"] = {"src": ">", "dest": f"{AGAIN}>"}
         await application.api(f"STREAM.CREATE.{stream}", config)
     await application.api(
         f"STREAM.CREATE.{MIRROR}", {"name": MIRROR, "mirror": {"name": ORDERS}}

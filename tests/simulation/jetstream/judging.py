@@ -25,6 +25,7 @@ def judge(notes: Notes) -> list[str]:
         *_nothing_is_lost(notes),
         *_nothing_comes_back(notes),
         *_copies_are_exact(notes),
+        *_what_is_republished_is_in_order(notes),
     ]
 
 
@@ -153,4 +154,27 @@ def _copies_are_exact(notes: Notes) -> Iterator[str]:
             yield (
                 f"{copy} has {len(ours)} of {len(theirs)} messages of {origin}: "
                 f"missing {missing[:5]}, twice {doubles[:5]}"
+            )
+
+
+def _what_is_republished_is_in_order(notes: Notes) -> Iterator[str]:
+    """Each gateway republishes in the order of the stream, each message once, as long as it serves
+    the stream. Copies may be missing, and each tells which one its subject had before."""
+    stored = {message.seq: message for message in notes.stored.get(ORDERS, ())}
+    last: dict[tuple[str, int], int] = defaultdict(int)
+    for copy in notes.republished:
+        message = stored.get(copy.seq)
+        if message is None or message.id != copy.id:
+            yield f"{copy.id} is republished as {ORDERS} {copy.seq}, which is {message}"
+            continue
+        before = last[copy.gateway, copy.epoch]
+        if copy.seq <= before:
+            yield f"{copy.gateway} republishes {ORDERS} {copy.seq} behind {before}"
+        last[copy.gateway, copy.epoch] = copy.seq
+        found = (each for each in stored.values() if each.subject == message.subject)
+        expected = max((each.seq for each in found if each.seq < copy.seq), default=0)
+        if copy.last_seq not in (0, expected):
+            yield (
+                f"{ORDERS} {copy.seq} is republished behind {copy.last_seq} of its subject, "
+                f"and that is {expected}"
             )

@@ -14,6 +14,8 @@ STREAMS: Final = (ORDERS, TASKS, FACTS)
 MIRROR: Final = "MIRROR"
 SOURCED: Final = "SOURCED"
 SOURCES: Final = (ORDERS, FACTS)
+#: Where the first is republished.
+AGAIN: Final = "again."
 #: The consumer of each stream that has one.
 CONSUMERS: Final = {ORDERS: "audit", TASKS: "workers"}
 
@@ -47,6 +49,18 @@ class SentDelivery(NamedTuple):
     #: The serving epoch by which the gateway served, and the greatest that any gateway had.
     epoch: int
     last_epoch: int
+
+
+class SentCopy(NamedTuple):
+    """A republished message that left a gateway, with what it says: its seq, and the one before it
+    of its subject, 0 if the gateway does not know."""
+
+    gateway: str
+    #: The serving epoch by which the gateway served.
+    epoch: int
+    seq: int
+    last_seq: int
+    id: str
 
 
 @dataclass(slots=True)
@@ -85,6 +99,7 @@ class Notes:
 
     publications: list[Publication] = field(default_factory=list)
     sent: list[SentDelivery] = field(default_factory=list)
+    republished: list[SentCopy] = field(default_factory=list)
     handled: dict[tuple[str, int], Handled] = field(default_factory=dict)
     #: What is in each stream in the end.
     stored: dict[str, list[Stored]] = field(default_factory=dict)

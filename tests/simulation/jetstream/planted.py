@@ -17,6 +17,7 @@ from holdfast.gateway.jetstream.origins.copier import OriginCopier
 from holdfast.gateway.jetstream.origins.copying import CopyBatch
 from holdfast.gateway.jetstream.origins.position import OriginId
 from holdfast.gateway.jetstream.publishing.publisher import StreamPublisher
+from holdfast.gateway.jetstream.publishing.republishing_queue import RepublishingQueue
 from holdfast.gateway.jetstream.streams.delivery_fence import DeliveryFence
 from holdfast.gateway.jetstream.streams.served_stream import ServedStream
 from holdfast.gateway.jetstream.wire.ports import PortMessage
@@ -188,6 +189,14 @@ def answer_through_pipes_past_the_gate() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def republish_with_the_answers() -> Iterator[None]:
+    """A copy leaves when the answer to its append comes, in whichever order answers do."""
+
+    with patch.object(RepublishingQueue, "stored", RepublishingQueue._take):
+        yield
+
+
 JETSTREAM_PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     bug.__name__: bug
     for bug in (
@@ -199,5 +208,6 @@ JETSTREAM_PLANTED: Final[dict[str, Callable[[], AbstractContextManager[None]]]] 
         deliver_without_asking,
         record_the_position_apart,
         answer_through_pipes_past_the_gate,
+        republish_with_the_answers,
     )
 }

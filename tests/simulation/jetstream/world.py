@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import json
 import logging
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from holdfast.client.following.follower import Follower
 from holdfast.client.wire.link import Link
 from holdfast.gateway.jetstream.api import names
 from holdfast.gateway.jetstream.api.acks import parse_ack_subject
+from holdfast.gateway.jetstream.api.headers import get
 from holdfast.gateway.jetstream.consumer_set import board
 from holdfast.gateway.jetstream.serving import served_streams
 from holdfast.gateway.jetstream.serving.gateway import GatewayOptions, JetStreamGateway
@@ -29,7 +31,7 @@ from holdfast.gateway.jetstream.streams import context
 from holdfast.gateway.jetstream.wire.memory import MemoryClient, MemoryLeaf, MemoryNats
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.subjects import Subjects
-from tests.simulation.jetstream.notes import Notes, SentDelivery
+from tests.simulation.jetstream.notes import AGAIN, ORDERS, Notes, SentCopy, SentDelivery
 from tests.simulation.simulated_cluster import Simulation
 from tests.simulation.simulated_nodes import TENANT, Node
 from tests.simulation.virtual_loop import Process
@@ -120,6 +122,9 @@ class World:
         if message.reply.startswith(_ACKS):
             self._note_delivery(gateway, message)
             return
+        if message.subject.startswith(AGAIN):
+            self._note_copy(gateway, message)
+            return
         stored = message.payload.startswith(b'{"stream":')
         confirmed = not message.payload and not message.headers
         if self.dies_at_answer and stored:
@@ -141,6 +146,15 @@ class World:
         last = self._epochs[ack.stream] = max(last, self._epochs.get(ack.stream, 0))
         at, name, epoch = self.simulation.loop.time(), gateway.bus.name, gateway.epoch(ack.stream)
         self.notes.sent.append(SentDelivery(at, name, ack.stream, ack.stream_seq, epoch, last))
+
+    def _note_copy(self, gateway: GatewayNode, message: PortMessage) -> None:
+        seq, last_seq = (
+            int(get(message.headers, name) or "")
+            for name in ("Nats-Sequence", "Nats-Last-Sequence")
+        )
+        name, epoch = gateway.bus.name, gateway.epoch(ORDERS)
+        id_ = json.loads(message.payload)["id"]
+        self.notes.republished.append(SentCopy(name, epoch, seq, last_seq, id_))
 
 
 class GatewayNode(Node):
