@@ -4,7 +4,7 @@ Writes of a gateway that lost a stream are refused by its owner. Deliveries go t
 no owner: a gateway that was stopped, or cut off, could deliver once more what its successor has
 confirmed as done. So deliveries leave at once only while it is sure that no other gateway serves
 the stream (`Presence`). Otherwise everything waits, in order, until the owner has said that the
-serving epoch is still this gateway's. If it is not, no message is delivered any more.
+serving epoch is still this gateway's, just now. If it is not, no message is delivered any more.
 
 What waits has a bound: beyond it, messages are lost as if the connection were.
 """
@@ -25,6 +25,9 @@ logger = logging.getLogger("holdfast.gateway")
 
 #: An owner that does not answer is asked again after so long; the client below has tried longer.
 _TRY_AGAIN_SECONDS: Final = 0.25
+#: An older answer of an owner counts only if this gateway is sure: it may have come before the
+#: gateway was stopped. Others take one for dead that was silent for longer.
+_FRESH_SECONDS: Final = 1.0
 #: What a message that waits takes beside its text.
 _OVERHEAD_BYTES: Final = 256
 
@@ -168,6 +171,9 @@ class DeliveryFence(LeafPort):
             self._is_sure = self._confirmed_at >= self._presence.sure_since(self._stream)
         return self._is_sure
 
+    def _was_sure_at(self, asked_at: float) -> bool:
+        return asked_at >= self._presence.sure_since(self._stream)
+
     def _send(self, held: _Held) -> None:
         if self._deposed and held.subject:
             return
@@ -199,6 +205,8 @@ class DeliveryFence(LeafPort):
                     self._on_deposed()
                     self.depose()
                     break
+                if self._time() - asked_at > _FRESH_SECONDS and not self._was_sure_at(asked_at):
+                    continue
                 self.confirmed(asked_at)
                 held, self._held = self._held[:count], self._held[count:]
                 self._held_bytes -= sum(sum(map(len, each)) + _OVERHEAD_BYTES for each in held)

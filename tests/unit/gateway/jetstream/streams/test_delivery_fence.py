@@ -124,6 +124,32 @@ def test_an_owner_that_does_not_answer_is_asked_again() -> None:
     _run(work)
 
 
+def test_an_answer_from_before_a_gateway_was_stopped_does_not_count() -> None:
+    async def work(world: _World) -> None:
+        world.since = float("inf")
+        await world.deliver(b"1")
+        await asyncio.sleep(3.0)
+        await world.answer(True)
+        assert (world.heard, len(world.questions)) == ([], 1)
+        await world.answer(False)
+        assert (world.heard, world.deposed) == ([], 1)
+
+    _run(work)
+
+
+def test_an_owner_that_answers_late_is_believed_by_who_is_sure() -> None:
+    async def work(world: _World) -> None:
+        world.since = float("inf")
+        await world.deliver(b"1")
+        # Heartbeats come back again; the question was asked after the first of them.
+        world.since = 0.0
+        await asyncio.sleep(3.0)
+        await world.answer(True)
+        assert (world.heard, world.questions) == ([b"1"], [])
+
+    _run(work)
+
+
 def test_what_waits_has_a_bound() -> None:
     async def work(world: _World) -> None:
         world.since = float("inf")
