@@ -3,7 +3,8 @@
 A gateway says so every HEARTBEAT_SECONDS, and its own subject has interest for as long as it is
 connected to NATS: the leafnode connection of all others hears at once when that ends. Silence
 counts too, for a gateway that hangs. It is counted in looks and not in seconds, so a gateway that
-was stopped itself takes nobody for dead before it has read what waits in its socket.
+was stopped itself takes nobody for dead before it has read what waits in its socket. Nor does one
+look while its own heartbeats do not come back: then it hears nobody.
 
 Nothing depends on all gateways having the same view, nor on its being right: the serving epoch in a
 stream's store decides who may write. A wrong view costs time.

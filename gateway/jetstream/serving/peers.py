@@ -114,8 +114,11 @@ class Peers:
             if not self._client.connected:
                 # Nothing is heard of anybody.
                 continue
+            hears = self._presence.hears
             self._say()
-            self._note(self.live_gateways.look())
+            if hears:
+                # The silence of others says nothing while this gateway does not hear itself.
+                self._note(self.live_gateways.look())
             for gateway in self.live_gateways.forgotten():
                 self._watches.pop(gateway).close()
 

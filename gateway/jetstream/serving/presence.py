@@ -3,8 +3,9 @@ others, too.
 
 A gateway is taken for dead after DEAD_LOOKS heartbeats that are missing. So while its own ones have
 come back without such a gap, nobody can have taken it for dead. After a gap, as when it was stopped
-or NATS did not reach it, that is sure only from the next heartbeat on; what happened before, only
-an owner knows.
+or NATS did not reach it, that is sure only from when the next heartbeat has come back; what
+happened before, only an owner knows. Those that were held up on their way come back together: they
+close no gap.
 """
 
 from __future__ import annotations
@@ -50,13 +51,19 @@ class GatewayPresence(Presence):
         said_at = self._said.pop(number, None)
         if said_at is None:
             return
-        if said_at > self._sure_until:
-            self._since = said_at
+        now = self._time()
+        if now > self._sure_until:
+            # Before its first heartbeat it had no stream that could be taken from it.
+            self._since = said_at if self._since == float("inf") else now
         self._sure_until = max(self._sure_until, said_at + SURE_SECONDS)
 
+    @property
+    def hears(self) -> bool:
+        """Whether what NATS delivers reaches this gateway: its heartbeats come back."""
+        return self._client.connected and self._time() <= self._sure_until
+
     def sure_since(self, stream: str) -> float:
-        sure = self._client.connected and self._time() <= self._sure_until
-        return self._since if sure and self._is_own(stream) else float("inf")
+        return self._since if self.hears and self._is_own(stream) else float("inf")
 
     def _lost(self) -> None:
         """The connection was lost: for others, this gateway was dead."""

@@ -63,6 +63,24 @@ def test_a_heartbeat_that_comes_back_late_says_nothing_of_now() -> None:
     _run(work)
 
 
+def test_heartbeats_that_come_back_together_close_no_gap() -> None:
+    """Others did not hear them in time either."""
+
+    async def work(presence: GatewayPresence, client: MemoryClient) -> None:
+        presence.came_back(presence.said())
+        held_up = []
+        for _ in range(8):
+            held_up.append(presence.said())
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+        assert not presence.hears
+        for number in held_up:
+            presence.came_back(number)
+        assert presence.hears
+        assert presence.sure_since("own") == asyncio.get_running_loop().time()
+
+    _run(work)
+
+
 def test_a_lost_connection_ends_it_at_once() -> None:
     async def work(presence: GatewayPresence, client: MemoryClient) -> None:
         presence.came_back(presence.said())
