@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgpack
@@ -48,13 +49,13 @@ def decoded(config: bytes, state: bytes, rows: list[tuple[int, bytes]]) -> Recor
         ]
         ledger = DeliveryLedger(seq + 1)
         ledger.delivered_count = count
-        ledger.floor_count, ledger.floor_seq = floor_count, floor_seq
         # A change with many rows is recorded in parts, the state last.
-        ledger.restore(
-            (seq, found)
-            for seq, found in ((seq, PendingDelivery(*_ROW.unpack(data))) for seq, data in rows)
-            if floor_seq < seq <= ledger.delivered_seq or not found.consumer_seq
+        found = [(seq, PendingDelivery(*_ROW.unpack(data))) for seq, data in rows]
+        found = [each for each in found if each[0] <= seq or not each[1].consumer_seq]
+        ledger.floor_count, ledger.floor_seq = min(
+            [(floor_count, floor_seq), *_floors_below(found)]
         )
+        ledger.restore(found)
         ledger.changed = False
         parsed = ApiConsumerConfig.from_json(known["config"])
         created_ns = int(known["created_ns"])
@@ -63,6 +64,15 @@ def decoded(config: bytes, state: bytes, rows: list[tuple[int, bytes]]) -> Recor
     if version > _VERSION:
         raise MalformedFrameError(reason=f"a cursor of the later version {version}")
     return Recorded(parsed, created_ns, ledger, lasts_up_to, delivered_at, acked_at)
+
+
+def _floors_below(rows: Sequence[tuple[int, PendingDelivery]]) -> Iterator[tuple[int, int]]:
+    """Yield a floor below each message that is pending. One is only lower than that of the state if
+    an owner lost an ack that was not synced, and later changes were recorded: the message is
+    delivered again."""
+    for seq, found in rows:
+        if found.consumer_seq:
+            yield found.consumer_seq - 1, seq - 1
 
 
 def encoded_config(config: ApiConsumerConfig, created_ns: int) -> bytes:
