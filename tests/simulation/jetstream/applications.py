@@ -276,7 +276,9 @@ class Worker(Application):
                     info = await self.api(f"STREAM.INFO.{copy}")
                     self.simulation.trace.add(f"{copy}: {info}")
                     origins = [info["mirror"]] if copy == MIRROR else info["sources"]
-                    if not any(each["lag"] or "error" in each for each in origins):
+                    # One that was not heard of yet has no lag that is known.
+                    unknown = any(each["active"] < 0 or "error" in each for each in origins)
+                    if not unknown and not any(each["lag"] for each in origins):
                         break
                     await asyncio.sleep(0.5)
 
