@@ -151,8 +151,9 @@ class StreamAccess(ABC):
         synced: bool = False,
     ) -> None:
         """Forget cursors, change others, and remove messages that no consumer needs any more: all
-        or nothing. Return when that is durable at the level `applied`, or with `synced` at that
-        level. The sizes are those of one batch at most. Calls take effect in their order."""
+        or nothing. Return when that is durable: at the level `applied`, or `synced` if asked for or
+        if messages are removed. The sizes are those of one batch at most. Calls take effect in
+        their order."""
 
     @abstractmethod
     async def cursors(self) -> Sequence[ServedCursor]:

@@ -210,7 +210,8 @@ class StreamForConsumers(StreamAccess):
             operations.append(packer.delete_operation(removed))
         if not operations:
             return
-        level = Durability.SYNCED if synced else Durability.APPLIED
+        # What the owner could lose would never be removed again: the record says that it is done.
+        level = Durability.SYNCED if synced or removed else Durability.APPLIED
         try:
             await self._store.batch(operations, durability=int(level))
         except DeposedWriterError:
