@@ -1,4 +1,6 @@
-"""Pipes in memory, for tests and the simulator: both ends are in one event loop."""
+"""Pipes in memory: both ends are in one event loop, as those of a gateway that works in the process
+of a persist server. Tests and the simulator have pipes that take their time.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ class MemoryPipe(DirectPipe):
     """One end; `pair` makes both. Messages arrive in later turns of the loop, in the context
     (`contextvars`) in which their end was started."""
 
-    def __init__(self, delay_seconds: Callable[[], float]) -> None:
+    def __init__(self, delay_seconds: Callable[[], float] | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._delay_seconds = delay_seconds
         self._other: MemoryPipe | None = None
@@ -28,9 +30,10 @@ class MemoryPipe(DirectPipe):
 
     @classmethod
     def pair(
-        cls, delay_seconds: Callable[[], float] = lambda: 0.0
+        cls, delay_seconds: Callable[[], float] | None = None
     ) -> tuple[Self, Self]:
-        """`delay_seconds` says how long a message takes; none overtakes another."""
+        """`delay_seconds` says how long a message takes: without it, a turn of the loop. None
+        overtakes another."""
         one, other = cls(delay_seconds), cls(delay_seconds)
         one._other, other._other = other, one
         return one, other
@@ -73,6 +76,9 @@ class MemoryPipe(DirectPipe):
     def _send(self, message: bytes | None) -> None:
         other = self._other
         assert other is not None, "it was made with its other end"
+        if self._delay_seconds is None:
+            self._loop.call_soon(other._arrive, message, context=other._context)
+            return
         at = max(self._loop.time() + self._delay_seconds(), self._arrives_at)
         self._arrives_at = at
         self._loop.call_at(at, other._arrive, message, context=other._context)

@@ -4,6 +4,8 @@ each, with the server's name.
 Whoever can open a socket there can be a client of a cluster that asks for no tokens. So the folder
 and the sockets are for one user: servers make them so, and both sides refuse another user's. The
 kernel tells each side who the other is, where it can.
+
+A client in the process of a server, such as a gateway, needs no socket to reach it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Final
 
 from holdfast.protocol.bus.login import StrPath
 from holdfast.protocol.direct.door_bus import Door
+from holdfast.protocol.direct.memory_pipe import MemoryDoor, MemoryPipe
 from holdfast.protocol.direct.pipe import DirectPipe
 from holdfast.protocol.direct.socket_pipe import SocketPipe
 from holdfast.protocol.errors import InvalidArgumentError
@@ -34,6 +37,9 @@ logger = logging.getLogger("holdfast.bus")
 _ADDRESS_BYTES: Final = 100
 #: `struct ucred` of SO_PEERCRED: pid, uid, gid.
 _PEER: Final = struct.Struct("3i")
+#: The open doors of servers in this process that its clients use as well, by the paths of their
+#: sockets.
+_DOORS_HERE: Final[dict[Path, MemoryDoor]] = {}
 #: How long nobody is let in after the process had no descriptors left.
 _PAUSE_SECONDS: Final = 1.0
 
@@ -41,9 +47,19 @@ _PAUSE_SECONDS: Final = 1.0
 class SocketDoor(Door):
     """The socket of one server."""
 
-    def __init__(self, folder: Path, server: str, max_message_bytes: Callable[[], int]) -> None:
-        """Raises InvalidArgumentError if the folder cannot be used."""
+    def __init__(
+        self,
+        folder: Path,
+        server: str,
+        max_message_bytes: Callable[[], int],
+        *,
+        in_process: bool = False,
+    ) -> None:
+        """With `in_process`, clients in the event loop that opens it come in without the socket.
+        Raises InvalidArgumentError if the folder cannot be used."""
         make_private(folder)
+        #: Where clients of this process come in.
+        self._here = MemoryDoor() if in_process else None
         self._folder = folder
         self._name = _name(server)
         self._max_message_bytes = max_message_bytes
@@ -53,6 +69,9 @@ class SocketDoor(Door):
 
     def open(self, enter: Callable[[DirectPipe], None]) -> None:
         self.close()
+        if self._here is not None:
+            self._here.open(enter)
+            _DOORS_HERE[self._folder / self._name] = self._here
         listening = _new_socket()
         try:
             with _address(self._folder, self._name) as address:
@@ -70,6 +89,10 @@ class SocketDoor(Door):
         self._listen(enter)
 
     def close(self) -> None:
+        if self._here is not None:
+            self._here.close()
+            if _DOORS_HERE.get(self._folder / self._name) is self._here:
+                del _DOORS_HERE[self._folder / self._name]
         listening, self._listening = self._listening, None
         if self._resuming is not None:
             self._resuming.cancel()
@@ -115,6 +138,10 @@ class SocketDoor(Door):
 def dial(folder: Path, server: str, max_message_bytes: int) -> DirectPipe | None:
     """Return a pipe to a server that listens in a folder; None if none does, or if it is not one to
     be trusted. It waits for nothing but the file system."""
+    here = _DOORS_HERE.get(folder / _name(server))
+    if here is not None:
+        mine, its = MemoryPipe.pair()
+        return mine if here.enter(its) else None
     try:
         return SocketPipe(_connected(folder, server), max_message_bytes)
     except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):

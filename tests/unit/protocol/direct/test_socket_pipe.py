@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.client import connect
 from holdfast.protocol.direct import place
+from holdfast.protocol.direct.memory_pipe import MemoryPipe
 from holdfast.protocol.direct.pipe import DirectPipe
 from holdfast.protocol.direct.place import SocketDoor, dial
 from holdfast.protocol.direct.socket_pipe import SocketPipe, Splitter
@@ -169,6 +170,33 @@ async def test_a_server_is_found_by_its_name_in_a_folder_with_a_path_of_any_leng
     assert list(folder.iterdir()) == []
     one.pipe.close()
     await until(lambda: other.end_count == 1)
+
+
+async def test_a_client_in_the_process_of_a_server_needs_no_socket(tmp_path: Path) -> None:
+    folder = tmp_path / "direct"
+    door = SocketDoor(folder, "s1", lambda: _LIMIT, in_process=True)
+    assert dial(folder, "s1", _LIMIT) is None
+    entered: list[DirectPipe] = []
+    door.open(entered.append)
+    mine = dial(folder, "s1", _LIMIT)
+    assert isinstance(mine, MemoryPipe)
+    one, other = _End(mine), _End(entered[0])
+    one.pipe.send(b"a ", b"frame")
+    await until(lambda: other.messages == [b"a frame"])
+    # Others come by the socket, and see no other server here.
+    assert (folder / "s1.sock").exists()
+    assert dial(tmp_path / "other", "s1", _LIMIT) is None
+    assert dial(folder, "s2", _LIMIT) is None
+    door.close()
+    assert dial(folder, "s1", _LIMIT) is None
+    # As the next life of the server does.
+    door.open(entered.append)
+    again = dial(folder, "s1", _LIMIT)
+    assert isinstance(again, MemoryPipe)
+    again.close()
+    one.pipe.close()
+    await until(lambda: other.end_count == 1)
+    door.close()
 
 
 async def test_the_next_life_of_a_server_takes_the_place_of_one_that_was_killed(
