@@ -284,6 +284,14 @@ class BenchCluster:
         leafnodes = ["--leafnodes", leaf_url]
         return self._start("gateway", "holdfast.gateway.jetstream", [*leafnodes, *arguments])
 
+    def start_persist_with_gateway(
+        self, name: str, leaf_url: str, *arguments: str
+    ) -> BenchProcess:
+        """Start a persist server that is a JetStream gateway as well."""
+        gateway = ["--jetstream", "--leafnodes", leaf_url]
+        of_server = [*self._of_data, "--name", name, *arguments]
+        return self._start(name, "holdfast.cli", [*gateway, *of_server], command="persist")
+
     def restart_persist(self, name: str) -> BenchProcess:
         """End a persist server cleanly, and start it again with the same arguments."""
         self.stop(name)
@@ -318,16 +326,20 @@ class BenchCluster:
     def _of_data(self) -> Sequence[str]:
         return ("--data", str(self.data))
 
-    def _start(self, name: str, module: str, arguments: Sequence[str]) -> BenchProcess:
+    def _start(
+        self, name: str, module: str, arguments: Sequence[str], command: str = ""
+    ) -> BenchProcess:
         assert name not in self.processes, f"{name} runs"
         self._start_count += 1
         program = [sys.executable, "-P", "-m", module]
         if self._options.profile is not None:
             out = self._options.profile / f"{self._folder.name}-{name}-{self._start_count}"
             program = [sys.executable, "-P", "-m", "holdfast.bench.profiled", str(out), module]
-        command = [*program, "--nats", self.url, "--log-level", "warning", *arguments]
+        if command:
+            program.append(command)
+        whole = [*program, "--nats", self.url, "--log-level", "warning", *arguments]
         log_file = self._folder / f"{name}.log"
-        process = BenchProcess(name, self._options.tethered(command), log_file)
+        process = BenchProcess(name, self._options.tethered(whole), log_file)
         self.processes[name] = process
         return process
 

@@ -207,6 +207,22 @@ def shared_options(*names: str, from_environment: bool = False) -> Callable[[_Co
     return decorate
 
 
+def url_option(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
+    """Refuse a password that every user of the machine could read, and leave one of the environment
+    to the process, which reads it there. The callback of an option with the URL of another NATS."""
+    assert parameter.name is not None
+    source = context.get_parameter_source(parameter.name)
+    if value is None or source is ParameterSource.ENVIRONMENT:
+        return None
+    name = parameter.name.replace("_", "-")
+    try:
+        return url_of_arguments(value, f"--{name}", variable(name))
+    except InvalidArgumentError as error:
+        raise click.BadParameter(str(error.fields["reason"]), context, parameter) from error
+
+
 def _check_readable_by_all(url: str, context: click.Context, parameter: click.Parameter) -> None:
     try:
         url_of_arguments(url)

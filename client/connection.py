@@ -119,14 +119,17 @@ class Client:
         gateways."""
         self._link.send_now()
 
-    def serving_stream(self, name: str, *, serving_epoch: int | None = None) -> ServingStream:
-        """Return a handle on a stream for the gateway that serves it. This makes no round trip.
+    def serving_stream(
+        self, name: str, *, serving_epoch: int | None = None, beside: str = ""
+    ) -> ServingStream:
+        """Return a handle on a stream for the gateway that serves it, in the process of the persist
+        server `beside`, if it is in one. This makes no round trip.
 
         Raises InvalidNameError.
         """
         store = check_store(name)
         values = Values(self._link, store, codec_of(None))
-        return ServingStream(self._link, self._follower, store, values, serving_epoch)
+        return ServingStream(self._link, self._follower, store, values, serving_epoch, beside)
 
     @overload
     def kv(self, name: str, *, codec: None = None) -> KV[bytes]: ...

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.persist.access.shown_tokens import knows_holders
+from holdfast.persist.beside import working_beside
 from holdfast.persist.lifecycle import capacity
 from holdfast.persist.options import Machine, ServerOptions
 from holdfast.persist.service import PersistServer
@@ -46,6 +47,7 @@ from holdfast.protocol.serving.numbers import count, number, seconds
 from holdfast.protocol.serving.price_file import read_prices
 from holdfast.protocol.serving.process import (
     ServerProcess,
+    WorkBeside,
     add_direct,
     add_prices,
     add_zone,
@@ -88,8 +90,9 @@ _MAX_LIFE_SECONDS: Final = 10.0
 _SWITCH_SECONDS: Final = 0.0005
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a persist server and return the exit code. Raises SystemExit(2) for wrong usage."""
+def main(arguments: Sequence[str] | None = None, beside: WorkBeside | None = None) -> int:
+    """Run a persist server, and other work `beside` it, and return the exit code. Raises
+    SystemExit(2) for wrong usage."""
     parser = server_parser("holdfast persist", "Serves the stores that the coordinator assigns.")
     parser.add_argument("--name", type=_name, required=True, help="a unique name in the cluster")
     parser.add_argument(
@@ -193,10 +196,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="a command that prints a master key, run without a shell; repeatable",
     )
     add_prices(parser)
-    return run_server(parser, arguments, _serve)
+    if beside is None:
+        return run_server(parser, arguments, _serve)
+    work = beside
+
+    async def serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) -> None:
+        async with working_beside(process, work, options.name) as own:
+            await _serve(options, bus, own, has_clients=True)
+
+    return run_server(parser, arguments, serve)
 
 
-async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) -> None:
+async def _serve(
+    options: argparse.Namespace, bus: Bus, process: ServerProcess, *, has_clients: bool = False
+) -> None:
+    """Serve until stopped. `has_clients`: also those in this process."""
     if options.bucket is None and options.disk == "local":
         raise InvalidArgumentError(argument="--disk", reason="local needs --bucket")
     if options.bucket is None and options.durability == Durability.STORED.word:
@@ -241,7 +255,7 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
     own_bucket = bucket if options.disk == "local" else None
     tokens = await asyncio.to_thread(find_tokens, layout.root, own_bucket)
     if options.direct is not None:
-        bus = _with_door(bus, subjects, options, tokens)
+        bus = _with_door(bus, subjects, options, tokens, has_clients=has_clients)
     server_options = ServerOptions(
         subjects=subjects,
         durability=Durability[options.durability.upper()],
@@ -298,11 +312,21 @@ async def _serve(options: argparse.Namespace, bus: Bus, process: ServerProcess) 
 
 
 def _with_door(
-    bus: Bus, subjects: Subjects, options: argparse.Namespace, tokens: RegisteredTokens | None
+    bus: Bus,
+    subjects: Subjects,
+    options: argparse.Namespace,
+    tokens: RegisteredTokens | None,
+    *,
+    has_clients: bool,
 ) -> Bus:
     """Return a bus that takes frames directly too. Raises InvalidArgumentError."""
     knows = None if tokens is None else knows_holders(tokens, subjects, asyncio.to_thread)
-    door = SocketDoor(options.direct, options.name, lambda: bus.max_payload_bytes + NUMBER_BYTES)
+    door = SocketDoor(
+        options.direct,
+        options.name,
+        lambda: bus.max_payload_bytes + NUMBER_BYTES,
+        in_process=has_clients,
+    )
     return DoorBus(bus, subjects, options.name, door, knows)
 
 

@@ -1,4 +1,5 @@
 """A nats-server without JetStream, a cluster and a gateway: what a benchmark measures as JetStream.
+On few cores the persist server is the gateway as well, as with `holdfast up`.
 
 with running_gateway(options, folder) as gateway:
     await until_served(gateway)
@@ -17,9 +18,9 @@ import nats
 from nats.errors import NoRespondersError
 
 from holdfast.bench.options import BenchOptions
-from holdfast.bench.processes import BenchCluster, free_port, running_cluster
+from holdfast.bench.processes import BenchCluster, free_port, stopped_cluster
+from holdfast.protocol.bus.nats_server_threads import FEW_CORES, usable_cores
 
-GATEWAY: Final = "gateway"
 #: Stores stay open during the turns of the other sides, as under a continuous load.
 _IDLE_CLOSE_SECONDS: Final = 3600
 _START_SECONDS: Final = 30.0
@@ -33,10 +34,14 @@ def running_gateway(options: BenchOptions, folder: Path) -> Iterator[BenchCluste
     direct = ("--direct", str(folder / "direct"))
     arguments = ("--idle-close-seconds", str(_IDLE_CLOSE_SECONDS), *direct)
     leaf_port = free_port()
-    with running_cluster(
-        options, folder, persist_arguments=arguments, leaf_port=leaf_port
-    ) as cluster:
-        cluster.start_gateway(f"nats://127.0.0.1:{leaf_port}", *direct)
+    leaf_url = f"nats://127.0.0.1:{leaf_port}"
+    with stopped_cluster(options, folder, leaf_port=leaf_port) as cluster:
+        cluster.start_coordinator()
+        if usable_cores() <= FEW_CORES:
+            cluster.start_persist_with_gateway("s1", leaf_url, *arguments)
+        else:
+            cluster.start_persist("s1", *arguments)
+            cluster.start_gateway(leaf_url, *direct)
         yield cluster
 
 

@@ -9,8 +9,8 @@ operator types. Under `data`:
     run/       lock, cluster.json (addresses and pids), one log file for each part
 
 With tokens, an auth service runs too, and `run/nats.conf` makes nats-server ask it. With JetStream,
-a gateway runs too, and `run/nats.conf` makes nats-server listen for its leafnode connection. With
-`http`, an HTTP gateway runs.
+a gateway runs too, or on few cores each persist server is one, and `run/nats.conf` makes
+nats-server listen for leafnode connections. With `http`, an HTTP gateway runs.
 
 Invariants: a folder has one cluster. Nothing starts before the folder, the ports and the programs
 are known to be fine. The gateways stop before the persist servers, these before the coordinator,
@@ -152,6 +152,7 @@ class Cluster:
             raise TokensExcludeJetStreamError(data=str(options.data))
         self.nats_server: Part | None = None
         self.auth: Part | None = None
+        #: The JetStream gateway, if it is a part of its own.
         self.gateway: Part | None = None
         self.http: Part | None = None
         #: Where the HTTP gateway listens; None without one.
@@ -224,7 +225,8 @@ class Cluster:
         direct: list[str] = []
         if self.options.jetstream:
             direct = ["--direct", str(self._run_directory / "direct")]
-        serve = ["persist", *common, *direct, *self._tiering()]
+        in_servers = self.options.jetstream and jetstream_part.is_in_servers(usable_cores())
+        serve = ["persist", *common, *direct, *["--jetstream"] * in_servers, *self._tiering()]
         self.coordinator = self._part("coordinator", [*program, "coordinator", *common])
         self.servers = [
             self._part(name, [*program, *serve, "--name", name])
@@ -250,9 +252,10 @@ class Cluster:
             listening = self.http_address.wait_until_it_listens()
             await self._until(listening, "the HTTP gateway does not listen")
         if self.options.jetstream:
-            arguments = ["--jetstream", *direct, "--log-level", log_level]
-            self.gateway = self._part(jetstream_part.PART, [*program, "gateway", *arguments])
-            tasks.create_task(self._supervise(self.gateway))
+            if not in_servers:
+                arguments = ["--jetstream", *direct, "--log-level", log_level]
+                self.gateway = self._part(jetstream_part.PART, [*program, "gateway", *arguments])
+                tasks.create_task(self._supervise(self.gateway))
             await self._wait_for_jetstream()
         for part in self.parts:
             part.works()

@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.protocol.bus.bus import Bus, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.nats_server_threads import FEW_CORES
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 
 PART: Final = "gateway"
 _INFO: Final = "$JS.API.INFO"
 _POLL_SECONDS: Final = 0.05
+
+
+def is_in_servers(cores: float) -> bool:
+    """Tell whether each persist server is a gateway as well, instead of a part that is nothing
+    else. Where so few cores may be used, a process more costs more than it can do at the same time:
+    docs/decisions/114 has the figures."""
+    return cores <= FEW_CORES
 
 
 def write_leafnodes(path: Path, address: str, port: int) -> None:

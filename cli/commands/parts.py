@@ -7,14 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 import click
 
 from holdfast.cli.master_keys import MasterKeyOptions, master_key_options
 from holdfast.cli.process_options import ProcessOptions, process_options
 from holdfast.cli.quantities import NumberRange
-from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
+from holdfast.cli.settings import (
+    NATS_OPTIONS,
+    Settings,
+    pass_settings,
+    shared_options,
+    url_option,
+)
+from holdfast.protocol.bus.login import variable
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import (
@@ -264,6 +271,19 @@ def coordinator(
     metavar="DIR",
     help="Take frames of clients on this host by a socket in this folder, past NATS.",
 )
+@click.option(
+    "--jetstream",
+    is_flag=True,
+    help="Be a JetStream gateway as well: it works in the same process.",
+)
+@click.option(
+    "--leafnodes",
+    metavar="URL",
+    envvar=variable("leafnodes"),
+    callback=url_option,
+    help="With --jetstream: the leafnode listeners of nats-server.  "
+    "[default: nats-leaf://127.0.0.1:7422]",
+)
 @_FENCE_READ
 @_PRICES
 @master_key_options
@@ -289,12 +309,16 @@ def persist(
     keep_snapshot_days: float,
     budget_per_day: float | None,
     direct: Path | None,
+    jetstream: bool,
+    leafnodes: str | None,
     fence_read: str,
     prices: Path | None,
     master_keys: MasterKeyOptions,
     process: ProcessOptions,
 ) -> None:
     """Run a persist server, which owns and serves stores."""
+    if leafnodes is not None and not jetstream:
+        raise click.UsageError("--leafnodes is for --jetstream")
     arguments = ["--name", name, *_common(settings, data, prices, process)]
     arguments += ["--roles", roles, "--zone", zone or NOWHERE, "--durability", durability]
     arguments += ["--max-open-stores", str(max_open_stores), "--cache-mib", str(cache_mib)]
@@ -311,13 +335,30 @@ def persist(
     if direct is not None:
         arguments += ["--direct", str(direct)]
     arguments += ["--disk", disk, "--fence-read", fence_read, *master_keys.arguments]
-    _become("holdfast.persist.__main__", arguments)
+    if not jetstream:
+        _become("holdfast.persist.__main__", arguments)
+    of_gateway = [*_connection(settings), "--zone", zone or NOWHERE]
+    if direct is not None:
+        of_gateway += ["--direct", str(direct)]
+    if leafnodes is not None:
+        of_gateway += ["--leafnodes", leafnodes]
+    with needed_server_packages():
+        from holdfast.gateway.jetstream.__main__ import work_of
+        from holdfast.persist.__main__ import main
+    sys.exit(main(arguments, work_of(of_gateway, name)))
 
 
 def _common(
     settings: Settings, data: Path, prices: Path | None, process: ProcessOptions
 ) -> list[str]:
-    arguments = ["--data", str(data), "--prefix", settings.prefix]
+    arguments = ["--data", str(data), *_connection(settings)]
+    if prices is not None:
+        arguments += ["--prices", str(prices)]
+    return [*arguments, *process.arguments]
+
+
+def _connection(settings: Settings) -> list[str]:
+    arguments = ["--prefix", settings.prefix]
     if not settings.nats_from_environment:
         # Otherwise it may have a password, and the server reads it where it is.
         arguments += ["--nats", settings.nats_url]
@@ -325,12 +366,10 @@ def _common(
         arguments += [f"--{name}", path]
     if settings.inbox_prefix is not None:
         arguments += ["--inbox-prefix", settings.inbox_prefix]
-    if prices is not None:
-        arguments += ["--prices", str(prices)]
-    return [*arguments, *process.arguments]
+    return arguments
 
 
-def _become(module: str, arguments: Sequence[str]) -> None:
+def _become(module: str, arguments: Sequence[str]) -> NoReturn:
     with needed_server_packages():
         main = cast("Callable[[Sequence[str]], int]", import_module(module).main)
     sys.exit(main(arguments))

@@ -276,7 +276,7 @@ def _first_steps(cluster: Cluster, nats: str) -> list[str]:
 
 
 def _jetstream(cluster: Cluster) -> list[str]:
-    if cluster.gateway is None:
+    if not cluster.options.jetstream:
         return []
     return [f"  jetstream   {cluster.shown_nats_url}, for any client of JetStream"]
 
@@ -300,7 +300,7 @@ def _json(cluster: Cluster) -> str:
             "monitors": cluster.monitors,
             "prefix": cluster.options.prefix,
             "data": str(cluster.options.data),
-            "jetstream": cluster.gateway is not None,
+            "jetstream": cluster.options.jetstream,
             "servers": [part.name for part in cluster.servers],
             "add_server": cluster.command_for_server(f"s{len(cluster.servers) + 1}"),
         }

@@ -11,25 +11,15 @@ from click.core import ParameterSource
 
 from holdfast.cli.commands.parts import needed_gateway_packages, needed_server_packages
 from holdfast.cli.process_options import ProcessOptions, process_options
-from holdfast.cli.settings import NATS_OPTIONS, Settings, pass_settings, shared_options
+from holdfast.cli.settings import (
+    NATS_OPTIONS,
+    Settings,
+    pass_settings,
+    shared_options,
+    url_option,
+)
 from holdfast.protocol.bus.login import variable
-from holdfast.protocol.bus.nats_url import url_of_arguments
-from holdfast.protocol.errors import InvalidArgumentError
 from holdfast.protocol.work.zones import ZONE_VARIABLE
-
-
-def _url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse a password that every user of the machine could read, and leave one of the environment
-    to the process, which reads it there."""
-    assert parameter.name is not None
-    source = context.get_parameter_source(parameter.name)
-    if value is None or source is ParameterSource.ENVIRONMENT:
-        return None
-    name = parameter.name.replace("_", "-")
-    try:
-        return url_of_arguments(value, f"--{name}", variable(name))
-    except InvalidArgumentError as error:
-        raise click.BadParameter(str(error.fields["reason"]), context, parameter) from error
 
 
 @click.command()
@@ -75,14 +65,14 @@ def _url(context: click.Context, parameter: click.Parameter, value: str | None) 
     "--leafnodes",
     metavar="URL",
     envvar=variable("leafnodes"),
-    callback=_url,
+    callback=url_option,
     help="The leafnode listeners of nats-server.  [default: nats-leaf://127.0.0.1:7422]",
 )
 @click.option(
     "--jetstream-nats",
     metavar="URL",
     envvar=variable("jetstream-nats"),
-    callback=_url,
+    callback=url_option,
     help="The NATS of JetStream's clients, if another user or NATS than holdfast's.",
 )
 @click.option(

@@ -106,8 +106,10 @@ class ServingStream:
         name: StoreName,
         values: Values[bytes],
         serving_epoch: int | None,
+        beside: str = "",
     ) -> None:
         self.name = name
+        self._beside = beside
         self._values = values
         self._link = link
         self._follower = follower
@@ -190,6 +192,11 @@ class ServingStream:
         a call of this class, nor among answers.
         """
         self._link.before_sending(gather)
+
+    @property
+    def is_beside_owner(self) -> bool:
+        """Whether the owner works in the process of this gateway, as far as it is known."""
+        return self._beside != "" and self._link.owner_of(self._key) == self._beside
 
     @property
     def writes(self) -> tuple[int, int]:

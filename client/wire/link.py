@@ -269,6 +269,11 @@ class Link:
         if deadline_at < self._timer_at:
             self._arm(deadline_at)
 
+    def owner_of(self, key: StoreKey) -> str:
+        """Return the server that owns a store, or "" if that is not known."""
+        owner = self._coalescer.owner_of(key)
+        return "" if owner is None else owner.server
+
     def writes_of(self, key: StoreKey) -> tuple[int, int]:
         """Return two numbers of writes of a store: all below the first are answered or given up,
         and all that were sent so far are below the second. A first one that is as large as an

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import os
 import re
@@ -35,11 +36,13 @@ from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.monitoring.description import PartKind
 from holdfast.protocol.serving.process import (
     ServerProcess,
+    WorkBeside,
     add_direct,
     add_inbox_prefix,
     add_zone,
     inboxes_of,
     login_of,
+    parsed,
     process_parser,
     run_process,
 )
@@ -57,6 +60,16 @@ _DOMAIN: Final = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a gateway until SIGTERM or SIGINT, and return the exit code."""
+    return run_process(_parser(), arguments, _serve)
+
+
+def work_of(arguments: Sequence[str], beside: str) -> WorkBeside:
+    """Return the work of a gateway with these arguments, in the process of the persist server
+    `beside`. Raises SystemExit(2) for wrong usage."""
+    return functools.partial(_serve, parsed(_parser(), arguments), beside=beside)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = process_parser(
         "holdfast gateway", "Serve JetStream's API from holdfast's streams.", LOGIN_OPTIONS
     )
@@ -66,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--token-file", type=Path, help="the token with which it uses holdfast")
     add_direct(parser, "talk with the persist servers on this host directly, past NATS")
     _add_jetstream_options(parser)
-    return run_process(parser, arguments, _serve)
+    return parser
 
 
 def _add_jetstream_options(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +114,9 @@ def _add_jetstream_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-async def _serve(options: argparse.Namespace, process: ServerProcess) -> None:
+async def _serve(
+    options: argparse.Namespace, process: ServerProcess, beside: str = ""
+) -> None:
     task = asyncio.current_task()
     assert task is not None
     process.on_signals(task.cancel)
@@ -116,6 +131,7 @@ async def _serve(options: argparse.Namespace, process: ServerProcess) -> None:
         options.prefix,
         options.domain or "",
         AccountLimits.parse(options.limit),
+        beside,
     )
     statistics = process_statistics(PartKind.GATEWAY_JETSTREAM, of_gateway.gateway)
     connections: tuple[ClientPort | LeafPort | Client, ...] = ()

@@ -17,7 +17,7 @@ from typing import Final
 _VARIABLE: Final = "GOMAXPROCS"
 #: With at most so many cores. Nothing was measured on more, where one thread would also bound what
 #: nats-server can carry.
-_FEW_CORES: Final = 2
+FEW_CORES: Final = 2
 #: What a container may use, where cgroups of version 2 limit it: `QUOTA PERIOD` in microseconds, or
 #: `max PERIOD`. It sees its own limit there, which is the one that Go reads as well.
 _CGROUP_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
@@ -32,7 +32,7 @@ def nats_server_environment(
     carries messages to a JetStream gateway: clients of holdfast write many operations at once, and
     gain nothing. A user who has set GOMAXPROCS, also to nothing, has decided.
     """
-    if not gateway or _VARIABLE in environment or cores > _FEW_CORES:
+    if not gateway or _VARIABLE in environment or cores > FEW_CORES:
         return {}
     return {_VARIABLE: "1"}
 

@@ -55,6 +55,9 @@ class ServerProcess:
 Serve = Callable[[argparse.Namespace, Bus, ServerProcess], Awaitable[None]]
 #: The same without the bus, for a process that connects by itself.
 Work = Callable[[argparse.Namespace, ServerProcess], Awaitable[None]]
+#: Other work in the process of a server. What it gets hears no signals, and nobody asks its
+#: monitor.
+WorkBeside = Callable[[ServerProcess], Awaitable[None]]
 
 
 def server_parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -210,10 +213,7 @@ def run_process(
 
     Raises SystemExit(2) for wrong usage.
     """
-    options = parser.parse_args(arguments)
-    if options.nats is None:
-        # Not a default of the parser, which would refuse its password as it does that of `--nats`.
-        options.nats = os.environ.get(variable("nats"), DEFAULT_NATS)
+    options = parsed(parser, arguments)
     # Files of a server are for its user alone (`shared_fs/disk/privacy.py`).
     os.umask(0o077)
     to_stderr = logging.StreamHandler(sys.stderr)
@@ -237,6 +237,17 @@ def run_process(
     finally:
         garbage.end()
     return 0
+
+
+def parsed(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Return the options of a process. Raises SystemExit(2) for wrong usage."""
+    options = parser.parse_args(arguments)
+    if options.nats is None:
+        # Not a default of the parser, which would refuse its password as it does that of `--nats`.
+        options.nats = os.environ.get(variable("nats"), DEFAULT_NATS)
+    return options
 
 
 async def _run(options: argparse.Namespace, work: Work, garbage: CircleCollector) -> None:

@@ -17,7 +17,9 @@ import pytest
 from nats.js import JetStreamContext
 from nats.js.errors import ServiceUnavailableError
 
+from holdfast.cli.cluster.jetstream_part import is_in_servers
 from holdfast.cli.cluster.ports import free_port
+from holdfast.protocol.bus.nats_server_threads import usable_cores
 from tests.support.holdfast_up import (
     RunningUp,
     call_holdfast,
@@ -30,6 +32,8 @@ from tests.support.holdfast_up import (
 from tests.support.leaf_nats import running_leaf_nats
 from tests.support.nats_server import running_nats_server
 
+#: The part of `up` that is the gateway; with one server.
+GATEWAY = "s1" if is_in_servers(usable_cores()) else "gateway"
 DOCUMENT = Path(__file__).parents[2] / "docs/operations.md"
 
 
@@ -70,7 +74,7 @@ async def test_up_with_jetstream_serves_its_clients_whatever_dies(tmp_path: Path
             assert (await js.account_info()).streams == 0
             await js.add_stream(name="S", subjects=["s.>"])
             assert await published(js, "s.1", b"first") == 1
-            for part in ("gateway", "nats-server"):
+            for part in (GATEWAY, "nats-server"):
                 await asyncio.to_thread(kill, cluster, part)
                 await published(js, "s.1", part.encode())
             info = await js.stream_info("S")
@@ -84,23 +88,26 @@ async def test_up_with_jetstream_serves_its_clients_whatever_dies(tmp_path: Path
 async def test_a_gateway_that_hangs_keeps_no_other_from_serving(tmp_path: Path) -> None:
     with running_leaf_nats(tmp_path) as (server, leafnodes):
         places = ("--nats", server.url, "--leafnodes", leafnodes)
-        options = ("--servers", "1", "--jetstream", *places)
-        with running_up(tmp_path / "data", *options, own_nats=False) as cluster:
+        options = ("--servers", "1", "--nats", server.url)
+        logs = [tmp_path / "first.log", tmp_path / "second.log"]
+        with (
+            running_up(tmp_path / "data", *options, own_nats=False),
+            logs[0].open("wb") as stderr,
+            started_holdfast("gateway", "--jetstream", *places, stderr=stderr) as hanging,
+        ):
+            wait_until(lambda: "jetstream.serving" in logs[0].read_text(), "the first one serves")
             async with jetstream(server.url) as js:
                 await js.add_stream(name="S", subjects=["s.>"])
-                hanging = cluster.pids()["gateway"]
-                assert hanging is not None
-                os.kill(hanging, signal.SIGSTOP)
+                hanging.send_signal(signal.SIGSTOP)
                 try:
-                    log = tmp_path / "second.log"
                     with (
-                        log.open("wb") as stderr,
+                        logs[1].open("wb") as stderr,
                         started_holdfast("gateway", "--jetstream", *places, stderr=stderr),
                     ):
-                        assert await published(js, "s.1", b"v") == 1, log.read_text()
-                        assert "jetstream.serving" in log.read_text()
+                        assert await published(js, "s.1", b"v") == 1, logs[1].read_text()
+                        assert "jetstream.serving" in logs[1].read_text()
                 finally:
-                    os.kill(hanging, signal.SIGCONT)
+                    hanging.send_signal(signal.SIGCONT)
 
 
 async def test_up_joins_a_nats_and_its_leafnode_listener(tmp_path: Path) -> None:
@@ -110,7 +117,7 @@ async def test_up_joins_a_nats_and_its_leafnode_listener(tmp_path: Path) -> None
         assert refused.returncode == 2 and b"--leafnodes URL" in refused.stderr
         options += ("--leafnodes", leafnodes)
         with running_up(tmp_path / "data", *options, own_nats=False) as cluster:
-            assert set(cluster.pids()) == {"coordinator", "s1", "gateway"}
+            assert set(cluster.pids()) == {"coordinator", "s1", GATEWAY}
             async with jetstream(server.url) as js:
                 await js.add_stream(name="S", subjects=["s.>"])
                 assert await published(js, "s.1", b"v") == 1
@@ -200,6 +207,17 @@ def test_a_gateway_refuses_an_account_with_jetstream_and_one_that_it_cannot_hear
     ("arguments", "said"),
     [
         (("gateway",), "--jetstream"),
+        (
+            ("persist", "--name", "s1", "--data", "d", "--leafnodes", "nats-leaf://h:1"),
+            "--leafnodes is for --jetstream",
+        ),
+        (
+            (
+                *("persist", "--name", "s1", "--data", "d", "--jetstream"),
+                *("--leafnodes", "nats-leaf://a:secret@h:1"),
+            ),
+            "HOLDFAST_LEAFNODES",
+        ),
         (
             ("gateway", "--jetstream", "--leafnodes", "nats-leaf://a:secret@h:1"),
             "HOLDFAST_LEAFNODES",

@@ -10,6 +10,9 @@ from holdfast.client.wire.link import Gather
 class FrameMaker:
     """Makes frames when it is told to. Operations that are submitted otherwise wait for these."""
 
+    #: Whether the owner works in the process of this client.
+    is_beside_owner = False
+
     def __init__(self) -> None:
         #: The operations of each frame.
         self.frames: list[list[Any]] = []

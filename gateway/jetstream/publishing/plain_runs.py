@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.client.handles.serving import ServingStream
-from holdfast.gateway.jetstream.wire.lockstep import MIN_PART, PARTS, part_of
+from holdfast.gateway.jetstream.wire.lockstep import MIN_PART, part_of, parts
 from holdfast.gateway.jetstream.wire.ports import PortMessage
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.frames import Run
@@ -110,7 +110,10 @@ class PlainRuns:
         count = len(self._waiting)
         if not count or count >= RUN_MESSAGES or self._waiting_bytes >= RUN_BYTES:
             return count > 0
-        return not self._in_flight or (self._in_flight < PARTS and count >= MIN_PART)
+        if not self._in_flight:
+            return True
+        most = parts(beside_owner=self._store.is_beside_owner)
+        return self._in_flight < most and count >= MIN_PART
 
     def _go_on(self) -> None:
         """See that what waits is sent in time."""

@@ -67,6 +67,8 @@ class GatewayOptions:
     #: A JetStream domain by which clients may address it, or "".
     domain: str = ""
     limits: AccountLimits = NO_LIMITS
+    #: The persist server in whose process it works, or "".
+    beside: str = ""
     #: The time since the epoch; the simulator has its own.
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
 
@@ -96,6 +98,7 @@ class JetStreamGateway(PeerListener):
             options.domain,
             options.limits,
             (f"{options.prefix}.>",),
+            options.beside,
         )
         client.rest_after_pieces(self._after_piece)
         #: The streams that there are, by shard.

@@ -41,6 +41,8 @@ class GatewayContext:
     limits: AccountLimits = NO_LIMITS
     #: Subjects that no stream may have, and nothing is republished to: holdfast's own.
     reserved: tuple[str, ...] = ()
+    #: The persist server in whose process it works, or "".
+    beside: str = ""
     #: What all publishers of the gateway have received and not answered.
     load: PublishLoad = field(default_factory=PublishLoad)
     #: The served streams that are followed for their consumers.

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from holdfast.client.handles.serving_wire import ServedMessage
 from holdfast.client.wire.waiting import Waiter
-from holdfast.gateway.jetstream.wire.lockstep import PARTS, part_of
+from holdfast.gateway.jetstream.wire.lockstep import part_of, parts
 from holdfast.protocol.errors import HoldfastError, internal_error
 
 logger = logging.getLogger("holdfast.gateway")
@@ -34,6 +34,9 @@ Answer = tuple[T, ServedMessage | None]
 
 class LastReads(Protocol):
     """The reads of a ServingStream that are used here."""
+
+    @property
+    def is_beside_owner(self) -> bool: ...
 
     def before_sending(self, gather: Callable[[], bool]) -> None: ...
 
@@ -78,7 +81,9 @@ class LastGets(Generic[T]):
 
     @property
     def _may_read(self) -> bool:
-        return self._reads < PARTS and bool(self._waiting)
+        if not self._waiting:
+            return False
+        return self._reads < parts(beside_owner=self._store.is_beside_owner)
 
     def _read_soon(self) -> None:
         if self._may_read:

@@ -75,7 +75,9 @@ class ServedStream(PublishListener, CopyingStream):
     ) -> None:
         self.entry = entry
         self.config = ApiStreamConfig.from_json(entry.config)
-        self.store: ServingStream = context.holdfast.serving_stream(entry.store)
+        self.store: ServingStream = context.holdfast.serving_stream(
+            entry.store, beside=context.beside
+        )
         self._context = context
         self._on_deposed = on_deposed
         self._publisher = StreamPublisher(

@@ -18,6 +18,8 @@ from holdfast.protocol.messages import Ack, Durability
 class _Store:
     """Has the waiters of what was sent."""
 
+    is_beside_owner = False
+
     def __init__(self) -> None:
         self.waiters: list[Any] = []
         self._gathering: list[Callable[[], None]] = []

@@ -20,6 +20,8 @@ from holdfast.protocol.messages import Ack, Durability
 class _Store:
     """Stores a large value once it is told to, and everything else at once."""
 
+    is_beside_owner = False
+
     name = "S"
 
     def __init__(self) -> None:

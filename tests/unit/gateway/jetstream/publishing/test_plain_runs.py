@@ -124,6 +124,26 @@ async def test_callers_in_lockstep_are_answered_in_turn() -> None:
     assert world.in_order()
 
 
+async def test_an_owner_in_the_same_process_has_one_part_at_a_time() -> None:
+    world = _World()
+    world.is_beside_owner = True
+    world.publish(64)
+    world.send()
+    assert world.take_frames() == [[32]]
+    for _ in range(5):
+        world.answer()
+        world.send()
+        assert world.take_frames() == [[32]]
+        world.publish(32)
+        world.send()
+        assert not world.take_frames()
+    # A full run never waits.
+    world.publish(RUN_MESSAGES)
+    world.send()
+    assert sum(map(sum, world.take_frames())) >= RUN_MESSAGES // 2
+    assert world.in_order()
+
+
 async def test_two_runs_are_unanswered_unless_there_are_enough_for_another() -> None:
     world = _World()
     world.publish(100)

@@ -17,6 +17,8 @@ from holdfast.protocol.errors import HoldfastError, UnavailableError
 class _Store:
     """An owner that answers when it is told to."""
 
+    is_beside_owner = False
+
     def __init__(self) -> None:
         self.reads: list[tuple[Waiter, list[str]]] = []
         self.large_fails: Exception | None = None

@@ -150,6 +150,24 @@ def test_callers_in_lockstep_are_answered_in_turn() -> None:
     _run(work)
 
 
+def test_an_owner_in_the_same_process_has_one_part_at_a_time() -> None:
+    """It would answer two of them together, and callers in lockstep would wait for each other."""
+
+    async def work(world: _World) -> None:
+        world.is_beside_owner = True
+        await world.asked(*((f"k{number}", "") for number in range(64)))
+        for turn in range(5):
+            await world.answer(([], [], True))
+            await world.asked(*((f"k{turn}.{number}", "") for number in range(32)))
+            assert len(world.reads) == 1
+        assert world.take_frames() == [[32]] * 6
+        while world.reads:
+            await world.answer(([], [], True))
+        assert len(world.got) == 64 + 5 * 32 and world.gets.count == 0
+
+    _run(work)
+
+
 def test_many_who_ask_for_one_subject_are_one_read() -> None:
     async def work(world: _World) -> None:
         await world.asked(*(("a", str(number)) for number in range(500)))

@@ -1,0 +1,73 @@
+"""Other work in the process of a server, in the same event loop.
+
+It begins when the server is ready, and ends before the server does. What fails is tried again after
+a pause, since a server that others rely on must not end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.serving.mishaps import Mishaps
+from holdfast.protocol.serving.monitor import Monitor
+from holdfast.protocol.serving.process import ServerProcess, WorkBeside
+
+logger = logging.getLogger("holdfast.persist")
+
+#: The pause before it is tried again. It doubles up to the maximum, and begins anew once the work
+#: was ready.
+_AGAIN_SECONDS: Final = 0.2
+_MAX_AGAIN_SECONDS: Final = 10.0
+
+
+@contextlib.asynccontextmanager
+async def working_beside(
+    process: ServerProcess, work: WorkBeside, server: str
+) -> AsyncIterator[ServerProcess]:
+    """Work while the body serves with the process that is yielded. `server` is its name."""
+    working = asyncio.create_task(_work(process.ready, work, server))
+
+    def on_signals(stop: Callable[[], object]) -> None:
+        def end_first() -> None:
+            working.cancel()
+            working.add_done_callback(lambda _: stop())
+
+        process.on_signals(end_first)
+
+    try:
+        yield dataclasses.replace(process, on_signals=on_signals)
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+
+
+async def _work(server_ready: asyncio.Event, work: WorkBeside, server: str) -> None:
+    """Work until cancelled."""
+    await server_ready.wait()
+    mishaps = Mishaps(logger)
+    pause_seconds = _AGAIN_SECONDS
+    while True:
+        inner = ServerProcess(_no_signals, asyncio.Event(), Monitor(None))
+        try:
+            await work(inner)
+        except HoldfastError as error:
+            logger.error("server.beside_ended server=%s reason=%s", server, error)
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            mishaps.note("server.beside_failed", server, error)
+        if inner.ready.is_set():
+            pause_seconds = _AGAIN_SECONDS
+        await asyncio.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, _MAX_AGAIN_SECONDS)
+
+
+def _no_signals(stop: Callable[[], object]) -> None:
+    return None
