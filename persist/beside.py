@@ -24,6 +24,8 @@ logger = logging.getLogger("holdfast.persist")
 #: was ready.
 _AGAIN_SECONDS: Final = 0.2
 _MAX_AGAIN_SECONDS: Final = 10.0
+#: How long the server waits for its end, at most.
+_END_SECONDS: Final = 5.0
 
 
 @contextlib.asynccontextmanager
@@ -32,23 +34,29 @@ async def working_beside(
 ) -> AsyncIterator[ServerProcess]:
     """Work while the body serves with the process that is yielded. `server` is its name."""
     working = asyncio.create_task(_work(process.ready, work, server))
+    ending: list[asyncio.Task[None]] = []
 
     def on_signals(stop: Callable[[], object]) -> None:
-        def end_first() -> None:
+        async def end_first() -> None:
             working.cancel()
-            working.add_done_callback(lambda _: stop())
+            await asyncio.wait([working], timeout=_END_SECONDS)
+            stop()
 
-        process.on_signals(end_first)
+        process.on_signals(lambda: ending.append(asyncio.create_task(end_first())))
 
     try:
         yield dataclasses.replace(process, on_signals=on_signals)
     finally:
         working.cancel()
-        await asyncio.wait([working])
+        await asyncio.wait([working], timeout=_END_SECONDS)
+        for each in ending:
+            each.cancel()
 
 
 async def _work(server_ready: asyncio.Event, work: WorkBeside, server: str) -> None:
     """Work until cancelled."""
+    task = asyncio.current_task()
+    assert task is not None
     await server_ready.wait()
     mishaps = Mishaps(logger)
     pause_seconds = _AGAIN_SECONDS
@@ -58,11 +66,12 @@ async def _work(server_ready: asyncio.Event, work: WorkBeside, server: str) -> N
             await work(inner)
         except HoldfastError as error:
             logger.error("server.beside_ended server=%s reason=%s", server, error)
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            mishaps.note("server.beside_failed", server, error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (the server goes on)
+            if not task.cancelling():
+                mishaps.note("server.beside_failed", server, error)
+        if task.cancelling():
+            # Whatever it ended with.
+            return
         if inner.ready.is_set():
             pause_seconds = _AGAIN_SECONDS
         await asyncio.sleep(pause_seconds)

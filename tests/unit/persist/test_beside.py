@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -79,6 +80,47 @@ async def test_a_signal_ends_it_before_the_server() -> None:
         assert work.said == []
         await until(lambda: len(work.said) == 2)
     assert work.said == ["work ended", "server stops"]
+
+
+async def test_work_that_fails_at_its_end_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    begun = 0
+
+    async def work(process: ServerProcess) -> None:
+        nonlocal begun
+        begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise UnavailableError(reason="NATS has gone")
+
+    around = Process()
+    around.ready.set()
+    async with working_beside(around.process, work, "s1"):
+        await until(lambda: begun == 1)
+    await asyncio.sleep(0.01)
+    assert begun == 1
+
+
+async def test_work_that_does_not_end_keeps_no_server_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beside, "_END_SECONDS", 0.02)
+    go_on = asyncio.Event()
+    said: list[str] = []
+
+    async def work(process: ServerProcess) -> None:
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await go_on.wait()
+
+    around = Process()
+    around.ready.set()
+    async with working_beside(around.process, work, "s1") as own:
+        own.on_signals(lambda: said.append("server stops"))
+        await asyncio.sleep(0.001)
+        around.signal()
+        await until(lambda: said == ["server stops"])
+    go_on.set()
 
 
 async def test_a_signal_before_the_server_is_ready_stops_it_too() -> None:
