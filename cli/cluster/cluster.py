@@ -287,12 +287,10 @@ class Cluster:
             raise StartTimeoutError(timeout_seconds=_READY_SECONDS, reason=reason) from error
 
     async def _wait_for_jetstream(self) -> None:
-        bus = await connect_nats(self.nats_url, name="holdfast-up", login=self._login)
-        try:
-            reason = "the gateway does not answer JetStream's API"
-            await self._until(jetstream_part.wait_for_jetstream(bus), reason)
-        finally:
-            await bus.close()
+        options = self.options
+        inboxes = Inboxes.parse(options.inbox_prefix, DEFAULT_TENANT, options.prefix)
+        waiting = jetstream_part.wait_for_jetstream(self.nats_url, self._login, inboxes)
+        await self._until(waiting, "the gateway does not answer JetStream's API")
 
     async def _until(self, condition: Coroutine[None, None, None], reason: str) -> None:
         """Wait for what parts do when they are ready. Raises the failure of a part, or

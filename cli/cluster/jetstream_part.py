@@ -6,9 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from holdfast.protocol.bus.bus import Bus, BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
+from holdfast.protocol.bus.login import NatsLogin
 from holdfast.protocol.bus.nats_server_threads import FEW_CORES
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
+from holdfast.protocol.subjects import Inboxes
 
 PART: Final = "gateway"
 _INFO: Final = "$JS.API.INFO"
@@ -31,12 +33,27 @@ def write_leafnodes(path: Path, address: str, port: int) -> None:
     )
 
 
-async def wait_for_jetstream(bus: Bus) -> None:
-    """Return once a gateway answers JetStream's API."""
-    while True:
-        try:
-            await bus.request(_INFO, b"", CONTROL_TIMEOUT_SECONDS)
-        except (NoRespondersError, BusTimeoutError):
-            await asyncio.sleep(_POLL_SECONDS)
-        else:
+async def wait_for_jetstream(nats_url: str, login: NatsLogin, inboxes: Inboxes) -> None:
+    """Return once a gateway answers JetStream's API.
+
+    Raises JetStreamExistsError if somebody else does, and ConnectionFailedError.
+    """
+    # They take a while to import, and most commands do without.
+    from holdfast.gateway.jetstream.serving.api_router import ApiRouter
+    from holdfast.gateway.jetstream.wire.client_connection import connect_client
+    from holdfast.gateway.jetstream.wire.pair_check import JetStreamExistsError
+
+    client = await connect_client(nats_url, name="holdfast-up", login=login, inboxes=inboxes)
+    try:
+        while True:
+            try:
+                answer = await client.request(_INFO, b"", timeout_seconds=CONTROL_TIMEOUT_SECONDS)
+            except (NoRespondersError, BusTimeoutError):
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            if not ApiRouter.is_ours(answer):
+                reason = "the account has JetStream already, and both would answer"
+                raise JetStreamExistsError(reason=reason)
             return
+    finally:
+        await client.close()

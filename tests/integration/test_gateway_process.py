@@ -123,6 +123,18 @@ async def test_up_joins_a_nats_and_its_leafnode_listener(tmp_path: Path) -> None
                 assert await published(js, "s.1", b"v") == 1
 
 
+def test_up_ends_if_its_nats_has_jetstream_already(tmp_path: Path) -> None:
+    store = f'jetstream {{ store_dir: "{tmp_path / "store"}" }}'
+    with running_leaf_nats(tmp_path / "js", configuration=store) as (server, leafnodes):
+        places = ("--nats", server.url, "--leafnodes", leafnodes)
+        refused = run_holdfast(
+            *("up", "--data", str(tmp_path / "data"), "--servers", "1", "--no-http"),
+            *("--jetstream", *places),
+        )
+        assert refused.returncode == 1
+        assert b"the account has JetStream already" in refused.stderr
+
+
 @contextlib.contextmanager
 def documented_nats(directory: Path) -> Iterator[tuple[str, int]]:
     """Run nats-server with the configuration with accounts of the document; give the address of its
