@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from holdfast.protocol.bus.bus import Bus, BusCallback, BusMessage, BusSubscription
@@ -169,9 +169,10 @@ class CallerBus(BusAround):
         pipe = await self._dial(server)
         if pipe is None:
             return
+        early: list[bytes] = []
         try:
             async with asyncio.timeout(DIRECT_HELLO_SECONDS):
-                refusal = decode_welcome(await _welcome(pipe, encode_hello(hello)))
+                refusal = decode_welcome(await _welcome(pipe, encode_hello(hello), early))
         except (HoldfastError, OSError) as error:
             refusal = str(error) or type(error).__name__
         except BaseException:
@@ -187,9 +188,16 @@ class CallerBus(BusAround):
         if refusal or taker is None or self._is_closed:
             pipe.close()
             return
-        self._use(server, hello, pipe, taker)
+        self._use(server, hello, pipe, taker, early)
 
-    def _use(self, server: str, hello: Hello, pipe: DirectPipe, taker: BusCallback) -> None:
+    def _use(
+        self,
+        server: str,
+        hello: Hello,
+        pipe: DirectPipe,
+        taker: BusCallback,
+        early: Sequence[bytes],
+    ) -> None:
         line = _Line(pipe, hello.inbox)
         start = f"{hello.inbox}."
 
@@ -213,6 +221,8 @@ class CallerBus(BusAround):
         self._lines[hello.subject] = line
         logger.info("direct.begun server=%s", server)
         pipe.change(take, lost)
+        for message in early:
+            take(message)
         if pipe.ended:
             lost()
 
@@ -235,12 +245,15 @@ class _InboxSubscription(BusSubscription):
         await self._subscription.unsubscribe()
 
 
-async def _welcome(pipe: DirectPipe, hello: bytes) -> bytes:
-    """Return what a server says first. It says more only once it has got a frame."""
+async def _welcome(pipe: DirectPipe, hello: bytes, early: list[bytes]) -> bytes:
+    """Return what a server says first. What it says before anybody takes it is added to `early`:
+    replies to frames that came over NATS may follow at once."""
     answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def take(message: bytes) -> None:
-        if not answer.done():
+        if answer.done():
+            early.append(message)
+        else:
             answer.set_result(message)
 
     def ended() -> None:

@@ -9,7 +9,13 @@ import pytest
 from holdfast.protocol.bus.bus import BusMessage
 from holdfast.protocol.direct.caller_bus import CallerBus
 from holdfast.protocol.direct.memory_pipe import MemoryPipe
-from holdfast.protocol.direct.messages import Hello, decode_welcome, encode_hello
+from holdfast.protocol.direct.messages import (
+    Hello,
+    decode_welcome,
+    encode_hello,
+    encode_number,
+    encode_welcome,
+)
 from holdfast.protocol.errors import InvalidTokenError, TooLargeError
 from holdfast.protocol.limits import MAX_DIRECT_CLIENTS
 from holdfast.protocol.subjects import Subjects
@@ -190,6 +196,34 @@ async def test_a_server_that_does_not_answer_a_hello_gets_no_other_one_meanwhile
     await bus.publish(SUBJECT, b"", f"{inbox}.20")
     await _settle()
     assert len(hung) == 2
+    await bus.close()
+
+
+async def test_a_reply_that_comes_with_the_welcome_is_not_lost() -> None:
+    """The frame came over NATS, before the pipe."""
+    world = DirectWorld()
+    await world.serve()
+    bus = world.client()
+    inbox, replies = await listening(bus)
+
+    def welcome(pipe: MemoryPipe) -> None:
+        pipe.send(encode_welcome())
+        for number in (1, 2):
+            pipe.send(encode_number(number), b"answer %d" % number)
+
+    async def dial(server: str) -> MemoryPipe:
+        mine, its = MemoryPipe.pair()
+        its.start(lambda hello: welcome(its), lambda: None)
+        return mine
+
+    bus._dial = dial
+    await bus.publish(SUBJECT, b"", f"{inbox}.1")
+    await bus.publish(SUBJECT, b"", f"{inbox}.2")
+    found = await replies.first(2)
+    assert [(each.subject, each.payload) for each in found] == [
+        (f"{inbox}.1", b"answer 1"),
+        (f"{inbox}.2", b"answer 2"),
+    ]
     await bus.close()
 
 
