@@ -32,7 +32,7 @@ from holdfast.protocol.errors import FencedError
 from holdfast.shared_fs.disk.layout import Layout, open_layout
 from tests.simulation.simulated_disk import HostDisk
 from tests.simulation.simulated_files import Operation, SimulatedFileSystem, Survival
-from tests.simulation.virtual_loop import Process, current_process
+from tests.simulation.virtual_loop import Process, current_process, process_of
 
 ROOT: Final = Path("/data")
 LAYOUT: Final = Layout(ROOT)
@@ -300,6 +300,8 @@ class Cluster:
             asyncio.get_running_loop().call_later(_RESTART_SECONDS, self.start, life.name)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not self.speaks(process_of(context)):
+            return
         error = context.get("exception")
         self.errors.append(f"in the loop: {context.get('message')}: {error!r}")
 

@@ -71,6 +71,13 @@ class Process:
         self.held.clear()
 
 
+def process_of(context: dict[str, Any]) -> Process | None:
+    """Return the process of the task that an exception handler is told of. What it was may be
+    found by the garbage collector, in whatever process."""
+    task = context.get("future") or context.get("task")
+    return task.process if isinstance(task, _Task) else None
+
+
 def current_process() -> Process | None:
     """Return the process of the running callback."""
     return _current.get()
@@ -79,6 +86,8 @@ def current_process() -> Process | None:
 class _Task(asyncio.Task[Any]):
     def __init__(self, number: int, work: Coroutine[Any, Any, Any], **options: Any) -> None:
         self._number = number
+        context = options.get("context")
+        self.process = current_process() if context is None else context.get(_current)
         super().__init__(work, **options)
 
     def __hash__(self) -> int:
