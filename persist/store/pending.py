@@ -8,7 +8,7 @@ that it is given.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from holdfast.persist.tail.tail import StreamTail
@@ -88,16 +88,6 @@ class Pending:
             found.append(pending)
         return found
 
-    def deleted_count(self, after_seq: int) -> int:
-        """Return how many messages of a stream beyond `after_seq` limits delete again, by the
-        pending changes. Looks at the last change of each tick."""
-        found = 0
-        for kept in self.ticks:
-            for change in kept.batch.changes[-1:]:
-                if changes.number_of(change) == changes.CHANGE_DELETE_MESSAGES:
-                    found += sum(seq > after_seq for seq in changes.deleted(change))
-        return found
-
     def trims(self, trim: PendingTrim) -> None:
         """Note a trim of the running tick."""
         self._trims.append(trim)
@@ -171,6 +161,18 @@ def contents_of(ready: list[PendingTick]) -> tuple[list[AppliedBatch], list[Writ
         [pending.batch for pending in ready if pending.batch.changes],
         [outcome for pending in ready for outcome in pending.outcomes],
     )
+
+
+def lasting_count(ready: Iterable[PendingTick], after_seq: int) -> int:
+    """Return about how many messages beyond `after_seq`, which the file has, last: limits delete
+    others again, by the last change of a tick."""
+    found = 0
+    for pending in ready:
+        found += len(pending.batch.changes)
+        for change in pending.batch.changes[-1:]:
+            if changes.number_of(change) == changes.CHANGE_DELETE_MESSAGES:
+                found -= 1 + sum([seq > after_seq for seq in changes.deleted(change)])
+    return found
 
 
 def _end_of_trims(ready: Sequence[PendingTick], end_seq: int) -> int:

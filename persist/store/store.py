@@ -19,7 +19,7 @@ from holdfast.persist.ephemeral.memory_file import begin_in_memory, config_of
 from holdfast.persist.store.accepted import Accepted
 from holdfast.persist.store.contents import Contents, PrepareFile
 from holdfast.persist.store.horizon import Horizon
-from holdfast.persist.store.pending import PendingTick
+from holdfast.persist.store.pending import PendingTick, lasting_count
 from holdfast.persist.store.retention import NEVER
 from holdfast.persist.store.states import OpenState, Standing, check_open, check_standing
 from holdfast.persist.store.writers import WriterState
@@ -276,11 +276,19 @@ class Store(Accepted):
             and (config.discard is Discard.NEW or not (config.max_messages or config.max_bytes))
         )
 
-    def lasting_count(self) -> int:
-        """Return how many messages the pending changes of a stream add to its file."""
+    def materialise_if_few_last(
+        self, synced_tick: int, max_changes: int, max_bytes: int, most: int
+    ) -> bool:
+        """`materialise_some` of a stream, if at most so many messages of what it would apply last:
+        the others need not be written. Return False if more do, or if there is nothing to apply.
+        Raises what `materialise` raises."""
+        ready = self.pending.first_ready(synced_tick, max_changes, max_bytes)
         file = self.contents.file
-        written_seq = 0 if file is None else file.meta.last_seq
-        return self.last_seq - written_seq - self.pending.deleted_count(written_seq)
+        if not ready or lasting_count(ready, 0 if file is None else file.meta.last_seq) > most:
+            return False
+        self.apply(ready)
+        self.applied(ready)
+        return True
 
     def removes_much(self, synced_tick: int) -> bool:
         """Tell if `materialise` would remove more messages than the loop should remove at once."""

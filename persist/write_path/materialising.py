@@ -47,6 +47,9 @@ logger = logging.getLogger("holdfast.persist")
 _PARTS: Final = 4
 #: With larger changes than this, the bytes take the time. Small ones go in slices, however many.
 _LARGE_CHANGE_BYTES: Final = KIB
+#: The changes, and bytes, of a stream that are applied at once if few messages of them last: all
+#: that waits, unless much has gathered during a checkpoint.
+_WHOLE: Final = (2 * MAX_PENDING_CHANGES, 2 * MAX_PENDING_BYTES)
 #: How long a file whose WAL could not be shortened is left to the passes, which come as often.
 _SHORTEN_AGAIN_SECONDS: Final = 0.25
 
@@ -187,11 +190,13 @@ class Materialiser:
         )
 
     def _some_of(self, store: Store) -> bool:
-        if store.writes_last_only and (
-            not store.is_stream or store.lasting_count() <= APPLY_WHOLE_MESSAGES
-        ):
+        if not store.is_stream:
             return self._all_of(store)
         synced_tick = self._progress.synced_tick
+        if store.writes_last_only and store.materialise_if_few_last(
+            synced_tick, *_WHOLE, APPLY_WHOLE_MESSAGES
+        ):
+            return True
         return store.materialise_some(synced_tick, APPLY_SLICE_CHANGES, APPLY_SLICE_BYTES)
 
     def apply_much(self, store: Store) -> None:

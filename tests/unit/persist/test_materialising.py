@@ -129,6 +129,20 @@ async def test_a_stream_that_keeps_the_last_of_each_subject_gathers_as_many_chan
     await world.revisions()
 
 
+async def test_what_has_gathered_during_a_checkpoint_is_not_applied_in_one_piece(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few messages of it last, it takes time to look at all that comes and goes."""
+    monkeypatch.setattr(materialising, "_WHOLE", (3 * LIMIT, 1 << 20))
+    configure(world.stream, max_messages_per_subject=1)
+    set_keys(world, keys=2, ticks=20 * LIMIT)
+    revisions = sorted(set(await world.revisions()))
+    assert len(revisions) >= 13
+    assert all(after - before <= 3 * LIMIT for before, after in pairwise(revisions))
+    assert revisions[-1] == world.store.revision
+    assert file_of(world.store).meta.count == 2
+
+
 @pytest.mark.parametrize(
     "others",
     [
