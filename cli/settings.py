@@ -223,6 +223,17 @@ def url_option(
         raise click.BadParameter(str(error.fields["reason"]), context, parameter) from error
 
 
+def leafnodes_option(help_text: str) -> Callable[[_Command], _Command]:
+    """Return the option that names the leafnode listeners of nats-server."""
+    return click.option(
+        "--leafnodes",
+        metavar="URL",
+        envvar=variable("leafnodes"),
+        callback=url_option,
+        help=f"{help_text}  [default: nats-leaf://127.0.0.1:7422]",
+    )
+
+
 def _check_readable_by_all(url: str, context: click.Context, parameter: click.Parameter) -> None:
     try:
         url_of_arguments(url)

@@ -17,11 +17,10 @@ from holdfast.cli.quantities import NumberRange
 from holdfast.cli.settings import (
     NATS_OPTIONS,
     Settings,
+    leafnodes_option,
     pass_settings,
     shared_options,
-    url_option,
 )
-from holdfast.protocol.bus.login import variable
 from holdfast.protocol.distribution import how_to_install
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.limits import (
@@ -276,14 +275,7 @@ def coordinator(
     is_flag=True,
     help="Be a JetStream gateway as well: it works in the same process.",
 )
-@click.option(
-    "--leafnodes",
-    metavar="URL",
-    envvar=variable("leafnodes"),
-    callback=url_option,
-    help="With --jetstream: the leafnode listeners of nats-server.  "
-    "[default: nats-leaf://127.0.0.1:7422]",
-)
+@leafnodes_option("With --jetstream: the leafnode listeners of nats-server.")
 @_FENCE_READ
 @_PRICES
 @master_key_options

@@ -14,6 +14,7 @@ from holdfast.cli.process_options import ProcessOptions, process_options
 from holdfast.cli.settings import (
     NATS_OPTIONS,
     Settings,
+    leafnodes_option,
     pass_settings,
     shared_options,
     url_option,
@@ -61,13 +62,7 @@ from holdfast.protocol.work.zones import ZONE_VARIABLE
     envvar=variable("reports-nkey"),
     help="With --require-token: the nkey with which it tells the cluster what it counts.",
 )
-@click.option(
-    "--leafnodes",
-    metavar="URL",
-    envvar=variable("leafnodes"),
-    callback=url_option,
-    help="The leafnode listeners of nats-server.  [default: nats-leaf://127.0.0.1:7422]",
-)
+@leafnodes_option("The leafnode listeners of nats-server.")
 @click.option(
     "--jetstream-nats",
     metavar="URL",
