@@ -77,11 +77,14 @@ class Pending:
             return list(self.ticks)
         return [pending for pending in self.ticks if pending.tick <= synced_tick]
 
-    def first_ready(self, synced_tick: int, max_changes: int, max_bytes: int) -> list[PendingTick]:
-        """Return the first of the `ready` ticks, at least one if there is any, within bounds."""
+    def first_ready(
+        self, synced_tick: int, max_changes: int, max_bytes: int, tick_changes: int = 0
+    ) -> list[PendingTick]:
+        """Return the first of the `ready` ticks, at least one if there is any, within bounds. A
+        tick counts `tick_changes` beside its changes."""
         found: list[PendingTick] = []
         for pending in self.ticks:
-            max_changes -= len(pending.batch.changes)
+            max_changes -= len(pending.batch.changes) + tick_changes
             max_bytes -= pending.size_bytes
             if pending.tick > synced_tick or (found and (max_changes < 0 or max_bytes < 0)):
                 break

@@ -276,13 +276,22 @@ class Store(Accepted):
             and (config.discard is Discard.NEW or not (config.max_messages or config.max_bytes))
         )
 
+    @property
+    def waiting_rows(self) -> int | None:
+        """The most rows that the pending changes come down to, if it `writes_last_only`, whatever
+        comes and goes between them. None if each set counts: a history keeps it, or a chain."""
+        memtable = self.contents.memtable
+        if memtable.versions is not None or self.config.chain:
+            return None
+        return len(memtable.subjects.subject_of if self.is_stream else memtable.entries)
+
     def materialise_if_few_last(
-        self, synced_tick: int, max_changes: int, max_bytes: int, most: int
+        self, synced_tick: int, max_changes: int, max_bytes: int, tick_changes: int, most: int
     ) -> bool:
         """`materialise_some` of a stream, if at most so many messages of what it would apply last:
         the others need not be written. Return False if more do, or if there is nothing to apply.
-        Raises what `materialise` raises."""
-        ready = self.pending.first_ready(synced_tick, max_changes, max_bytes)
+        A tick counts `tick_changes` beside its changes. Raises what `materialise` raises."""
+        ready = self.pending.first_ready(synced_tick, max_changes, max_bytes, tick_changes)
         file = self.contents.file
         if not ready or lasting_count(ready, 0 if file is None else file.meta.last_seq) > most:
             return False

@@ -31,10 +31,13 @@ from holdfast.protocol.limits import (
     APPLY_WHOLE_MESSAGES,
     KIB,
     LADEN_EXCESS,
+    MAX_GATHERED_BYTES,
+    MAX_GATHERED_CHANGES,
     MAX_PENDING_BYTES,
     MAX_PENDING_CHANGES,
     MAX_PENDING_MESSAGES,
     PENDING_EXCESS,
+    TICK_CHANGES,
     WAL_CAP_BYTES,
 )
 from holdfast.protocol.serving.mishaps import Mishaps
@@ -49,7 +52,11 @@ _PARTS: Final = 4
 _LARGE_CHANGE_BYTES: Final = KIB
 #: The changes, and bytes, of a stream that are applied at once if few messages of them last: all
 #: that waits, unless much has gathered during a checkpoint.
-_WHOLE: Final = (2 * MAX_PENDING_CHANGES, 2 * MAX_PENDING_BYTES)
+_WHOLE: Final = (
+    MAX_GATHERED_CHANGES + MAX_PENDING_CHANGES,
+    MAX_GATHERED_BYTES + MAX_PENDING_BYTES,
+    TICK_CHANGES,
+)
 #: How long a file whose WAL could not be shortened is left to the passes, which come as often.
 _SHORTEN_AGAIN_SECONDS: Final = 0.25
 
@@ -93,10 +100,9 @@ class Materialiser:
         cheap, and it bounds memory and the delay of the store's next read."""
         for store, _ in broadcasts:
             size_bytes, count = store.pending.size_bytes, store.revision - store.file_revision
-            is_few = count <= MAX_PENDING_MESSAGES or count <= _limit_of(store)
             # What was removed from memory is there until it is applied.
             needs_room = store.anchor is not None and store.anchor.is_full
-            if size_bytes <= MAX_PENDING_BYTES and is_few and not needs_room:
+            if _may_wait(store, size_bytes, count) and not needs_room:
                 continue
             if store.state is not OpenState.SERVING:
                 continue
@@ -249,6 +255,22 @@ class Materialiser:
             if done:
                 store.applied(done)
             store.apply_failed = failed
+
+
+def _may_wait(store: Store, size_bytes: int, count: int) -> bool:
+    """Tell if so many changes of a store, of so many bytes, need not be applied yet."""
+    is_small = size_bytes <= MAX_PENDING_BYTES
+    if is_small and (count <= MAX_PENDING_MESSAGES or count <= _limit_of(store)):
+        return True
+    if not store.writes_last_only or size_bytes > count * _LARGE_CHANGE_BYTES:
+        return False
+    rows = store.waiting_rows
+    return (
+        rows is not None
+        and rows <= APPLY_WHOLE_MESSAGES
+        and size_bytes <= MAX_GATHERED_BYTES
+        and count + TICK_CHANGES * len(store.pending.ticks) <= MAX_GATHERED_CHANGES
+    )
 
 
 def _is_in_excess(store: Store) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -229,10 +229,14 @@ def _fleeting(batches: Sequence[AppliedBatch], last_seq: int) -> set[int]:
             number = number_of(change)
             if number == changes.CHANGE_SET_MESSAGE:
                 highest = max(highest, changes.set_key(change))
-            elif number == changes.CHANGE_DELETE_MESSAGES:
-                gone.update(seq for seq in changes.deleted(change) if last_seq < seq < highest)
+            elif number == changes.CHANGE_DELETE_MESSAGES and (seqs := changes.deleted(change)):
+                # Mostly all of them or, at first, none.
+                if last_seq < min(seqs) and max(seqs) < highest:
+                    gone.update(seqs)
+                else:
+                    gone.update(seq for seq in seqs if last_seq < seq < highest)
     if gone and any(
-        number_of(change) == changes.CHANGE_CONFIGURE
+        number_of(change) == changes.CHANGE_CONFIGURE and changes.configured(change).get("chain")
         for batch in batches
         for change in batch.changes
     ):
@@ -298,7 +302,8 @@ class _Stream:
         times: list[int] = []
         chain: bytes | None = None
         all_own = True
-        for previous_revision, batch_time, wires, told, is_own in islice(batches, start, None):
+        for at in range(start, len(batches)):
+            previous_revision, batch_time, wires, told, is_own = batches[at]
             if len(wires) != 1:
                 break
             # Positions, not names: this runs for each tick of each store. Benchmark: `holdfast
@@ -397,10 +402,13 @@ class _Stream:
         if (
             any(each.count(None) != len(wires) for each in lacking)
             or set(map(type, values)) != _BYTES
-            or not set(map(type, headers)) <= _BLOCKS
-            or b"" in headers
             or None in subjects
         ):
+            return False
+        if self._fleeting.issuperset(seqs):
+            self._pass_over(len(seqs))
+            return True
+        if not set(map(type, headers)) <= _BLOCKS or b"" in headers:
             return False
         if self._fleeting.isdisjoint(seqs):
             self._append_with_subjects(values, headers, subjects)
@@ -466,6 +474,12 @@ class _Stream:
         self._bytes += self._subject_rows.append(place, values, headers, subjects)
         self._count_appended(values)
 
+    def _pass_over(self, count: int) -> None:
+        """Append messages that are deleted again, and leave nothing but their numbers."""
+        self._subject_rows.begin()
+        self.revision += count
+        self._last_seq += count
+
     def _append_lasting(
         self,
         values: tuple[bytes, ...],
@@ -473,20 +487,18 @@ class _Stream:
         subjects: tuple[str, ...],
     ) -> None:
         """Append those of such messages that are not deleted again."""
-        self._subject_rows.begin()
         after_seq, after_revision = self._last_seq, self.revision
-        for at, value in enumerate(values, 1):
-            if after_seq + at in self._fleeting:
-                continue
-            block, subject = headers[at - 1], subjects[at - 1]
+        seqs = range(after_seq + 1, after_seq + 1 + len(values))
+        for seq in sorted(set(seqs).difference(self._fleeting)):
+            at = seq - after_seq
+            value, block, subject = values[at - 1], headers[at - 1], subjects[at - 1]
             if block is not None:
                 self._mark(block)
             row = (after_seq + at, after_revision + at, self._time, value, block)
             self._rows_with_subject.append((*row, None, None, subject))
             self._count += 1
             self._bytes += len(value) + len(block or b"") + subject_bytes(subject, block)
-        self.revision += len(values)
-        self._last_seq += len(values)
+        self._pass_over(len(values))
 
     def _count_appended(self, values: Sequence[bytes]) -> None:
         self.revision += len(values)

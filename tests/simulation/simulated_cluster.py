@@ -495,6 +495,7 @@ def small_limits(chance: random.Random) -> Iterator[None]:
         changes = chance.choice((2, 32, MAX_PENDING_CHANGES))
         stack.enter_context(patch.object(materialising, "MAX_PENDING_CHANGES", changes))
         stack.enter_context(patch.object(materialising, "MAX_PENDING_MESSAGES", changes))
+        stack.enter_context(patch.object(materialising, "MAX_GATHERED_CHANGES", 8 * changes))
         stack.enter_context(patch.object(materialising, "APPLY_SLICE_CHANGES", changes // 2))
         # Not drawn, or every seed would be another run.
         expired = min(changes, MAX_EXPIRED_ROWS)

@@ -31,6 +31,8 @@ LIMIT, SLICE, EXCESS = 8, 4, 2
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(materialising, "MAX_PENDING_MESSAGES", LIMIT)
     monkeypatch.setattr(materialising, "MAX_PENDING_CHANGES", LIMIT)
+    monkeypatch.setattr(materialising, "MAX_GATHERED_CHANGES", LIMIT)
+    monkeypatch.setattr(materialising, "TICK_CHANGES", 1)
     monkeypatch.setattr(materialising, "APPLY_SLICE_CHANGES", SLICE)
     monkeypatch.setattr(materialising, "LADEN_EXCESS", EXCESS)
 
@@ -129,11 +131,104 @@ async def test_a_stream_that_keeps_the_last_of_each_subject_gathers_as_many_chan
     await world.revisions()
 
 
+def set_same_key(world: World, ticks: int, value: bytes = b"v", operations: int = 4) -> None:
+    """Set one key, or publish to one subject, several times in each tick."""
+    publish = [frames.APPEND, value, None, None, None, None, "k.1"]
+    operation = publish if world.store.is_stream else put("k.1", value)
+    for _ in range(ticks):
+        world.stream.tick(*[operation] * operations)
+    world.progress.synced_tick = world.stream.number
+    world.materialiser.relieve([(world.store, b"")])
+
+
+@pytest.fixture(params=StoreKind)
+def gathering(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
+    """A store that writes only what lasts, and may gather 100 changes."""
+    monkeypatch.setattr(materialising, "MAX_GATHERED_CHANGES", 100)
+    world = World(tmp_path, request.param)
+    if world.store.is_stream:
+        configure(world.stream, max_messages_per_subject=1)
+    yield world
+    world.stream.close()
+
+
+async def test_while_few_rows_last_more_changes_gather(gathering: World) -> None:
+    set_same_key(gathering, ticks=10)
+    assert not gathering.tasks
+    assert gathering.store.revision >= 4 * LIMIT
+    set_same_key(gathering, ticks=20)
+    assert gathering.tasks
+    assert (await gathering.revisions())[-1] == gathering.store.revision
+    assert file_of(gathering.store).meta.count == 1
+
+
+async def test_where_many_rows_last_no_more_gather(
+    gathering: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materialising, "APPLY_WHOLE_MESSAGES", 0)
+    set_same_key(gathering, ticks=10)
+    assert gathering.tasks
+    await gathering.revisions()
+
+
+async def test_each_tick_counts_as_several_changes(
+    gathering: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materialising, "TICK_CHANGES", 10)
+    set_same_key(gathering, ticks=10)
+    assert gathering.tasks
+    await gathering.revisions()
+
+
+async def test_bytes_count_as_well(
+    gathering: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materialising, "MAX_PENDING_BYTES", 1000)
+    monkeypatch.setattr(materialising, "MAX_GATHERED_BYTES", 4000)
+    set_same_key(gathering, ticks=3, value=b"v" * 100, operations=5)
+    assert not gathering.tasks
+    set_same_key(gathering, ticks=9, value=b"v" * 100, operations=5)
+    assert gathering.tasks
+    await gathering.revisions()
+
+
+async def test_large_changes_do_not_gather(
+    gathering: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bytes take the time, however few of them last."""
+    monkeypatch.setattr(materialising, "MAX_PENDING_BYTES", 1000)
+    set_same_key(gathering, ticks=1, value=b"v" * 3000, operations=1)
+    await gathering.revisions()
+    assert not gathering.store.pending.ticks
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (StoreKind.KV, {"history": 3}),
+        (StoreKind.KV, {"chain": True}),
+        (StoreKind.STREAM, {"chain": True, "max_messages_per_subject": 1}),
+    ],
+)
+async def test_where_each_set_counts_no_more_gather(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: StoreKind, config: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(materialising, "MAX_GATHERED_CHANGES", 100)
+    world = World(tmp_path, kind)
+    configure(world.stream, **config)
+    set_same_key(world, ticks=10)
+    assert world.tasks
+    await world.revisions()
+    world.stream.close()
+
+
 async def test_what_has_gathered_during_a_checkpoint_is_not_applied_in_one_piece(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few messages of it last, it takes time to look at all that comes and goes."""
-    monkeypatch.setattr(materialising, "_WHOLE", (3 * LIMIT, 1 << 20))
+    monkeypatch.setattr(materialising, "_WHOLE", (3 * LIMIT, 1 << 20, 0))
     configure(world.stream, max_messages_per_subject=1)
     set_keys(world, keys=2, ticks=20 * LIMIT)
     revisions = sorted(set(await world.revisions()))

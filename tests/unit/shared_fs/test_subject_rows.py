@@ -436,6 +436,33 @@ def test_a_message_that_others_refer_to_is_written_though_it_goes(path: Path) ->
     assert together.subjects.removed_last_time(3) == 1001
 
 
+@pytest.mark.parametrize("config", [{"max_messages_per_subject": 1}, {"chain": True}])
+@pytest.mark.parametrize("configured_at", [0, 3, 7])
+def test_what_comes_and_goes_around_a_configuration(
+    config: dict[str, Any], configured_at: int
+) -> None:
+    """A new bucket is configured with its first puts. A chain is over all that came."""
+    batches, revision = list[AppliedBatch](), 0
+    for tick in range(10):
+        made: list[list[Any]] = []
+        if tick == configured_at:
+            made.append([CHANGE_CONFIGURE, config])
+        seqs = range(4 * tick + 1, 4 * tick + 5)
+        made += [said(seq, f"k{seq % 4}") for seq in seqs]
+        if tick:
+            made.append([CHANGE_DELETE_MESSAGES, [seq - 4 for seq in seqs]])
+        batches.append(AppliedBatch(revision, 1000 + tick, made))
+        revision += len(made)
+    step_by_step, together = _in_memory(Path("unused")), _in_memory(Path("unused"))
+    apply_each(step_by_step, batches)
+    together.apply(batches)
+    assert content(together) == content(step_by_step)
+    assert together.chain.state == step_by_step.chain.state
+    assert together.chain.exists == ("chain" in config)
+    step_by_step.abandon()
+    together.abandon()
+
+
 _BATCH = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.sampled_from(["a", "b", "c.d", None]), st.booleans()),
