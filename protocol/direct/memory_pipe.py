@@ -17,6 +17,8 @@ class MemoryPipe(DirectPipe):
     """One end; `pair` makes both. Messages arrive in later turns of the loop, in the context
     (`contextvars`) in which their end was started."""
 
+    is_here = True
+
     def __init__(self, delay_seconds: Callable[[], float] | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._delay_seconds = delay_seconds

@@ -13,6 +13,9 @@ class DirectPipe(ABC):
     nothing at all, may have taken what was sent before a pipe ended.
     """
 
+    #: Whether the other end is in the same event loop.
+    is_here = False
+
     @property
     @abstractmethod
     def ended(self) -> bool:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.protocol.bus.bus import BusMessage
+from holdfast.protocol.bus.bus_memory import MemoryBus
 from holdfast.protocol.direct.caller_bus import CallerBus
 from holdfast.protocol.direct.memory_pipe import MemoryPipe
 from holdfast.protocol.direct.messages import (
@@ -100,6 +101,36 @@ async def test_everything_else_goes_over_nats() -> None:
     for end, subject, reply in ((bus, SUBJECT, f"{inbox}.8"), (world.server, f"{inbox}.8", "")):
         with pytest.raises(TooLargeError):
             await end.publish(subject, bytes(bus.max_payload_bytes + 1), reply)
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_broadcasts_leave_at_once_if_somebody_outside_waits_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch, is_here: bool
+) -> None:
+    """Otherwise they leave when the turn ends, with what the receiver here has to say."""
+    sent: list[MemoryBus] = []
+    monkeypatch.setattr(MemoryBus, "send_now", lambda bus: sent.append(bus))
+    monkeypatch.setattr(MemoryPipe, "is_here", is_here)
+    world, _, inbox, _ = await _direct()
+    world.server.send_now()
+    sent.clear()
+
+    async def release(*subjects: str) -> None:
+        for subject in subjects:
+            await world.server.publish(subject, b"an answer")
+        await world.server.publish_all([("hf.acme.chg.s.x", b"a change")], lambda *_: None)
+        world.server.send_now()
+
+    await release(f"{inbox}.2")
+    assert len(sent) == (not is_here)
+    sent.clear()
+    await release(f"{inbox}.3", "_INBOX.elsewhere.4")
+    assert len(sent) == 1, "over NATS, with the broadcasts"
+    await release()
+    assert len(sent) == 1, "nobody waits"
+    world.server.publish_soon("_INBOX.elsewhere.5", b"an answer")
+    world.server.send_now()
+    assert len(sent) == 2
 
 
 async def test_when_a_server_dies_its_unanswered_frames_have_no_responders() -> None:
