@@ -314,14 +314,13 @@ class Coalescer:
         _, time, level, results = outcome
         durability = _DURABILITIES.get(level, Durability.DEFAULT)
         answers: Iterable[Any]
-        if type(results) is Run:
-            count = results[2]
-            answers = results.acks(time, durability)
-        else:
-            count = len(results)
-            answers = zip(results, repeat(time), repeat(durability), strict=False)
+        count = results[2] if type(results) is Run else len(results)
         if group.has_runs:
             answers = _answers_with_runs(operations, results, time, durability)
+        elif type(results) is Run:
+            answers = results.acks(time, durability)
+        else:
+            answers = zip(results, repeat(time), repeat(durability), strict=False)
         for operation, answer in zip(operations, answers, strict=False):
             waiter = operation[1]
             if not waiter.done():

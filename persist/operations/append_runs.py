@@ -191,9 +191,7 @@ def _run_with_subjects(
         return None
     run = store.append_with_subjects(values, headers, subjects, sizes)
     retention.wrote(store.time)
-    if store.config.max_messages_per_subject is not None:
-        for subject in different:
-            retention.wrote_subject(subject)
+    retention.wrote_subjects(different)
     return run
 
 

@@ -40,15 +40,21 @@ def excess(store: Store, retention: Retention) -> dict[int, str]:
     if limit is None or not (retention.touched or retention.swept_to is not None):
         return {}
     index = store.subjects
-    found: dict[int, str] = {}
     if retention.swept_to is not None and len(retention.touched) < _LOOKED_THROUGH:
         most = _LOOKED_THROUGH if retention.hurries else _LOOKED_THROUGH_IN_PASSING
         crowded, retention.swept_to = index.crowded(retention.swept_to, most, limit)
         retention.touched.update(dict.fromkeys(crowded))
+    found: dict[int, str] = {}
+    if len(retention.touched) <= MAX_EVICTED_ROWS:
+        # Keys that are set again and again have one too many, which is known.
+        known = index.known_firsts(retention.touched, limit + 1)
+        if len(known) == len(retention.touched):
+            found = known
+            retention.touched.clear()
     touched = list(retention.touched)
     # Most have one too many, as the keys of a bucket do. One look at the file finds all of those.
     one_too_many = [each for each in touched[:MAX_EVICTED_ROWS] if index.count(each) == limit + 1]
-    firsts = index.first_seqs(one_too_many)
+    firsts = index.first_seqs(one_too_many) if one_too_many else {}
     for subject in touched:
         first = firsts.get(subject)
         if first is not None and len(found) < MAX_EVICTED_ROWS:

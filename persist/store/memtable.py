@@ -9,7 +9,7 @@ an atomic batch can be taken back; trims and clears never belong to a batch.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -104,6 +104,27 @@ class PendingSubjects:
         removed[seq] = revision
         if self._journal is not None:
             self._journal.append((None, seq, subject))
+
+    def remove_all(self, seqs: Mapping[int, str], revision: int) -> None:
+        """`remove` for each seq, with its subject."""
+        if self._journal is not None:
+            for seq, subject in seqs.items():
+                self.remove(seq, subject, revision)
+            return
+        subject_of, by_subject, removed_of = self.subject_of, self.by_subject, self.removed_of
+        for seq, subject in seqs.items():
+            if subject_of.pop(seq, None) is not None:
+                mine = by_subject[subject]
+                del mine[0 if mine[0] == seq else bisect_left(mine, seq)]
+                if not mine:
+                    del by_subject[subject]
+            removed = removed_of.get(subject)
+            if removed is None:
+                removed_of[subject] = {seq: revision}
+            else:
+                removed.pop(seq, None)
+                removed[seq] = revision
+        self.removed.update(seqs)
 
     def removed_again(self, seq: int, revision: int) -> None:
         """`remove` while the memtable is rebuilt from changes: they name no subject."""
@@ -304,6 +325,14 @@ class Memtable:
         if self._undo is not None:
             self._undo.append((part, key, part.get(key, _ABSENT)))
         part[key] = state
+
+    def put_all(self, part: dict[Any, Any], states: dict[Any, Any]) -> None:
+        """`put` for each key."""
+        if self._undo is None:
+            part.update(states)
+            return
+        for key, state in states.items():
+            self.put(part, key, state)
 
     def place_upload(self, value: Any, time: int) -> None:
         """If a value that was set is a large one, note that its upload is placed."""

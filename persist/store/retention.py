@@ -161,6 +161,11 @@ class Retention:
         if self.config.max_messages_per_subject is not None:
             self.touched[subject] = None
 
+    def wrote_subjects(self, subjects: dict[str, None]) -> None:
+        """`wrote_subject` for each of them."""
+        if self.config.max_messages_per_subject is not None:
+            self.touched.update(subjects)
+
     def sweep(self, before: Retention | None = None) -> None:
         """Look through all subjects at once, unless they are within the limits `before` these."""
         limit = self.config.max_messages_per_subject

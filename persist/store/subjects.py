@@ -105,22 +105,22 @@ class MessageSubjects:
                 if subject in self._counts:
                     self._counts[subject] += 1
 
-    def remove(self, removed: Iterable[tuple[int, str | None]], revision: int) -> None:
-        """Note that the change with `revision` removed messages, `(seq, subject)`."""
-        counts, firsts, pending = self._counts, self._firsts, self._pending
-        sizes, by_subject = self._memtable.messages, pending.by_subject
-        for seq, subject in removed:
-            if subject is None:
-                continue
-            pending.remove(seq, subject, revision)
+    def remove(self, removed: Mapping[int, str], revision: int) -> None:
+        """Note that the change with `revision` removed messages that have a subject, by seq."""
+        counts, firsts = self._counts, self._firsts
+        sizes, by_subject = self._memtable.messages, self._pending.by_subject
+        self._pending.remove_all(removed, revision)
+        for subject in removed.values():
             firsts.pop(subject, None)
-            if subject in counts:
-                counts[subject] -= 1
-                if counts[subject] == 1 and (mine := by_subject.get(subject)):
-                    # What the memtable has of it counts still, so this is the one that is left.
-                    size_bytes = sizes[mine[0]]
-                    assert size_bytes is not None, "it was not removed"
-                    firsts[subject] = (mine[0], size_bytes)
+            count = counts.get(subject)
+            if count is None:
+                continue
+            counts[subject] = count - 1
+            if count == 2 and (mine := by_subject.get(subject)):
+                # What the memtable has of it counts still, so this is the one that is left.
+                size_bytes = sizes[mine[0]]
+                assert size_bytes is not None, "it was not removed"
+                firsts[subject] = (mine[0], size_bytes)
 
     def trimmed(self) -> None:
         """Note that the front of the stream was removed. The memtable knows it already."""
@@ -186,6 +186,16 @@ class MessageSubjects:
         if stored is not None and as_in_file:
             found |= stored.first_seqs(as_in_file, self._memtable.trimmed_to)
         return found
+
+    def known_firsts(self, subjects: Iterable[str], count: int) -> dict[int, str]:
+        """Return the first message of those of the subjects that have `count` messages, each seq
+        with its subject, where both are known without a look at the file."""
+        counts, firsts = self._counts, self._firsts
+        return {
+            firsts[each][0]: each
+            for each in subjects
+            if each in firsts and counts.get(each) == count
+        }
 
     def sizes_of_firsts(self, subject_of: Mapping[int, str]) -> dict[int, int]:
         """Return the size of each of these messages, seq by subject, that is known without a look

@@ -152,6 +152,9 @@ class MessageChanges(RunningTick):
         subjects = self.contents.subjects
         if subject_of is None:
             sizes = self.contents.sizes_of(seqs)
+            find = subjects.subject_of if subjects.exists else lambda _: None
+            pairs = zip(seqs, map(find, seqs), strict=True)
+            mine: Mapping[int, str] = {seq: each for seq, each in pairs if each is not None}
         else:
             mine = subject_of if len(subject_of) == len(seqs) else {s: subject_of[s] for s in seqs}
             sizes = subjects.sizes_of_firsts(mine)
@@ -161,11 +164,8 @@ class MessageChanges(RunningTick):
         self._front_changes()
         self.count -= len(seqs)
         self.bytes -= sum(sizes.values())
-        if subjects.exists:
-            find = subjects.subject_of if subject_of is None else subject_of.__getitem__
-            subjects.remove(zip(seqs, map(find, seqs), strict=True), self.revision + 1)
-        for seq in seqs:
-            self._memtable.put(self._memtable.messages, seq, None)
+        subjects.remove(mine, self.revision + 1)
+        self._memtable.put_all(self._memtable.messages, dict.fromkeys(seqs))
         change = rows.with_reason([rows.CHANGE_DELETE_MESSAGES, seqs], reason)
         self._accept(change, 9 * len(seqs))
 
