@@ -19,7 +19,7 @@ from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLog
 from holdfast.persist.tier.claims import Claims
-from holdfast.protocol.errors import FencedError, HoldfastError
+from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
@@ -58,6 +58,7 @@ class BucketReaper:
         self._dead_logs = dead_logs
         self._mishaps = Mishaps(logger)
         self._failing = Trouble(logger, "log.reap_failed")
+        self._waiting = Trouble(logger, "log.reap_waits")
 
     async def run(self) -> None:
         """Make passes until cancelled."""
@@ -82,8 +83,25 @@ class BucketReaper:
         is called before each step, and raises if it may not be made. Raises HoldfastError."""
         needing: list[StoreId] = await self._run_in_thread(partial(self._remove, check))
         if needing:
-            owners = await self._owners.take_over(needing)
-            await self._owners.request_snapshots(owners)
+            await self._have_snapshots(needing)
+
+    async def _have_snapshots(self, stores: list[StoreId]) -> None:
+        """Request snapshots of stores. One that cannot be opened, or an owner that does not answer,
+        holds up no other: else the logs of all would grow behind one damaged store."""
+
+        def refused(store: StoreId, error: HoldfastError) -> None:
+            self._waiting.note("store=%s reason=%s", store, error, of=store)
+
+        failure = None
+        for owner, mine in (await self._owners.take_over_each(stores, refused)).items():
+            for store in mine:
+                self._waiting.over(store)
+            try:
+                await self._owners.request_snapshots({owner: mine})
+            except UnavailableError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _remove(self, check: Callable[[], None]) -> list[StoreId]:
         manifests = open_manifests(self._bucket)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from holdfast.protocol import frames
 from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.errors import MalformedFrameError, error_from_wire
+from holdfast.protocol.errors import (
+    HoldfastError,
+    MalformedFrameError,
+    UnavailableError,
+    error_from_wire,
+)
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
@@ -42,6 +47,43 @@ class Owners:
         owned: dict[str, list[StoreId]] = defaultdict(list)
         async for store, owner in self.each_taken_over(stores):
             owned[owner].append(store)
+        return owned
+
+    async def take_over_each(
+        self, stores: Sequence[StoreId], refused: Callable[[StoreId, HoldfastError], None]
+    ) -> dict[str, list[StoreId]]:
+        """`take_over` those that can be. One that cannot, because it is damaged for instance, holds
+        up no other: `refused` is told of it. Raises UnavailableError if so many in a row cannot
+        that nobody seems to answer."""
+        owned: dict[str, list[StoreId]] = defaultdict(list)
+        for start in range(0, len(stores), _BATCH):
+            some = stores[start : start + _BATCH]
+            try:
+                found = await self.take_over(some)
+            except HoldfastError:
+                found = await self._one_by_one(some, refused)
+            for owner, mine in found.items():
+                owned[owner] += mine
+        return owned
+
+    async def _one_by_one(
+        self, stores: Sequence[StoreId], refused: Callable[[StoreId, HoldfastError], None]
+    ) -> dict[str, list[StoreId]]:
+        owned: dict[str, list[StoreId]] = defaultdict(list)
+        is_answered, failure = False, None
+        for store in stores:
+            try:
+                for owner, mine in (await self.take_over([store])).items():
+                    owned[owner] += mine
+                is_answered = True
+            except UnavailableError as error:
+                failure = error
+                refused(store, error)
+            except HoldfastError as error:
+                is_answered = True
+                refused(store, error)
+        if failure is not None and not is_answered:
+            raise failure
         return owned
 
     async def each_taken_over(

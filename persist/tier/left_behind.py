@@ -22,7 +22,7 @@ from holdfast.persist.tier.claims import Claimed
 from holdfast.persist.tier.cooling import Resting, is_behind, take_slice
 from holdfast.persist.tier.publishing import Publisher
 from holdfast.persist.tier.tending import SharedTending
-from holdfast.protocol.errors import HoldfastError, StorageError, UnavailableError
+from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
 
@@ -77,16 +77,9 @@ class LeftBehind:
                 await self._open([store for store in mine if not left[store]])
 
     async def _open(self, stores: Sequence[StoreId]) -> None:
-        try:
-            await self._owners.take_over(stores)
-        except (StorageError, UnavailableError):
-            if len(stores) == 1:
-                raise
-        except HoldfastError as error:
-            # A damaged store is reported by whoever opens it, and holds up no other one.
-            self._refused.note("reason=%s", error)
-        else:
-            return
-        if len(stores) > 1:
-            for store in stores:
-                await self._open([store])
+        def refused(store: StoreId, error: HoldfastError) -> None:
+            self._refused.note("store=%s reason=%s", store, error, of=store)
+
+        for taken in (await self._owners.take_over_each(stores, refused)).values():
+            for store in taken:
+                self._refused.over(store)

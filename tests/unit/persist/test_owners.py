@@ -1,0 +1,117 @@
+"""Stores that are taken over together: what cannot be holds up nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
+from holdfast.persist.peers.owners import Owners
+from holdfast.protocol.bus.bus_memory import MemoryNetwork
+from holdfast.protocol.errors import (
+    BusyError,
+    HoldfastError,
+    NoServerError,
+    StoreDamagedError,
+    UnavailableError,
+)
+from holdfast.protocol.names import StoreId, StoreKind
+from holdfast.protocol.subjects import Subjects
+from holdfast.shared_fs.bucket.bucket import Bucket
+from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
+from holdfast.shared_fs.disk.disk import Disk
+from holdfast.shared_fs.disk.layout import open_layout
+from tests.support.write_path_parts import a_life
+
+DAMAGED = StoreDamagedError(store="s3", reason="a page is torn")
+
+
+def named(number: int) -> StoreId:
+    return StoreId("acme", StoreKind.STREAM, f"s{number}")
+
+
+class ScriptedOwners(Owners):
+    """Two owners; some stores cannot be opened."""
+
+    def __init__(self, failing: Mapping[int, HoldfastError]) -> None:
+        super().__init__(MemoryNetwork().connect("s9"), Subjects(), asks_for_tokens=False)
+        self._failing = {named(number): error for number, error in failing.items()}
+        self.refused: dict[StoreId, HoldfastError] = {}
+        self.asked_count = 0
+        self.silent: set[str] = set()
+        self.snapshots: list[StoreId] = []
+
+    async def take_over(self, stores: Sequence[StoreId]) -> dict[str, list[StoreId]]:
+        owned: dict[str, list[StoreId]] = {}
+        for store in stores:
+            self.asked_count += 1
+            if store in self._failing:
+                raise self._failing[store]
+            owned.setdefault("s1" if int(store.name[1:]) % 2 else "s2", []).append(store)
+        return owned
+
+    async def request_snapshots(self, owned: Mapping[str, Sequence[StoreId]]) -> None:
+        for owner, stores in owned.items():
+            if owner in self.silent:
+                raise UnavailableError(reason=f"{owner} does not answer")
+            self.snapshots += stores
+
+    async def each(self, count: int) -> set[StoreId]:
+        stores = [named(number) for number in range(count)]
+        found = await self.take_over_each(stores, self.refused.__setitem__)
+        return {store for mine in found.values() for store in mine}
+
+
+async def test_a_store_that_cannot_be_opened_holds_up_no_other() -> None:
+    owners = ScriptedOwners({3: DAMAGED, 70: BusyError(what="a job")})
+    assert await owners.each(100) == {named(n) for n in range(100)} - {named(3), named(70)}
+    assert owners.refused == {named(3): DAMAGED, named(70): owners.refused[named(70)]}
+    assert type(owners.refused[named(70)]) is BusyError
+
+
+async def test_if_nobody_answers_the_rest_is_not_asked_for() -> None:
+    owners = ScriptedOwners(dict.fromkeys(range(32, 64), NoServerError()))
+    with pytest.raises(NoServerError):
+        await owners.each(1000)
+    assert owners.asked_count < 100
+
+
+async def test_damaged_stores_alone_are_an_answer() -> None:
+    owners = ScriptedOwners(dict.fromkeys(range(32), DAMAGED))
+    assert await owners.each(64) == {named(number) for number in range(32, 64)}
+    assert len(owners.refused) == 32
+
+
+class DeadLogs:
+    """Logs in the bucket that some stores need."""
+
+    def __init__(self, needing: Sequence[StoreId]) -> None:
+        self.half_fenced: list[Any] = []
+        self._needing = list(needing)
+
+    def refresh(self) -> None: ...
+
+    def remove_needless(self, needed: object) -> list[StoreId]:
+        return self._needing
+
+
+async def test_the_reaper_has_all_others_snapshot_beside_a_damaged_store(tmp_path: Path) -> None:
+    """Else the logs in the bucket, which are bounded, grow behind it."""
+    owners = ScriptedOwners({3: DAMAGED})
+    stores = [named(number) for number in range(10)]
+    dead_logs: Any = DeadLogs(stores)
+    life = a_life(open_layout(tmp_path, Disk()), server="s9")
+    claims: Any = None
+    reaper = BucketReaper(
+        Bucket(MemoryBackend()), life, owners, claims, lambda server, incarnation: False, dead_logs
+    )
+    await reaper.run_pass()
+    assert set(owners.snapshots) == set(stores) - {named(3)}
+    owners.snapshots.clear()
+    owners.silent.add("s1")
+    with pytest.raises(UnavailableError, match="s1 does not answer"):
+        await reaper.run_pass()
+    assert set(owners.snapshots) == {store for store in stores if int(store.name[1:]) % 2 == 0}
