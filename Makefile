@@ -69,10 +69,10 @@ power: $(STAMP) ## Cut the power at every change of a file, of one SCENARIO or a
 	@$(BIN)/python -m tests.power $(if $(SCENARIO),--scenario $(SCENARIO)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(CUTS),--cuts $(CUTS))
 
-conformance-jetstream: $(STAMP) ## Run other people's JetStream tests against the gateway; CHECKOUT of nats.py has more, SUITE, ONLY, KILL_EVERY=5, STRESS=30.
+conformance-jetstream: $(STAMP) ## Run other people's JetStream tests against the gateway; CHECKOUT of nats.py has more, SUITE, ONLY, KILL_EVERY=5, STRESS=30, IN_SERVER=1.
 	@$(BIN)/python -m tests.jetstream_conformance $(if $(CHECKOUT),--checkout $(CHECKOUT)) \
 		$(if $(SUITE),--suite $(SUITE)) $(if $(ONLY),--only "$(ONLY)") $(if $(TRIES),--tries $(TRIES)) \
-		$(if $(KILL_EVERY),--kill-every $(KILL_EVERY)) $(if $(STRESS),--stress $(STRESS)) $(if $(AGAINST),--against $(AGAINST))
+		$(if $(KILL_EVERY),--kill-every $(KILL_EVERY)) $(if $(STRESS),--stress $(STRESS)) $(if $(AGAINST),--against $(AGAINST)) $(if $(IN_SERVER),--in-server)
 
 conformance-http: $(STAMP) ## Run the tests of durable streams (332, of npm, needs Node), and those of its official client, against an HTTP gateway of a cluster; ONLY.
 	@$(BIN)/python -m tests.http_conformance $(if $(ONLY),--only "$(ONLY)")

@@ -71,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
         "--suite", choices=SUITE_NAMES, action="append", help="repeatable; default: all there are"
     )
     parser.add_argument("--only", default="", help="tests whose name matches this, as of pytest -k")
+    parser.add_argument(
+        "--in-server",
+        action="store_true",
+        help="the persist server is the gateway as well, as with `holdfast up` on two cores",
+    )
     parser.add_argument("--tries", type=int, default=2, help="of a test that fails; default: 2")
     parser.add_argument(
         "--kill-every",
@@ -223,7 +228,9 @@ async def _programs(
         yield Path(nats_server).parent, None
         return
     with tempfile.TemporaryDirectory(prefix="holdfast-standin-") as folder:
-        async with running_standin(Path(folder), nats_server, say) as standin:
+        async with running_standin(
+            Path(folder), nats_server, say, in_server=options.in_server
+        ) as standin:
             yield standin.programs, standin
             standin.keep_logs(logs)
             if standin.ready_seconds:

@@ -55,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=RUN_SECONDS, help="of faults; default: 20")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
     options = parser.parse_args(arguments)
+    if options.limited and options.grants:
+        # Limits are configured by a client that has no token yet.
+        parser.error("--limited and --grants do not go together")
+    if options.roles and not options.tiers:
+        parser.error("--roles needs --tiers")
     first = secrets.randbelow(1 << 31) if options.seed is None else options.seed
     seeds = options.seeds or (50 if options.seed is None else 1)
     started = time.monotonic()

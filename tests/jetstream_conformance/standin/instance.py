@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from tests.jetstream_conformance.standin.parts import GATEWAY, PartCommand, commands_of
+from tests.jetstream_conformance.standin.parts import PartCommand, commands_of, gateway_part
 from tests.jetstream_conformance.standin.plan import Plan
 from tests.jetstream_conformance.standin.readiness import until_listening, until_serving
 from tests.support.process import Process
@@ -43,8 +43,13 @@ class Ports:
 class Instance:
     """A running nats-server, from the moment when its process may run it. `run` is its life."""
 
-    def __init__(self, plan: Plan, pid: int, ports: Ports, folder: Path, say: Say) -> None:
+    def __init__(
+        self, plan: Plan, pid: int, ports: Ports, folder: Path, say: Say, *, in_server: bool
+    ) -> None:
+        """With `in_server` the persist server is the gateway as well."""
         self.plan = plan
+        self._in_server = in_server
+        self._gateway = gateway_part(in_server=in_server)
         self.pid = pid
         self.folder = folder
         self.ready_seconds = 0.0
@@ -86,7 +91,7 @@ class Instance:
     async def end_gateway(self) -> None:
         """End the gateway as an operator does, for good."""
         self._is_ending = True
-        gateway = self._parts.get(GATEWAY)
+        gateway = self._parts.get(self._gateway)
         if gateway is not None and gateway.running:
             gateway.terminate()
             # It may be killed meanwhile, with all else.
@@ -120,9 +125,12 @@ class Instance:
         """Start the parts and tell once they are a JetStream."""
         began_at = time.monotonic()
         await until_listening(self._ports.client)
-        log = self.folder / f"{GATEWAY}.log"
+        log = self.folder / f"{self._gateway}.log"
         offset = log.stat().st_size if log.exists() else 0
-        for command in commands_of(self.plan, self.folder, self.url, self.leaf_url):
+        commands = commands_of(
+            *(self.plan, self.folder, self.url, self.leaf_url), in_server=self._in_server
+        )
+        for command in commands:
             tasks.create_task(self._keep_running(command))
         try:
             await until_serving(log, offset)
@@ -152,7 +160,7 @@ class Instance:
                 await ended.wait()
             finally:
                 loop.remove_reader(process.sentinel)
-            if self._is_ending and command.name == GATEWAY:
+            if self._is_ending and command.name == self._gateway:
                 return
             if not self._ended.is_set():
                 self._say(f"{command.name} ended with {process.poll()}: starting it again")

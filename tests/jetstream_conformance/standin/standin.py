@@ -38,7 +38,9 @@ _END_SECONDS: Final = 20.0
 class StandIn:
     """All instances that run or ran. Made by `running_standin`."""
 
-    def __init__(self, folder: Path, nats_server: str, say: Say) -> None:
+    def __init__(self, folder: Path, nats_server: str, say: Say, *, in_server: bool) -> None:
+        #: The persist server is the gateway as well.
+        self.in_server = in_server
         self.programs = folder / "bin"
         self.instances: list[Instance] = []
         self.started_count = 0
@@ -130,7 +132,9 @@ class StandIn:
         file = folder / "nats-server.conf"
         file.write_text(json.dumps(plan.configuration_with(ports.leaf, str(folder / "ports"))))
         log, servers_stderr = os.pipe()
-        instance = Instance(plan, question["pid"], ports, folder, self._say)
+        instance = Instance(
+            *(plan, question["pid"], ports, folder, self._say), in_server=self.in_server
+        )
         self._lives[instance] = tasks.create_task(self._live(instance, log, test_stderr))
         self.instances.append(instance)
         arguments = ["-c", str(file), "-p", str(ports.client), *plan.arguments.others]
@@ -169,9 +173,12 @@ class StandIn:
 
 
 @asynccontextmanager
-async def running_standin(folder: Path, nats_server: str, say: Say) -> AsyncIterator[StandIn]:
-    """Run a stand-in around the body: put its `programs` first on PATH."""
-    standin = StandIn(folder, nats_server, say)
+async def running_standin(
+    folder: Path, nats_server: str, say: Say, *, in_server: bool = False
+) -> AsyncIterator[StandIn]:
+    """Run a stand-in around the body: put its `programs` first on PATH. With `in_server` its
+    persist servers are the gateways as well."""
+    standin = StandIn(folder, nats_server, say, in_server=in_server)
     # The first test must not wait for all imports: it allows a server ten seconds.
     await asyncio.to_thread(warm_up)
     async with asyncio.TaskGroup() as lives:
