@@ -15,7 +15,6 @@ from typing import Final
 
 from holdfast.protocol.errors import HoldfastError
 from holdfast.protocol.serving.mishaps import Mishaps
-from holdfast.protocol.serving.monitor import Monitor
 from holdfast.protocol.serving.process import ServerProcess, WorkBeside
 
 logger = logging.getLogger("holdfast.persist")
@@ -33,7 +32,7 @@ async def working_beside(
     process: ServerProcess, work: WorkBeside, server: str
 ) -> AsyncIterator[ServerProcess]:
     """Work while the body serves with the process that is yielded. `server` is its name."""
-    working = asyncio.create_task(_work(process.ready, work, server))
+    working = asyncio.create_task(_work(process, work, server))
     ending: list[asyncio.Task[None]] = []
 
     def on_signals(stop: Callable[[], object]) -> None:
@@ -53,15 +52,15 @@ async def working_beside(
             each.cancel()
 
 
-async def _work(server_ready: asyncio.Event, work: WorkBeside, server: str) -> None:
-    """Work until cancelled."""
+async def _work(process: ServerProcess, work: WorkBeside, server: str) -> None:
+    """Work until cancelled. The server's monitor tells the numbers of the work as well."""
     task = asyncio.current_task()
     assert task is not None
-    await server_ready.wait()
+    await process.ready.wait()
     mishaps = Mishaps(logger)
     pause_seconds = _AGAIN_SECONDS
     while True:
-        inner = ServerProcess(_no_signals, asyncio.Event(), Monitor(None))
+        inner = ServerProcess(_no_signals, asyncio.Event(), process.monitor.beside())
         try:
             await work(inner)
         except HoldfastError as error:

@@ -19,12 +19,16 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from holdfast.protocol.monitoring import metrics
 from holdfast.protocol.monitoring.counting import Statistics
 from holdfast.protocol.monitoring.description import NAMESPACE, MetricKind
 from holdfast.protocol.monitoring.metrics import METRICS
 from holdfast.protocol.monitoring.samples import HistogramValue, Sample
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+_OF_PROCESS: Final = frozenset(
+    each.name for each in (metrics.START_TIME, metrics.PROCESS_CPU, metrics.PROCESS_MEMORY)
+)
 
 
 class _Samples(Collector):
@@ -42,11 +46,28 @@ class _Samples(Collector):
             yield _family(name, list(samples))
 
 
-def exposition(statistics: Statistics) -> bytes:
-    """Return all numbers as they are now."""
+def exposition(statistics: Statistics, beside: Statistics | None = None) -> bytes:
+    """Return all numbers as they are now, with those of another part in the same process. What both
+    count is added up; what the process uses is told once."""
+    samples = statistics.samples()
+    if beside is not None:
+        samples = _together(samples, beside.samples())
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Samples(statistics.samples()))
+    registry.register(_Samples(samples))
     return generate_latest(registry)
+
+
+def _together(samples: Iterable[Sample], others: Iterable[Sample]) -> list[Sample]:
+    found = {(each.name, each.labels): each for each in samples}
+    for other in others:
+        place = other.name, other.labels
+        mine = found.get(place)
+        if mine is None:
+            found[place] = other
+        elif other.name not in _OF_PROCESS and not isinstance(mine.value, HistogramValue):
+            assert not isinstance(other.value, HistogramValue)
+            found[place] = mine._replace(value=mine.value + other.value)
+    return sorted(found.values(), key=lambda sample: sample.name)
 
 
 def _family(name: str, samples: list[Sample]) -> Metric:

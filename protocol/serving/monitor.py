@@ -65,6 +65,8 @@ class Monitor:
     def __init__(self, address: MonitorAddress | None) -> None:
         self._address = address
         self._statistics: Statistics | None = None
+        #: Of other work in this process.
+        self._beside: Statistics | None = None
         self._why_unready: Callable[[], str] = lambda: "it starts"
         self._connections = 0
         self._mishaps = Mishaps(logger)
@@ -78,6 +80,16 @@ class Monitor:
         count_process(statistics)
         self._statistics = statistics
         self._why_unready = why_unready
+
+    def beside(self) -> Monitor:
+        """Return the monitor of other work in this process: its numbers are told here, with those
+        of this part. Whether the process is ready is for this part alone to say."""
+        return _MonitorBeside(self)
+
+    def watch_beside(self, statistics: Statistics) -> None:
+        """Tell these numbers as well, in place of those of such work before it."""
+        count_process(statistics)
+        self._beside = statistics
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -158,7 +170,18 @@ class Monitor:
             return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"not ready: it starts\n")
         from holdfast.protocol.serving.exposition import CONTENT_TYPE, exposition
 
-        return _Answer(HTTPStatus.OK, exposition(self._statistics), CONTENT_TYPE)
+        return _Answer(HTTPStatus.OK, exposition(self._statistics, self._beside), CONTENT_TYPE)
+
+
+class _MonitorBeside(Monitor):
+    """What other work in the process of a part has for a monitor."""
+
+    def __init__(self, of_part: Monitor) -> None:
+        super().__init__(None)
+        self._of_part = of_part
+
+    def watch(self, statistics: Statistics, why_unready: Callable[[], str]) -> None:
+        self._of_part.watch_beside(statistics)
 
 
 def _is_own_host(host: bytes) -> bool:

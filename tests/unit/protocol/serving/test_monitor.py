@@ -125,6 +125,35 @@ def test_metrics_are_what_prometheus_reads() -> None:
     run(main)
 
 
+def test_other_work_in_the_process_adds_its_numbers_and_no_readiness() -> None:
+    async def work() -> None:
+        server = counting()
+        async with running(lambda: "it starts", server) as monitor:
+            server.counter(metrics.ERRORS, "busy").value += 2
+            gateway = Statistics(PartKind.GATEWAY_JETSTREAM, "g1", 0)
+            monitor.beside().watch(gateway, lambda: "")
+            assert (await get(monitor, "/readyz"))[0] == 503
+            for name in ("g1", "g2"):
+                another = Statistics(PartKind.GATEWAY_JETSTREAM, name, 0)
+                another.read(metrics.SERVED_STREAMS, lambda: 7)
+                another.counter(metrics.ERRORS, "busy").value += 3
+                monitor.beside().watch(another, lambda: "")
+            _, body = await get(monitor, "/metrics")
+            families = {each.name: each for each in text_string_to_metric_families(body)}
+            said = {
+                sample.labels.get("name"): sample.labels.get("part")
+                for sample in families["holdfast_build_info"].samples
+            }
+            assert set(said) == {"p1", "g2"}, "the last one of such work"
+            assert len(families["holdfast_process_resident_bytes"].samples) == 1
+            [streams] = families["holdfast_" + metrics.SERVED_STREAMS.name].samples
+            assert streams.value == 7
+            [errors] = families["holdfast_errors"].samples
+            assert (errors.labels["code"], errors.value) == ("busy", 5), "of both"
+
+    run(work)
+
+
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
