@@ -11,6 +11,8 @@ from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.names import StoreId, StoreKind
 from holdfast.shared_fs.store_file.applying import AppliedBatch
 from holdfast.shared_fs.store_file.store_file import StoreFile
+from holdfast.shared_fs.store_file.store_image import new_store_image
+from tests.support.present import present
 
 STREAM = StoreId("acme", StoreKind.STREAM, "a.b")
 KV = StoreId("acme", StoreKind.KV, "a.b")
@@ -27,6 +29,17 @@ def reopened(path: Path, store: StoreId = STREAM) -> Iterator[StoreFile]:
     with closing(StoreFile.open(path, store)) as file:
         yield file
         file.quick_check()
+
+
+def in_memory_file(store: StoreId) -> StoreFile:
+    """Return a new, empty file that is only in memory; `abandon` it. Each costs little."""
+    image = new_store_image(store, time=1, owner=(1, "s", "i"), batches=[], outcomes=[])
+    content = bytearray(present(image).image)
+    # No WAL: sqlite.org/fileformat2.html, "File format version numbers".
+    content[18:20] = b"\x01\x01"
+    file = StoreFile.of_image(bytes(content), Path("unused"), store)
+    file._connection.pragma("query_only", 0)
+    return file
 
 
 def rows_of(file: StoreFile) -> list[tuple[Any, ...]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sqlite3
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,14 @@ from holdfast.shared_fs.store_file.pages.page_sizes import LARGE_PAGE_BYTES
 from holdfast.shared_fs.store_file.reading.going_rows import GoingOrder
 from holdfast.shared_fs.store_file.store_file import StoreFile
 from tests.support.effort import examples
-from tests.support.small_store_files import KV, STREAM, appends, reopened, rows_of
+from tests.support.small_store_files import (
+    KV,
+    STREAM,
+    appends,
+    in_memory_file,
+    reopened,
+    rows_of,
+)
 
 
 @pytest.mark.parametrize("page_bytes", [schema.PAGE_BYTES, LARGE_PAGE_BYTES])
@@ -320,6 +329,76 @@ def test_changes_of_a_kv_do_the_same_together_and_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[Any, ...]]
 ) -> None:
     check_together_and_one_by_one(tmp_path_factory, KV, [list(change) for change in drawn])
+
+
+_KEYS = st.sampled_from(["", "a", "a\x00", "é", "🪸", *"bcdefgh"])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(st.tuples(_KEYS, st.binary(max_size=3)), min_size=1, max_size=12),
+            st.lists(_KEYS, min_size=1, max_size=3, unique=True),
+            st.tuples(_KEYS, st.sampled_from(["headers", "ttl", "clear"])),
+        ),
+        max_size=16,
+    ),
+    st.integers(1, 5),
+)
+@settings(deadline=None, max_examples=examples(60))
+def test_ticks_of_plain_sets_do_the_same_together_and_one_by_one(
+    ticks: list[Any], at_once: int
+) -> None:
+    batches, revision = list[AppliedBatch](), 0
+    for number, drawn in enumerate(ticks):
+        if type(drawn) is tuple:
+            key, how = drawn
+            other = {
+                "headers": [CHANGE_SET_ENTRY, key, b"v", {"h": "x"}],
+                "ttl": [CHANGE_SET_ENTRY, key, b"v", None, 5_000_000],
+                "clear": [CHANGE_CLEAR],
+            }[how]
+            made = [[CHANGE_SET_ENTRY, f"p{each}", b"w"] for each in range(4)] + [other]
+        elif type(drawn[0]) is tuple:
+            made = [[CHANGE_SET_ENTRY, *each] for each in drawn]
+        else:
+            made = [[CHANGE_DELETE_ENTRIES, drawn]]
+        batches.append(AppliedBatch(revision, 1000 + number, made))
+        revision += len(made)
+    together, one_by_one = in_memory_file(KV), in_memory_file(KV)
+    for start in range(0, len(batches), at_once):
+        together.apply(batches[start : start + at_once])
+    for batch in batches:
+        for at, change in enumerate(batch.changes):
+            one_by_one.apply([AppliedBatch(batch.previous_revision + at, batch.time, [change])])
+    assert rows_of(together) == rows_of(one_by_one)
+    assert together.meta == one_by_one.meta
+    together.abandon()
+    one_by_one.abandon()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_plain_sets_replace_large_values_whose_bodies_go(at_once: int) -> None:
+    content = b"large" * 2000
+    crc32, sha256 = zlib.crc32(content), hashlib.sha256(content).digest()
+    batches, revision = list[AppliedBatch](), 0
+    for number in range(3):
+        upload_id = bytes([number + 1]) * 16
+        large = [upload_id, len(content), sha256, crc32]
+        for made in (
+            [[CHANGE_PUT_CHUNK, upload_id, 0, content, crc32], [CHANGE_SET_ENTRY, "k1", large]],
+            [[CHANGE_SET_ENTRY, f"k{each}", b"small"] for each in range(6)],
+        ):
+            batches.append(AppliedBatch(revision, 1000 + number, made))
+            revision += len(made)
+    file = in_memory_file(KV)
+    for start in range(0, len(batches), at_once):
+        file.apply(batches[start : start + at_once])
+    assert [row[3] for row in rows_of(file)] == [b"small"] * 6
+    assert file.meta.bytes == 6 * (2 + len(b"small"))
+    assert file._bodies.damage() == ""
+    assert file.read_body(bytes([3]) * 16, 0) is None
+    file.abandon()
 
 
 def check_together_and_one_by_one(

@@ -30,7 +30,7 @@ from holdfast.shared_fs.store_file.store_file import StoreFile
 from holdfast.shared_fs.store_file.store_image import new_store_image
 from tests.support.effort import examples
 from tests.support.present import present
-from tests.support.small_store_files import STREAM, appends, reopened, rows_of
+from tests.support.small_store_files import STREAM, appends, in_memory_file, reopened, rows_of
 
 BLOCK = HeaderBlock.of({"Nats-Msg-Id": "id-7", "a": "1"}).block
 LARGEST = (1 << 63) - 1
@@ -291,7 +291,7 @@ _STEPS = st.lists(
 @given(_STEPS)
 @settings(max_examples=examples(60), deadline=None)
 def test_a_file_counts_its_subjects_as_a_plain_model_does(steps: list[Any]) -> None:
-    file = _in_memory(Path("unused"))
+    file = in_memory_file(STREAM)
     model: dict[int, tuple[str | None, bytes]] = {}
     waiting: list[Any] = []
     last_seq = 0
@@ -316,15 +316,6 @@ def test_a_file_counts_its_subjects_as_a_plain_model_does(steps: list[Any]) -> N
             waiting = []
             _check(file, model)
     file.abandon()
-
-
-def _in_memory(path: Path) -> StoreFile:
-    image = new_store_image(STREAM, time=1, owner=(1, "s", "i"), batches=[], outcomes=[])
-    content = bytearray(present(image).image)
-    content[18:20] = b"\x01\x01"
-    file = StoreFile.of_image(bytes(content), path, STREAM)
-    file._connection.pragma("query_only", 0)
-    return file
 
 
 def _check(file: StoreFile, model: dict[int, tuple[str | None, bytes]]) -> None:
@@ -396,7 +387,7 @@ def test_what_comes_and_goes_at_once_leaves_what_it_leaves_in_steps(
     each: int, at_once: int
 ) -> None:
     batches = kept_last(40, each, 24)
-    step_by_step, together = _in_memory(Path("unused")), _in_memory(Path("unused"))
+    step_by_step, together = in_memory_file(STREAM), in_memory_file(STREAM)
     apply_each(step_by_step, batches)
     for start in range(0, len(batches), at_once):
         together.apply(batches[start : start + at_once])
@@ -429,7 +420,7 @@ def test_a_message_that_others_refer_to_is_written_though_it_goes(path: Path) ->
     for tick, made in enumerate(changes):
         batches.append(AppliedBatch(revision, 1000 + tick, made))
         revision += len(made)
-    step_by_step, together = _in_memory(Path("unused")), _in_memory(Path("unused"))
+    step_by_step, together = in_memory_file(STREAM), in_memory_file(STREAM)
     apply_each(step_by_step, batches)
     together.apply(batches)
     assert content(together) == content(step_by_step)
@@ -453,7 +444,7 @@ def test_what_comes_and_goes_around_a_configuration(
             made.append([CHANGE_DELETE_MESSAGES, [seq - 4 for seq in seqs]])
         batches.append(AppliedBatch(revision, 1000 + tick, made))
         revision += len(made)
-    step_by_step, together = _in_memory(Path("unused")), _in_memory(Path("unused"))
+    step_by_step, together = in_memory_file(STREAM), in_memory_file(STREAM)
     apply_each(step_by_step, batches)
     together.apply(batches)
     assert content(together) == content(step_by_step)
@@ -508,7 +499,7 @@ def test_any_ticks_leave_the_same_together_as_one_by_one(
         if made:
             batches.append(AppliedBatch(revision, 1000 + number, made))
             revision += len(made)
-    step_by_step, together = _in_memory(Path("unused")), _in_memory(Path("unused"))
+    step_by_step, together = in_memory_file(STREAM), in_memory_file(STREAM)
     apply_each(step_by_step, batches)
     for start in range(0, len(batches), at_once):
         together.apply(batches[start : start + at_once])
