@@ -112,8 +112,10 @@ class PlainRuns:
             return count > 0
         if not self._in_flight:
             return True
-        most = parts(beside_owner=self._store.is_beside_owner)
-        return self._in_flight < most and count >= MIN_PART
+        # Asked for each message that comes while a run is unanswered.
+        return count >= MIN_PART and self._in_flight < parts(
+            beside_owner=self._store.is_beside_owner
+        )
 
     def _go_on(self) -> None:
         """See that what waits is sent in time."""
