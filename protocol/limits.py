@@ -373,10 +373,12 @@ MAX_PENDING_MESSAGES: Final = 1024
 MAX_PENDING_BYTES: Final = MIB
 #: Of a store of the first kind, if at most APPLY_WHOLE_MESSAGES messages or keys last: however much
 #: comes and goes between them, so many rows are written, in some 5 ms. What is not written takes
-#: 0.6 µs, but each tick has a row in the log of changes, which takes as much as TICK_CHANGES.
+#: 0.6 µs. Each tick takes as much as TICK_CHANGES beside its changes, and each change that sets
+#: nothing has a row in the log of changes, which takes as much as LOGGED_CHANGES.
 MAX_GATHERED_CHANGES: Final = 16 * KIB
 MAX_GATHERED_BYTES: Final = 3 * MIB
-TICK_CHANGES: Final = 8
+TICK_CHANGES: Final = 2
+LOGGED_CHANGES: Final = 8
 #: Of this many times as many bytes in large changes, a quarter is applied with each tick: chunks
 #: gather while their file is checkpointed, and a MiB of them takes 1.3 ms.
 PENDING_EXCESS: Final = 4

@@ -42,7 +42,7 @@ class PendingTrim(NamedTuple):
 class Pending:
     """The ticks that wait for one store's file."""
 
-    __slots__ = ("_trims", "size_bytes", "tail", "ticks")
+    __slots__ = ("_logged", "_looked_at", "_trims", "size_bytes", "tail", "ticks")
 
     def __init__(self) -> None:
         self.ticks: deque[PendingTick] = deque()
@@ -51,6 +51,8 @@ class Pending:
         self.tail: StreamTail | None = None
         #: In revision order, including those of the running tick.
         self._trims: list[PendingTrim] = []
+        #: Of how many of the last ticks `logged_count` knows, and what it knows.
+        self._looked_at = self._logged = 0
 
     @property
     def oldest_segment(self) -> int | None:
@@ -59,6 +61,17 @@ class Pending:
             if kept.segment is not None:
                 return kept.segment
         return None
+
+    @property
+    def logged_count(self) -> int:
+        """How many of the changes set nothing, so that the file keeps each of them for followers.
+        It looks at each tick once."""
+        for _ in range(len(self.ticks) - self._looked_at):
+            self._looked_at += 1
+            # Of a deque, only the ends are near.
+            made = self.ticks[self._looked_at - len(self.ticks) - 1].batch.changes
+            self._logged += sum([changes.number_of(each) not in changes.SETS for each in made])
+        return self._logged
 
     def batches(self) -> Iterator[AppliedBatch]:
         """Yield the pending changes."""
@@ -147,6 +160,7 @@ class Pending:
     def applied(self, ready: list[PendingTick], file_revision: int) -> None:
         """Drop the `ready` ticks: the file holds them and has reached `file_revision`."""
         self.tail = None
+        self._looked_at = self._logged = 0
         if len(ready) == len(self.ticks):
             self.ticks.clear()
             self.size_bytes = 0

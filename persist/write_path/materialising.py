@@ -31,6 +31,7 @@ from holdfast.protocol.limits import (
     APPLY_WHOLE_MESSAGES,
     KIB,
     LADEN_EXCESS,
+    LOGGED_CHANGES,
     MAX_GATHERED_BYTES,
     MAX_GATHERED_CHANGES,
     MAX_PENDING_BYTES,
@@ -55,7 +56,7 @@ _LARGE_CHANGE_BYTES: Final = KIB
 _WHOLE: Final = (
     MAX_GATHERED_CHANGES + MAX_PENDING_CHANGES,
     MAX_GATHERED_BYTES + MAX_PENDING_BYTES,
-    TICK_CHANGES,
+    TICK_CHANGES + LOGGED_CHANGES,
 )
 #: How long a file whose WAL could not be shortened is left to the passes, which come as often.
 _SHORTEN_AGAIN_SECONDS: Final = 0.25
@@ -100,6 +101,13 @@ class Materialiser:
         cheap, and it bounds memory and the delay of the store's next read."""
         for store, _ in broadcasts:
             size_bytes, count = store.pending.size_bytes, store.revision - store.file_revision
+            if (
+                count <= MAX_PENDING_MESSAGES
+                and size_bytes <= MAX_PENDING_BYTES
+                and store.anchor is None
+            ):
+                # Nearly all of them, in each tick.
+                continue
             # What was removed from memory is there until it is applied.
             needs_room = store.anchor is not None and store.anchor.is_full
             if _may_wait(store, size_bytes, count) and not needs_room:
@@ -259,8 +267,7 @@ class Materialiser:
 
 def _may_wait(store: Store, size_bytes: int, count: int) -> bool:
     """Tell if so many changes of a store, of so many bytes, need not be applied yet."""
-    is_small = size_bytes <= MAX_PENDING_BYTES
-    if is_small and (count <= MAX_PENDING_MESSAGES or count <= _limit_of(store)):
+    if size_bytes <= MAX_PENDING_BYTES and count <= _limit_of(store):
         return True
     if not store.writes_last_only or size_bytes > count * _LARGE_CHANGE_BYTES:
         return False
@@ -269,7 +276,10 @@ def _may_wait(store: Store, size_bytes: int, count: int) -> bool:
         rows is not None
         and rows <= APPLY_WHOLE_MESSAGES
         and size_bytes <= MAX_GATHERED_BYTES
-        and count + TICK_CHANGES * len(store.pending.ticks) <= MAX_GATHERED_CHANGES
+        and count
+        + TICK_CHANGES * len(store.pending.ticks)
+        + LOGGED_CHANGES * store.pending.logged_count
+        <= MAX_GATHERED_CHANGES
     )
 
 

@@ -33,6 +33,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(materialising, "MAX_PENDING_CHANGES", LIMIT)
     monkeypatch.setattr(materialising, "MAX_GATHERED_CHANGES", LIMIT)
     monkeypatch.setattr(materialising, "TICK_CHANGES", 1)
+    monkeypatch.setattr(materialising, "LOGGED_CHANGES", 1)
     monkeypatch.setattr(materialising, "APPLY_SLICE_CHANGES", SLICE)
     monkeypatch.setattr(materialising, "LADEN_EXCESS", EXCESS)
 
@@ -180,6 +181,24 @@ async def test_each_tick_counts_as_several_changes(
     set_same_key(gathering, ticks=10)
     assert gathering.tasks
     await gathering.revisions()
+
+
+@pytest.mark.parametrize(("counts_as", "is_applied"), [(1, False), (10, True)])
+async def test_each_removal_counts_as_several_changes(
+    gathering: World, monkeypatch: pytest.MonkeyPatch, counts_as: int, is_applied: bool
+) -> None:
+    """The file keeps all of them for followers, so many would take long at once."""
+    monkeypatch.setattr(materialising, "LOGGED_CHANGES", counts_as)
+    for _ in range(7):
+        if not gathering.store.is_stream:
+            gathering.stream.tick([frames.DELETE_ENTRIES, ["k.1"]])
+        set_same_key(gathering, ticks=1)
+    # A stream was configured, and loses three messages in each tick; the kv had nothing at first.
+    assert gathering.store.pending.logged_count == (8 if gathering.store.is_stream else 6)
+    assert bool(gathering.tasks) == is_applied
+    await gathering.revisions()
+    gathering.store.materialise(gathering.stream.number)
+    assert gathering.store.pending.logged_count == 0
 
 
 async def test_bytes_count_as_well(
