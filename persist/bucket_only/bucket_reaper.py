@@ -19,7 +19,7 @@ from holdfast.persist.incarnation import Incarnation
 from holdfast.persist.peers.owners import Owners
 from holdfast.persist.recovery.takeover import DeadLog
 from holdfast.persist.tier.claims import Claims
-from holdfast.protocol.errors import FencedError, HoldfastError, UnavailableError
+from holdfast.protocol.errors import FencedError, HoldfastError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.mishaps import Mishaps
 from holdfast.protocol.serving.trouble import Trouble
@@ -98,7 +98,7 @@ class BucketReaper:
                 self._waiting.over(store)
             try:
                 await self._owners.request_snapshots({owner: mine})
-            except UnavailableError as error:
+            except HoldfastError as error:
                 failure = error
         if failure is not None:
             raise failure

@@ -12,13 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 from holdfast.protocol import frames
-from holdfast.protocol.bus.bus import Bus
-from holdfast.protocol.errors import (
-    HoldfastError,
-    MalformedFrameError,
-    UnavailableError,
-    error_from_wire,
-)
+from holdfast.protocol.bus.bus import Bus, BusTimeoutError, NoRespondersError
+from holdfast.protocol.errors import HoldfastError, MalformedFrameError, error_from_wire
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.subjects import CLUSTER_TENANT, Subjects
@@ -53,38 +48,38 @@ class Owners:
         self, stores: Sequence[StoreId], refused: Callable[[StoreId, HoldfastError], None]
     ) -> dict[str, list[StoreId]]:
         """`take_over` those that can be. One that cannot, because it is damaged for instance, holds
-        up no other: `refused` is told of it. Raises UnavailableError if so many in a row cannot
-        that nobody seems to answer."""
+        up no other: `refused` is told of it. Once nobody has answered for a whole batch, it is told
+        of all others too, which are not asked for."""
         owned: dict[str, list[StoreId]] = defaultdict(list)
         for start in range(0, len(stores), _BATCH):
             some = stores[start : start + _BATCH]
             try:
-                found = await self.take_over(some)
+                found, silence = await self.take_over(some), None
             except HoldfastError:
-                found = await self._one_by_one(some, refused)
+                found, silence = await self._one_by_one(some, refused)
             for owner, mine in found.items():
                 owned[owner] += mine
+            if silence is not None:
+                for store in stores[start + _BATCH :]:
+                    refused(store, silence)
+                break
         return owned
 
     async def _one_by_one(
         self, stores: Sequence[StoreId], refused: Callable[[StoreId, HoldfastError], None]
-    ) -> dict[str, list[StoreId]]:
+    ) -> tuple[dict[str, list[StoreId]], HoldfastError | None]:
+        """Return the owners, and an error if nobody has answered for any of the stores."""
         owned: dict[str, list[StoreId]] = defaultdict(list)
-        is_answered, failure = False, None
+        silent: list[HoldfastError] = []
         for store in stores:
             try:
                 for owner, mine in (await self.take_over([store])).items():
                     owned[owner] += mine
-                is_answered = True
-            except UnavailableError as error:
-                failure = error
-                refused(store, error)
             except HoldfastError as error:
-                is_answered = True
                 refused(store, error)
-        if failure is not None and not is_answered:
-            raise failure
-        return owned
+                if isinstance(error, NoRespondersError | BusTimeoutError):
+                    silent.append(error)
+        return owned, silent[-1] if len(silent) == len(stores) else None
 
     async def each_taken_over(
         self, stores: Sequence[StoreId]

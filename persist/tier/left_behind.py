@@ -22,7 +22,7 @@ from holdfast.persist.tier.claims import Claimed
 from holdfast.persist.tier.cooling import Resting, is_behind, take_slice
 from holdfast.persist.tier.publishing import Publisher
 from holdfast.persist.tier.tending import SharedTending
-from holdfast.protocol.errors import HoldfastError
+from holdfast.protocol.errors import HoldfastError, StorageError, UnavailableError
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
 
@@ -53,14 +53,18 @@ class LeftBehind:
 
     async def find(self, claim: Claimed) -> list[StoreId]:
         """Have the stores opened that were left open, and return those with closed files that have
-        no other owner. Raises StorageError, UnavailableError, ClaimLostError."""
+        no other owner. Raises StorageError, UnavailableError, ClaimLostError; for a store that
+        cannot be opened only once all others are."""
         files = cooling.resting_files(self._layout, with_open=True)
         closed: list[StoreId] = []
+        failures: list[HoldfastError] = []
         while True:
             found: list[Resting] = await self._run_in_thread(
                 partial(take_slice, files, self._clock_ms())
             )
             if not found:
+                if failures:
+                    raise failures[0]
                 return closed
             newest = await self._publisher.newest([each.store for each in found])
             left = {
@@ -74,12 +78,18 @@ class LeftBehind:
                 mine = [each.store for each in await self._tending.tended_by(group, claim)]
                 claim.check()
                 closed += [store for store in mine if left[store]]
-                await self._open([store for store in mine if not left[store]])
+                failures += await self._open([store for store in mine if not left[store]])
 
-    async def _open(self, stores: Sequence[StoreId]) -> None:
+    async def _open(self, stores: Sequence[StoreId]) -> list[HoldfastError]:
+        """Have the stores opened, and return what forbids to say that nothing is left of them."""
+        failures: list[HoldfastError] = []
+
         def refused(store: StoreId, error: HoldfastError) -> None:
             self._refused.note("store=%s reason=%s", store, error, of=store)
+            if isinstance(error, StorageError | UnavailableError):
+                failures.append(error)
 
         for taken in (await self._owners.take_over_each(stores, refused)).values():
             for store in taken:
                 self._refused.over(store)
+        return failures

@@ -406,7 +406,7 @@ class _Stream:
         ):
             return False
         if self._fleeting.issuperset(seqs):
-            self._pass_over(len(seqs))
+            self._number(len(seqs))
             return True
         if not set(map(type, headers)) <= _BLOCKS or b"" in headers:
             return False
@@ -474,8 +474,8 @@ class _Stream:
         self._bytes += self._subject_rows.append(place, values, headers, subjects)
         self._count_appended(values)
 
-    def _pass_over(self, count: int) -> None:
-        """Append messages that are deleted again, and leave nothing but their numbers."""
+    def _number(self, count: int) -> None:
+        """Give so many messages their numbers. Of those that are deleted again, that is all."""
         self._subject_rows.begin()
         self.revision += count
         self._last_seq += count
@@ -488,17 +488,17 @@ class _Stream:
     ) -> None:
         """Append those of such messages that are not deleted again."""
         after_seq, after_revision = self._last_seq, self.revision
-        seqs = range(after_seq + 1, after_seq + 1 + len(values))
-        for seq in sorted(set(seqs).difference(self._fleeting)):
-            at = seq - after_seq
-            value, block, subject = values[at - 1], headers[at - 1], subjects[at - 1]
+        for at, value in enumerate(values, 1):
+            if after_seq + at in self._fleeting:
+                continue
+            block, subject = headers[at - 1], subjects[at - 1]
             if block is not None:
                 self._mark(block)
             row = (after_seq + at, after_revision + at, self._time, value, block)
             self._rows_with_subject.append((*row, None, None, subject))
             self._count += 1
             self._bytes += len(value) + len(block or b"") + subject_bytes(subject, block)
-        self._pass_over(len(values))
+        self._number(len(values))
 
     def _count_appended(self, values: Sequence[bytes]) -> None:
         self.revision += len(values)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from holdfast.persist.bucket_only.bucket_reaper import BucketReaper
 from holdfast.persist.peers.owners import Owners
+from holdfast.persist.tier import left_behind
+from holdfast.persist.tier.cooling import Resting
+from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.bus.bus_memory import MemoryNetwork
 from holdfast.protocol.errors import (
     BusyError,
@@ -24,7 +28,7 @@ from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.bucket.bucket_memory import MemoryBackend
 from holdfast.shared_fs.disk.disk import Disk
 from holdfast.shared_fs.disk.layout import open_layout
-from tests.support.write_path_parts import a_life
+from tests.support.write_path_parts import a_life, at_once
 
 DAMAGED = StoreDamagedError(store="s3", reason="a page is torn")
 
@@ -41,6 +45,7 @@ class ScriptedOwners(Owners):
         self._failing = {named(number): error for number, error in failing.items()}
         self.refused: dict[StoreId, HoldfastError] = {}
         self.asked_count = 0
+        self.opened: set[StoreId] = set()
         self.silent: set[str] = set()
         self.snapshots: list[StoreId] = []
 
@@ -50,6 +55,7 @@ class ScriptedOwners(Owners):
             self.asked_count += 1
             if store in self._failing:
                 raise self._failing[store]
+            self.opened.add(store)
             owned.setdefault("s1" if int(store.name[1:]) % 2 else "s2", []).append(store)
         return owned
 
@@ -73,10 +79,20 @@ async def test_a_store_that_cannot_be_opened_holds_up_no_other() -> None:
 
 
 async def test_if_nobody_answers_the_rest_is_not_asked_for() -> None:
-    owners = ScriptedOwners(dict.fromkeys(range(32, 64), NoServerError()))
-    with pytest.raises(NoServerError):
-        await owners.each(1000)
+    silence = NoRespondersError(subject="hf.acme.srv.s1")
+    owners = ScriptedOwners(dict.fromkeys(range(32, 64), silence))
+    assert await owners.each(1000) == {named(number) for number in range(32)}
     assert owners.asked_count < 100
+    assert owners.refused == {named(number): silence for number in range(32, 1000)}
+
+
+@pytest.mark.parametrize("count", [1, 32])
+async def test_what_answers_that_it_is_not_available_holds_up_no_other(count: int) -> None:
+    """A key that is away, for instance, as the only stores of a batch."""
+    owners = ScriptedOwners(dict.fromkeys(range(32, 32 + count), NoServerError()))
+    total = 32 + count if count == 1 else 100
+    asked = set(map(named, range(total)))
+    assert await owners.each(total) == asked - set(map(named, range(32, 32 + count)))
 
 
 async def test_damaged_stores_alone_are_an_answer() -> None:
@@ -96,6 +112,38 @@ class DeadLogs:
 
     def remove_needless(self, needed: object) -> list[StoreId]:
         return self._needing
+
+
+@pytest.mark.parametrize("error", [DAMAGED, NoServerError()])
+async def test_all_others_that_were_left_open_are_opened_before_a_failure_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: HoldfastError
+) -> None:
+    """It is told all the same: else somebody would say that exports lack nothing of them."""
+    stores = [named(number) for number in range(200)]
+    slices = [[Resting(store, 1, is_closed=False) for store in stores], []]
+    monkeypatch.setattr(left_behind, "take_slice", lambda files, now: slices.pop(0))
+    asked: list[StoreId] = []
+
+    class Tending:
+        async def tended_by(self, group: list[StoreId], claim: object) -> list[Any]:
+            asked.extend(group)
+            return [SimpleNamespace(store=store) for store in group]
+
+    class Publisher:
+        async def newest(self, wanted: list[StoreId]) -> dict[StoreId, Any]:
+            return {}
+
+    owners = ScriptedOwners({3: error})
+    opened = owners.opened
+    life: Any = a_life(open_layout(tmp_path, Disk()), server="s9")
+    publisher: Any = Publisher()
+    tending: Any = Tending()
+    claim: Any = SimpleNamespace(check=lambda: None)
+    left = left_behind.LeftBehind(life, publisher, tending, owners, at_once)
+    with pytest.raises(type(error)):
+        await left.find(claim)
+    assert asked == stores
+    assert opened == set(stores) - {named(3)}
 
 
 async def test_the_reaper_has_all_others_snapshot_beside_a_damaged_store(tmp_path: Path) -> None:
