@@ -41,14 +41,18 @@ from holdfast.protocol.errors import (
     error_to_wire,
     internal_error,
 )
-from holdfast.protocol.limits import PAGE_BYTES, PAGE_ROWS
+from holdfast.protocol.limits import MAX_KEY_BYTES, PAGE_BYTES, PAGE_ROWS
 from holdfast.protocol.names import check_cursor, check_key
 from holdfast.shared_fs.store_file.archived_blocks import ArchivedMessage, Bodies
+from holdfast.shared_fs.store_file.row_pages import RowPage
 from holdfast.shared_fs.store_file.store_file import StoreFile
 
 _NO_BODIES: Final[Bodies] = {}
 #: What a leaf and its seq take in a page.
 _LEAF_BYTES: Final = 44
+_TEXT: Final = {str}
+#: Any of them may need the disk, so a read is late by as many at most.
+_KEYS_AT_ONCE: Final = 64
 _OF_SUBJECTS: Final = {
     frames.GET_BY_SUBJECT: subject_reads.get_by_subject,
     frames.GET_LASTS: subject_reads.get_lasts,
@@ -78,8 +82,13 @@ def execute(
     Raises ArchiveNeededError if the first operation needs more archived bodies, StorageError when
     the file cannot be read.
     """
-    if store.cipher is not None and store.contents.file is not None:
-        store.contents.readable(store.contents.file)
+    file = store.contents.file
+    if len(operations) > 1 and file is not None and not store.is_stream and store.cipher is None:
+        answers = _run_of_gets(file, operations, bounds)
+        if answers is not None:
+            return answers
+    if store.cipher is not None and file is not None:
+        store.contents.readable(file)
         archived = DecryptedBodies(archived or _NO_BODIES, store.cipher)
     results: list[Any] = []
     size_bytes = 0
@@ -123,6 +132,67 @@ def execute(
     if needed:
         raise ArchiveNeededError(needed)
     return results
+
+
+def _run_of_gets(
+    file: StoreFile, operations: list[list[Any]], bounds: ReadBounds
+) -> list[Any] | None:
+    """Return the answers of the first of these operations, if each is a get of an entry by its key.
+    Return None if they must be executed one by one, which also finds out what is wrong with one."""
+    try:
+        keys = [key for number, key in operations if number == frames.GET_ENTRY]
+    except ValueError:
+        return None
+    found = _of_keys(file, keys, bounds) if len(keys) == len(operations) else None
+    return None if found is None else found[0]
+
+
+def _of_keys(
+    file: StoreFile, keys: list[Any], bounds: ReadBounds
+) -> tuple[list[Any], int] | None:
+    """Return the entry of each of these keys, None for one that does not exist, as far as a page
+    goes and until it is late, for one key at least; and their size. Return None if each must be
+    looked at: one is no key, or they are encrypted."""
+    if not keys or set(map(type, keys)) != _TEXT or file.encryption.exists:
+        return None
+    try:
+        encoded = [key.encode() for key in keys]
+    except UnicodeEncodeError:
+        return None
+    longest_bytes = max(map(len, encoded))
+    if longest_bytes > MAX_KEY_BYTES:
+        return None
+    answers: list[Any] = []
+    room_bytes = bounds.page_bytes
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        part = slice(start, start + _KEYS_AT_ONCE)
+        page = file.entries_of(encoded[part], room_bytes, ROW_BYTES + longest_bytes)
+        if answers and page.size_bytes > room_bytes:
+            # It has one row, which is too large for what is left.
+            break
+        room_bytes -= page.size_bytes
+        answers += _of_each(keys[part], page)
+        if page.more or bounds.is_late():
+            break
+    return answers, bounds.page_bytes - room_bytes + len(answers)
+
+
+def _of_each(keys: list[str], page: RowPage) -> list[Any]:
+    """Return the row of each of these keys, as far as the page tells."""
+    if len(page.rows) == len(keys):
+        return page.rows
+    answers: list[Any] = []
+    rows = iter(page.rows)
+    row = next(rows, None)
+    for key in keys:
+        if row is not None and row[0] == key:
+            answers.append(row)
+            row = next(rows, None)
+        elif row is None and page.more:
+            break
+        else:
+            answers.append(None)
+    return answers
 
 
 def head_without_file(store: Store, server: str, operations: list[list[Any]]) -> list[Any] | None:
@@ -178,7 +248,7 @@ def _execute_one(
     elif number == frames.GET_ENTRIES:
         return _entries(file, operation, bounds)
     elif number == frames.GET_KEYS:
-        return _entries_of(file, operation)
+        return _entries_of(file, operation, bounds)
     elif number in _OF_HISTORY:
         return _OF_HISTORY[number](store, operation, bounds)
     elif number == frames.WATCH_META:
@@ -354,12 +424,17 @@ def _entries(file: StoreFile | None, operation: list[Any], bounds: ReadBounds) -
     return [rows, rows[-1][0] if more else None], size_bytes
 
 
-def _entries_of(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
+def _entries_of(
+    file: StoreFile | None, operation: list[Any], bounds: ReadBounds
+) -> tuple[Any, int]:
     keys = operation[1]
     if type(keys) is not list or len(keys) > PAGE_ROWS:
         raise InvalidArgumentError(argument="keys", reason=f"must be a list of at most {PAGE_ROWS}")
-    rows: list[Any] = []
-    size_bytes = 0
+    found = None if file is None else _of_keys(file, keys, bounds)
+    if found is not None:
+        rows, size_bytes = found
+        return [rows, len(rows) if len(rows) < len(keys) else None], size_bytes
+    rows, size_bytes = [], 0
     for key in keys:
         row, row_bytes = answer_of(None if file is None else file.entry(check_key(key)))
         if rows and size_bytes + row_bytes > PAGE_BYTES:

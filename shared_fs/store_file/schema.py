@@ -475,6 +475,12 @@ INSERT_ANY_ENTRY: Final = (
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 SELECT_ENTRY: Final = "SELECT key, revision, time, value, headers FROM entries WHERE key = ?"
+#: In the order of the keys, which are blobs: see DELETE_ENTRIES. A key that is asked for twice has
+#: two rows.
+SELECT_ENTRIES_OF: Final = (
+    "SELECT e.key, e.revision, e.time, e.value, e.headers FROM carray(?) AS wanted"
+    " CROSS JOIN entries AS e ON e.key = CAST(wanted.value AS TEXT)"
+)
 SELECT_ENTRY_STATE: Final = f"SELECT revision, {ENTRY_BYTES} FROM entries WHERE key = ?"
 DELETE_ENTRY: Final = f"DELETE FROM entries WHERE key = ? RETURNING {ENTRY_BYTES}"
 #: Keys are blobs: an array of text would end each one at its first NUL.

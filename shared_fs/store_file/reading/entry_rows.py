@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import apsw
+
 from holdfast.shared_fs.store_file import schema
+from holdfast.shared_fs.store_file.applying import unpack_headers
 from holdfast.shared_fs.store_file.history.history_rows import HistoryReads
 from holdfast.shared_fs.store_file.reading.file_rows import FileRows
-from holdfast.shared_fs.store_file.row_pages import Row
+from holdfast.shared_fs.store_file.row_pages import Row, RowPage
 from holdfast.shared_fs.store_file.sqlite_connection import raises_ours
 
 #: The end of a range of keys without an end; see schema.SELECT_ENTRIES.
@@ -23,6 +26,29 @@ class EntryRows(FileRows):
         """Return `(key, revision, time, value, headers)` with headers packed, or None."""
         found: Row | None = self._execute(schema.SELECT_ENTRY, (key,)).get
         return None if found is None else self._resolved(found)
+
+    @raises_ours
+    def entries_of(self, keys: Sequence[bytes], max_bytes: int, row_bytes: int) -> RowPage:
+        """Return the entries of those of the keys, in UTF-8, that the kv has, in the order of the
+        keys, as many as fit in one page: with headers as the wire carries them, and not decrypted.
+
+        Each counts `row_bytes` beside its value and packed headers. One statement for all of them
+        takes half the time of one for each.
+        """
+        # A cursor of its own: the page may be full before the last row.
+        found = self._connection.execute(schema.SELECT_ENTRIES_OF, (apsw.carray(tuple(keys)),))
+        rows: list[Row] = []
+        size_bytes = 0
+        for row in found:
+            wanted_bytes = row_bytes + len(row[3])
+            if row[4] is not None:
+                wanted_bytes += len(row[4])
+                row = (*row[:4], unpack_headers(row[4]))
+            if rows and size_bytes + wanted_bytes > max_bytes:
+                return RowPage(self._all_large_of(rows), size_bytes, more=True)
+            rows.append(row)
+            size_bytes += wanted_bytes
+        return RowPage(self._all_large_of(rows), size_bytes, more=False)
 
     @raises_ours
     def entry_state(self, key: str) -> tuple[int, int] | None:
@@ -100,6 +126,9 @@ class EntryRows(FileRows):
             start, _prefix_end(prefix), revision, limit, with_values=with_values
         )
         return [*self.encryption.all_packed(rows)], is_whole
+
+    def _all_large_of(self, rows: list[Row]) -> list[Row]:
+        return list(map(self._large_of, rows)) if self._has_bodies() else rows
 
     @property
     def _history_reads(self) -> HistoryReads:

@@ -119,6 +119,28 @@ def test_no_read_is_begun_once_its_slice_is_over(tmp_path: Path) -> None:
         assert len(heads) == 1
 
 
+@pytest.mark.parametrize("are_there", [True, False])
+def test_gets_of_many_keys_end_once_their_slice_is_over(tmp_path: Path, are_there: bool) -> None:
+    keys = [f"key{number:04}" for number in range(300)]
+    file = StoreFile.create(tmp_path / "state.db", KV, time=1)
+    changes: list[Any] = [[CHANGE_SET_ENTRY, key if are_there else "other", b"v"] for key in keys]
+    file.apply([AppliedBatch(0, 1, changes)])
+    store = store_of(KV, file=file)
+    try:
+        gets = [[frames.GET_ENTRY, key] for key in keys]
+        late = ReadBounds(lambda: True)
+        answered: list[Any] = []
+        while len(answered) < len(keys):
+            found = reads.execute(store, "s1", gets[len(answered) :], bounds=late)
+            assert 1 <= len(found) <= 64
+            answered += found
+        assert [row and row[0] for row in answered] == (keys if are_there else [None] * 300)
+        [[rows, next_index]] = reads.execute(store, "s1", [[frames.GET_KEYS, keys]], bounds=late)
+        assert rows == answered[:next_index] and next_index == len(rows) <= 64
+    finally:
+        file.abandon()
+
+
 @pytest.mark.parametrize("late_after", [0, 1, 5, 1000])
 def test_a_page_of_a_kv_ends_once_its_slice_is_over_and_the_next_one_goes_on(
     tmp_path: Path, late_after: int

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.persist.archive_reading.archive_access import ArchiveAccess
 from holdfast.persist.operations import reads
@@ -21,13 +25,16 @@ from holdfast.protocol.changes import (
     CHANGE_ARCHIVE,
     CHANGE_DELETE_ENTRIES,
     CHANGE_DELETE_MESSAGES,
+    CHANGE_PUT_CHUNK,
     CHANGE_SET_ENTRY,
     CHANGE_SET_MESSAGE,
 )
 from holdfast.protocol.errors import ERRORS_BY_CODE, ProtocolError, RequestError
+from holdfast.protocol.header_block import HeaderBlock
 from holdfast.protocol.limits import (
     FRAME_RESERVE_BYTES,
     MAX_CHANGE_LOG_ROWS,
+    MAX_KEY_BYTES,
     MIN_PAYLOAD_BYTES,
     PAGE_ROWS,
 )
@@ -175,6 +182,62 @@ def test_keys_that_are_named_come_in_their_order_as_far_as_the_page_goes(kv: Ben
     assert kv.read([frames.GET_KEYS, []])[0] == [[], None]
     assert kv.read([frames.GET_KEYS, "k"])[0][0] == "invalid_argument"
     assert kv.read([frames.GET_KEYS, [1]])[0][0] == "invalid_name"
+
+
+#: Without headers, with a map, and with a block.
+HEADERS = [None, {"lang": "en"}, HeaderBlock.of({"Nats-Msg-Id": "1"}).block]
+KEYS = ["", "a", "a\x00", "a\x00b", "é", "🪸", "b" * MAX_KEY_BYTES, "none", "large"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(KEYS[:-2]), st.tuples(st.binary(), st.sampled_from(HEADERS))),
+    st.lists(st.sampled_from(KEYS), min_size=1, max_size=200),
+)
+def test_many_keys_are_read_as_each_by_itself(
+    present: dict[str, tuple[bytes, Any]], wanted: list[str]
+) -> None:
+    with TemporaryDirectory() as folder, closing(Bench(Path(folder) / "kv", StoreKind.KV)) as kv:
+        chunk = [CHANGE_PUT_CHUNK, b"u" * 16, 0, b"chunk", crc32(b"chunk")]
+        large = [CHANGE_SET_ENTRY, "large", [b"u" * 16, 5, bytes(32), crc32(b"chunk")]]
+        changes = [[CHANGE_SET_ENTRY, key, *each] for key, each in present.items()]
+        kv.apply(chunk, large, *changes)
+        alone = [kv.read([frames.GET_ENTRY, key])[0] for key in wanted]
+        assert [row and row[0] for row in alone] == [
+            key if key in present or key == "large" else None for key in wanted
+        ]
+        assert kv.read(*[[frames.GET_ENTRY, key] for key in wanted]) == alone
+        assert kv.read([frames.GET_KEYS, wanted]) == [[alone, None]]
+
+
+@pytest.mark.parametrize("sizes", [[200_000] * 5, [0, 600_000, 0, 1], [1_000_000] * 2])
+def test_many_keys_are_answered_as_far_as_the_page_goes(kv: Bench, sizes: list[int]) -> None:
+    kv.apply(*[[CHANGE_SET_ENTRY, f"{at}", bytes(size)] for at, size in enumerate(sizes)])
+    wanted = ["none", *map(str, range(len(sizes))), "none", "0"] * 40
+    answered: list[Any] = []
+    named: list[Any] = []
+    while len(answered) < len(wanted):
+        answered += kv.read(*[[frames.GET_ENTRY, key] for key in wanted[len(answered) :]])
+    while len(named) < len(wanted):
+        rows, next_index = kv.read([frames.GET_KEYS, wanted[len(named) :]])[0]
+        assert next_index in (len(rows), None)
+        named += rows
+    assert [row and (row[0], len(row[3])) for row in answered] == [
+        None if key == "none" else (key, sizes[int(key)]) for key in wanted
+    ]
+    assert named == answered
+
+
+def test_a_key_that_is_wrong_spoils_none_of_its_neighbours(kv: Bench) -> None:
+    kv.apply(*entries(3))
+    for wrong in (1, None, "k" * (MAX_KEY_BYTES + 1), "\ud800"):
+        # A surrogate cannot travel, so these are executed as they are.
+        found = reads.execute(kv.store, "s1", [[frames.GET_ENTRY, each] for each in ("0", wrong)])
+        assert found[0] is None and found[1][0] == "invalid_name"
+    first, other, last = kv.read(
+        [frames.GET_ENTRY, "0001"], [frames.HEAD], [frames.GET_ENTRY, "0002"]
+    )
+    assert (first[0], other[0], last[0]) == ("0001", 3, "0002")
+    assert kv.read([frames.GET_ENTRY, "0001"], [frames.GET_ENTRY])[1][0] == "malformed_frame"
 
 
 def test_refusals_that_quote_much_are_answered_as_far_as_the_reply_goes(kv: Bench) -> None:
