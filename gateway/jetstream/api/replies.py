@@ -180,13 +180,17 @@ def purged_reply(count: int) -> bytes:
 
 def message_reply(subject: str, seq: int, time_ms: int, block: bytes, payload: bytes) -> bytes:
     """One stored message. An empty `block` is none: there was none, or none was wanted."""
-    message: dict[str, Any] = {"subject": subject, "seq": seq}
-    if block:
-        message["hdrs"] = b64encode(block).decode()
-    if payload:
-        message["data"] = b64encode(payload).decode()
-    message["time"] = format_ms(time_ms)
-    return _reply(ApiVerb.STREAM_MSG_GET, message=message)
+    # As a bucket's get asks for it, so it is made without an encoder, in less than half the time.
+    headers = b',"hdrs":"%b"' % b64encode(block) if block else b""
+    data = b',"data":"%b"' % b64encode(payload) if payload else b""
+    return b'%b{"subject":%b,"seq":%d%b%b,"time":"%b"}}' % (
+        _MESSAGE_HEAD,
+        json.dumps(subject).encode(),
+        seq,
+        headers,
+        data,
+        format_ms(time_ms).encode(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +392,9 @@ class PubAcks:
         """Nothing was stored."""
         text = json.dumps(error.to_json(), separators=(",", ":"))
         return f'{{"error":{text},"stream":{self._stream},"seq":0{self._domain}}}'.encode()
+
+
+_MESSAGE_HEAD: Final = f'{{"type":"{reply_type(ApiVerb.STREAM_MSG_GET)}","message":'.encode()
 
 
 def _page(names: Sequence[str], offset: int, limit: int) -> tuple[list[str], dict[str, int]]:

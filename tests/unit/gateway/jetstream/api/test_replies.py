@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.gateway.jetstream.api import errors, replies
+from holdfast.gateway.jetstream.api import errors, replies, times
 from holdfast.gateway.jetstream.api.checks.consumer_checks import complete
 from holdfast.gateway.jetstream.api.checks.stream_checks import check_create
 from holdfast.gateway.jetstream.api.consumer_config import ApiConsumerConfig
@@ -183,6 +183,9 @@ def test_a_message_is_told_in_base64() -> None:
     }
     empty = replies.message_reply("q.c", 6, CREATED_MS, b"", b"")
     assert list(_read(empty, "stream_msg_get")["message"]) == ["subject", "seq", "time"]
+    for subject in ('q."\\', "q.é🪸", "q.%b", "q.\x7f"):
+        told = _read(replies.message_reply(subject, 7, 0, b"", b""), "stream_msg_get")["message"]
+        assert told == {"subject": subject, "seq": 7, "time": times.ZERO_TIME}
 
 
 def test_a_consumer_as_nats_server_tells_it() -> None:
