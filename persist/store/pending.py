@@ -84,11 +84,15 @@ class Pending:
 
     def ready(self, synced_tick: int) -> list[PendingTick]:
         """Return the pending ticks that are synced."""
-        if not self.ticks or self.ticks[0].tick > synced_tick:
+        if not self.has_ready(synced_tick):
             return []
         if self.ticks[-1].tick <= synced_tick:
             return list(self.ticks)
         return [pending for pending in self.ticks if pending.tick <= synced_tick]
+
+    def has_ready(self, synced_tick: int) -> bool:
+        """Tell if a pending tick is synced. They come in order."""
+        return bool(self.ticks) and self.ticks[0].tick <= synced_tick
 
     def first_ready(
         self, synced_tick: int, max_changes: int, max_bytes: int, tick_changes: int = 0

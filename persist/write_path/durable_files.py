@@ -182,7 +182,7 @@ class DurableFiles:
             store.materialise(synced_tick)
             return
         while store.materialise_some(synced_tick, APPLY_SLICE_CHANGES, APPLY_SLICE_BYTES):
-            if not store.pending.ready(synced_tick):
+            if not store.pending.has_ready(synced_tick):
                 return
             await give_way()
 
