@@ -7,6 +7,7 @@ where a group stops. Reads by subject are in `subject_reads.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.persist.consumers.consumers import consumer_of_row
@@ -143,12 +144,14 @@ def _run_of_gets(
         keys = [key for number, key in operations if number == frames.GET_ENTRY]
     except ValueError:
         return None
-    found = _of_keys(file, keys, bounds) if len(keys) == len(operations) else None
+    if len(keys) < len(operations):
+        return None
+    found = _of_keys(file, keys, bounds.page_bytes, bounds.is_late)
     return None if found is None else found[0]
 
 
 def _of_keys(
-    file: StoreFile, keys: list[Any], bounds: ReadBounds
+    file: StoreFile, keys: list[Any], max_bytes: int, is_late: Callable[[], bool]
 ) -> tuple[list[Any], int] | None:
     """Return the entry of each of these keys, None for one that does not exist, as far as a page
     goes and until it is late, for one key at least; and their size. Return None if each must be
@@ -163,7 +166,7 @@ def _of_keys(
     if longest_bytes > MAX_KEY_BYTES:
         return None
     answers: list[Any] = []
-    room_bytes = bounds.page_bytes
+    room_bytes = max_bytes
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         part = slice(start, start + _KEYS_AT_ONCE)
         page = file.entries_of(encoded[part], room_bytes, ROW_BYTES + longest_bytes)
@@ -172,9 +175,9 @@ def _of_keys(
             break
         room_bytes -= page.size_bytes
         answers += _of_each(keys[part], page)
-        if page.more or bounds.is_late():
+        if page.more or is_late():
             break
-    return answers, bounds.page_bytes - room_bytes + len(answers)
+    return answers, max_bytes - room_bytes + len(answers)
 
 
 def _of_each(keys: list[str], page: RowPage) -> list[Any]:
@@ -248,7 +251,7 @@ def _execute_one(
     elif number == frames.GET_ENTRIES:
         return _entries(file, operation, bounds)
     elif number == frames.GET_KEYS:
-        return _entries_of(file, operation, bounds)
+        return _entries_of(file, operation)
     elif number in _OF_HISTORY:
         return _OF_HISTORY[number](store, operation, bounds)
     elif number == frames.WATCH_META:
@@ -424,13 +427,12 @@ def _entries(file: StoreFile | None, operation: list[Any], bounds: ReadBounds) -
     return [rows, rows[-1][0] if more else None], size_bytes
 
 
-def _entries_of(
-    file: StoreFile | None, operation: list[Any], bounds: ReadBounds
-) -> tuple[Any, int]:
+def _entries_of(file: StoreFile | None, operation: list[Any]) -> tuple[Any, int]:
     keys = operation[1]
     if type(keys) is not list or len(keys) > PAGE_ROWS:
         raise InvalidArgumentError(argument="keys", reason=f"must be a list of at most {PAGE_ROWS}")
-    found = None if file is None else _of_keys(file, keys, bounds)
+    # However late it is: what fits in one answer is of one moment.
+    found = None if file is None else _of_keys(file, keys, PAGE_BYTES, UNHURRIED.is_late)
     if found is not None:
         rows, size_bytes = found
         return [rows, len(rows) if len(rows) < len(keys) else None], size_bytes
