@@ -22,7 +22,7 @@ from holdfast.protocol.errors import InvalidArgumentError, TooLargeError
 from holdfast.protocol.limits import MAX_HEADERS_BYTES, MAX_VALUE_BYTES
 from holdfast.protocol.subject_filters import check_subject_of_message
 from holdfast.shared_fs.store_file.applying import WriterOutcome
-from holdfast.shared_fs.store_file.subject_rows import subject_bytes
+from holdfast.shared_fs.store_file.subject_rows import sizes_with_subjects, subject_bytes
 
 _BYTES: Final = {bytes}
 _TEXT: Final = {str}
@@ -186,7 +186,7 @@ def _run_with_subjects(
         return None
     different = dict.fromkeys(subjects)
     unchecked = different.keys() - store.contents.subjects.with_first
-    sizes = _sizes(different, unchecked, values, headers, subjects)
+    sizes = _sizes(unchecked, values, headers, subjects)
     if sizes is None or not retention.takes_any(sizes):
         return None
     run = store.append_with_subjects(values, headers, subjects, sizes)
@@ -196,15 +196,13 @@ def _run_with_subjects(
 
 
 def _sizes(
-    different: Iterable[str],
     unchecked: Iterable[str],
     values: Sequence[bytes],
     headers: Sequence[Any],
     subjects: Sequence[str],
 ) -> list[int] | None:
-    """Return what each message counts; None if one of them cannot be stored. `different` are their
-    subjects, each once; no message that is stored has one of those `unchecked`, as far as is known.
-    """
+    """Return what each message counts; None if one of them cannot be stored. No message that is
+    stored has one of the subjects `unchecked`, as far as is known."""
     try:
         for subject in unchecked:
             check_subject_of_message(subject, literal_wildcards=True)
@@ -216,10 +214,7 @@ def _sizes(
     except (InvalidArgumentError, TooLargeError):
         return None
     if not blocks:
-        extra = {subject: subject_bytes(subject, None) for subject in different}
-        sizes = [
-            len(value) + extra[subject] for value, subject in zip(values, subjects, strict=True)
-        ]
+        sizes = sizes_with_subjects(values, subjects)
     else:
         sizes = [
             len(value) + len(block or b"") + subject_bytes(subject, block)

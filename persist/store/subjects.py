@@ -111,16 +111,16 @@ class MessageSubjects:
         sizes, by_subject = self._memtable.messages, self._pending.by_subject
         self._pending.remove_all(removed, revision)
         for subject in removed.values():
-            firsts.pop(subject, None)
             count = counts.get(subject)
-            if count is None:
-                continue
-            counts[subject] = count - 1
-            if count == 2 and (mine := by_subject.get(subject)):
-                # What the memtable has of it counts still, so this is the one that is left.
-                size_bytes = sizes[mine[0]]
-                assert size_bytes is not None, "it was not removed"
-                firsts[subject] = (mine[0], size_bytes)
+            if count is not None:
+                counts[subject] = count - 1
+                if count == 2 and (mine := by_subject.get(subject)):
+                    # What the memtable has of it counts still, so this is the one that is left.
+                    size_bytes = sizes[mine[0]]
+                    assert size_bytes is not None, "it was not removed"
+                    firsts[subject] = (mine[0], size_bytes)
+                    continue
+            firsts.pop(subject, None)
 
     def trimmed(self) -> None:
         """Note that the front of the stream was removed. The memtable knows it already."""
@@ -192,20 +192,20 @@ class MessageSubjects:
         with its subject, where both are known without a look at the file."""
         counts, firsts = self._counts, self._firsts
         return {
-            firsts[each][0]: each
+            first[0]: each
             for each in subjects
-            if each in firsts and counts.get(each) == count
+            if (first := firsts.get(each)) is not None and counts.get(each) == count
         }
 
     def sizes_of_firsts(self, subject_of: Mapping[int, str]) -> dict[int, int]:
         """Return the size of each of these messages, seq by subject, that is known without a look
         at the file because it is the first of its subject."""
-        found = {}
-        for seq, subject in subject_of.items():
-            first = self._firsts.get(subject)
-            if first is not None and first[0] == seq:
-                found[seq] = first[1]
-        return found
+        firsts = self._firsts
+        return {
+            seq: first[1]
+            for seq, subject in subject_of.items()
+            if (first := firsts.get(subject)) is not None and first[0] == seq
+        }
 
     # Questions about filters
     def last_matching(self, wanted: str) -> int:

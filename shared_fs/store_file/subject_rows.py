@@ -51,6 +51,16 @@ def subject_bytes(subject: str | None, headers: Any) -> int:
     return size_bytes + HEADERS_OVERHEAD_BYTES if headers else size_bytes
 
 
+def sizes_with_subjects(values: Sequence[bytes], subjects: Sequence[str]) -> list[int]:
+    """Return what each of these messages counts, which have no headers: its value, and what
+    `subject_bytes` returns."""
+    both = zip(values, subjects, strict=True)
+    if "".join(subjects).isascii():
+        own = sql.MESSAGE_OVERHEAD_BYTES
+        return [len(value) + len(subject) + own for value, subject in both]
+    return [len(value) + subject_bytes(subject, None) for value, subject in both]
+
+
 class StoredSubjects:
     """The subjects of one open file. While `exists` is False, nothing queries the file."""
 

@@ -16,9 +16,9 @@ from typing import Final
 from holdfast.gateway.jetstream.wire.asking import Asking
 from holdfast.gateway.jetstream.wire.callbacks import call_all
 from holdfast.gateway.jetstream.wire.line_text import (
+    answerable,
     check_subscription,
     decoded,
-    is_answerable,
     is_wire_subject,
     subject_fields,
 )
@@ -184,7 +184,6 @@ class ClientConnection(ClientPort):
 
     def _heard(self, callback: Callable[[PortMessage], None], event: MessageEvent) -> None:
         _, subject, reply, headers, payload = event
-        reply_text = decoded(reply)
         subject_text = self._subjects.get(subject)
         if subject_text is None:
             subject_text = decoded(subject)
@@ -194,9 +193,9 @@ class ClientConnection(ClientPort):
             if len(self._subjects) >= _SUBJECTS_KEPT:
                 self._subjects.clear()
             self._subjects[subject] = subject_text
-        if reply and not is_answerable(reply_text):
+        reply_text = answerable(reply) if reply else ""
+        if reply and not reply_text:
             self._malformed(reply)
-            reply_text = ""
         callback(_new_message(PortMessage, (subject_text, reply_text, headers, payload)))
 
     def _heard_quickly(

@@ -46,10 +46,24 @@ def is_reply_subject(text: str) -> bool:
     return is_wire_subject(text) and "*" not in text and ">" not in text
 
 
-def is_answerable(text: str) -> bool:
-    """Tell whether a client can answer to `text`. A longer line than it may send has room for a
-    longer reply subject than it may publish to."""
-    return is_reply_subject(text) and len(text.encode()) <= MAX_PORT_SUBJECTS_BYTES
+def answerable(field: bytes) -> str:
+    """Return the text of a reply subject; "" if no client can answer to it. A longer line than it
+    may send has room for a longer reply subject than it may publish to."""
+    # Each publish has one of its own, so this is `is_reply_subject` in one piece.
+    text = decoded(field)
+    if (
+        len(field) > MAX_PORT_SUBJECTS_BYTES
+        or not text
+        or not text.isprintable()
+        or " " in text
+        or "*" in text
+        or ">" in text
+        or ".." in text
+        or text[0] == "."
+        or text[-1] == "."
+    ):
+        return ""
+    return text
 
 
 def decoded(field: bytes) -> str:

@@ -25,9 +25,9 @@ from holdfast.gateway.jetstream.wire.callbacks import call, call_all
 from holdfast.gateway.jetstream.wire.interest import Interest, SubjectWatch, has_wildcard
 from holdfast.gateway.jetstream.wire.line_text import (
     ACKS,
+    answerable,
     check_subscription,
     delivery_fields,
-    is_answerable,
     subject_fields,
 )
 from holdfast.gateway.jetstream.wire.pipe import Pipe
@@ -356,7 +356,7 @@ class MemoryClient(_MemoryPort, ClientPort):
         self, subject: str, payload: bytes, *, reply: str = "", headers: bytes = b""
     ) -> None:
         subject_fields(subject, reply)
-        message = PortMessage(subject, reply if is_answerable(reply) else "", headers, payload)
+        message = PortMessage(subject, answerable(reply.encode()), headers, payload)
         self._send(message, lambda: self.nats._publish(self, message))
 
     def answer(self, answers: Iterable[tuple[str, bytes, bytes]]) -> Sequence[str]:
