@@ -70,7 +70,8 @@ class Pending:
             self._looked_at += 1
             # Of a deque, only the ends are near.
             made = self.ticks[self._looked_at - len(self.ticks) - 1].batch.changes
-            self._logged += sum([changes.number_of(each) not in changes.SETS for each in made])
+            numbers = list(map(changes.number_of, made))
+            self._logged += len(numbers) - sum(map(numbers.count, changes.SETS))
         return self._logged
 
     def batches(self) -> Iterator[AppliedBatch]:

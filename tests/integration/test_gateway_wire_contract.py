@@ -207,7 +207,7 @@ async def test_many_are_answered_at_once_and_a_busy_gateway_gets_all_that_is_sen
             world.client.end_rest()
     found = await asked.first(200)
     busy = False
-    world.client.acknowledge([each.reply for each in found], [b"%d!" % n for n in range(200)])
+    world.client.acknowledge([each.reply for each in found], [f"{n}!" for n in range(200)])
     assert await answers.first(150) == [
         PortMessage(f"_INBOX.a.{number}", "", b"", b"%d!" % number)
         for number in range(200)

@@ -358,10 +358,10 @@ class PubAcks:
     def stored(self, seq: int) -> bytes:
         return b"%b%d%b" % (self._head, seq, self._end)
 
-    def stored_run(self, first_seq: int, count: int) -> list[bytes]:
-        """What `stored` returns for this and the following seqs."""
-        head, end = self._head, self._end
-        return [b"%b%d%b" % (head, seq, end) for seq in range(first_seq, first_seq + count)]
+    def stored_run(self, first_seq: int, count: int) -> list[str]:
+        """What `stored` returns for this and the following seqs, as ASCII text."""
+        head, end = self._head.decode(), self._end.decode()
+        return [f"{head}{seq}{end}" for seq in range(first_seq, first_seq + count)]
 
     def duplicate(self, seq: int) -> bytes:
         """A message with this id is there already, as `seq`."""

@@ -130,13 +130,13 @@ class ClientConnection(ClientPort):
             line = b"PUB %b %d\r\n%b\r\n" % (fields, size, payload)
         self._post(line)
 
-    def acknowledge(self, replies: Sequence[str], bodies: Sequence[bytes]) -> None:
+    def acknowledge(self, replies: Sequence[str], bodies: Sequence[str]) -> None:
         lines = [
-            b"PUB %b %d\r\n%b\r\n" % (field, len(body), body)
+            f"PUB {reply} {len(body)}\r\n{body}\r\n"
             for reply, body in zip(replies, bodies, strict=True)
-            if 0 < len(field := reply.encode()) <= MAX_PORT_SUBJECTS_BYTES
+            if reply
         ]
-        self._post(b"".join(lines))
+        self._post("".join(lines).encode())
         # At once: who waits for these should not wait for what else this turn has to do.
         self._client.send_now()
 

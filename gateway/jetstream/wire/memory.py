@@ -368,10 +368,10 @@ class MemoryClient(_MemoryPort, ClientPort):
                 too_large.append(reply)
         return too_large
 
-    def acknowledge(self, replies: Sequence[str], bodies: Sequence[bytes]) -> None:
+    def acknowledge(self, replies: Sequence[str], bodies: Sequence[str]) -> None:
         for reply, body in zip(replies, bodies, strict=True):
             if reply:
-                self.publish(reply, body)
+                self.publish(reply, body.encode("ascii"))
 
     async def request(
         self, subject: str, payload: bytes, *, timeout_seconds: float, headers: bytes = b""

@@ -158,9 +158,10 @@ class ClientPort(Port):
         Return the replies of those that are too large, which are not sent."""
 
     @abstractmethod
-    def acknowledge(self, replies: Sequence[str], bodies: Sequence[bytes]) -> None:
-        """Publish a body to each of these reply subjects of PortMessages; a message without one is
-        not answered. In one piece, and not checked again. Dropped as by `publish`."""
+    def acknowledge(self, replies: Sequence[str], bodies: Sequence[str]) -> None:
+        """Publish a body, which is ASCII, to each of these reply subjects of PortMessages; a
+        message without one is not answered. In one piece, and not checked again. Dropped as by
+        `publish`."""
 
     @abstractmethod
     async def request(

@@ -267,7 +267,7 @@ def test_an_account_as_nats_server_tells_it() -> None:
 def test_acks_of_publishes_as_nats_server_writes_them() -> None:
     acks = PubAcks("S")
     assert acks.stored(7) == b'{"stream":"S","seq":7}'
-    assert acks.stored_run(9, 2) == [acks.stored(9), acks.stored(10)]
+    assert acks.stored_run(9, 2) == [acks.stored(9).decode("ascii"), acks.stored(10).decode()]
     assert acks.duplicate(7) == b'{"stream":"S","seq":7,"duplicate":true}'
     assert acks.counted(7, 12) == b'{"stream":"S","seq":7,"val":"12"}'
     assert acks.counted(7, 12, duplicate=True) == (

@@ -43,7 +43,7 @@ class _Client:
     def __init__(self) -> None:
         self.answered = self.ended_rests = 0
 
-    def acknowledge(self, replies: list[str], bodies: list[bytes]) -> None:
+    def acknowledge(self, replies: list[str], bodies: list[str]) -> None:
         self.answered += len(replies)
 
     def end_rest(self) -> None:

@@ -50,7 +50,7 @@ class _Client:
             raise RuntimeError("a bug")
         self.refused += b"error" in body
 
-    def acknowledge(self, replies: list[str], bodies: list[bytes]) -> None:
+    def acknowledge(self, replies: list[str], bodies: list[str]) -> None:
         pass
 
     def end_rest(self) -> None:
