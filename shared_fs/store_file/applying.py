@@ -239,11 +239,15 @@ def _fleeting(batches: Sequence[AppliedBatch], last_seq: int) -> set[int]:
                     gone.update(seqs)
                 else:
                     gone.update(seq for seq in seqs if last_seq < seq < highest)
-    if gone and any(
-        number_of(change) == changes.CHANGE_CONFIGURE and changes.configured(change).get("chain")
+    if not gone:
+        return gone
+    configured = [
+        change
         for batch in batches
         for change in batch.changes
-    ):
+        if number_of(change) == changes.CHANGE_CONFIGURE
+    ]
+    if any(changes.configured(change).get("chain") for change in configured):
         # A chain may begin here.
         return set()
     return gone
