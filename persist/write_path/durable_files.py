@@ -32,7 +32,6 @@ from holdfast.protocol.errors import (
     StoreDamagedError,
     UnavailableError,
 )
-from holdfast.protocol.limits import APPLY_SLICE_BYTES, APPLY_SLICE_CHANGES
 from holdfast.protocol.names import StoreId
 from holdfast.protocol.serving.trouble import Trouble
 from holdfast.shared_fs.store_file.applying import StoreMeta
@@ -178,10 +177,10 @@ class DurableFiles:
         """Apply everything synced so far. A busy stream has thousands of changes pending, so writes
         have their turn between slices of it, in which more of it may come."""
         synced_tick = self._progress.synced_tick
-        if store.file is None or not store.is_stream:
+        if store.file is None:
             store.materialise(synced_tick)
             return
-        while store.materialise_some(synced_tick, APPLY_SLICE_CHANGES, APPLY_SLICE_BYTES):
+        while self._materialiser.apply_some(store):
             if not store.pending.has_ready(synced_tick):
                 return
             await give_way()

@@ -173,7 +173,7 @@ class Materialiser:
             return
         if store.removes_much(self._progress.synced_tick):
             self.apply_much(store)
-        elif self._apply(store, self._some_of):
+        elif self._apply(store, self.apply_some):
             # In excess it has no rest, or what comes meanwhile would add up.
             self._laden[store] = store.revision if _is_in_excess(store) else revision
 
@@ -203,7 +203,10 @@ class Materialiser:
             self._progress.synced_tick, store.revision - store.file_revision, part_bytes
         )
 
-    def _some_of(self, store: Store) -> bool:
+    def apply_some(self, store: Store) -> bool:
+        """Apply as much of what is synced as a turn of the loop has room for: of a store of which
+        few rows last, that is more than a slice. Return whether more may be left. Raises
+        StorageError."""
         if not store.is_stream:
             return self._all_of(store)
         synced_tick = self._progress.synced_tick

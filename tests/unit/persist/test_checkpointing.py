@@ -12,18 +12,20 @@ from unittest import mock
 
 import pytest
 
+from holdfast.persist.operations.eviction import evict
 from holdfast.persist.operations.without_file import needs_file
 from holdfast.persist.store.open_stores import Arrival
 from holdfast.persist.store.states import OpenState, Standing
 from holdfast.persist.store.store import Store
 from holdfast.persist.threads.giving_way import WRITE_TURNS
-from holdfast.persist.write_path import checkpointing, durable_files
+from holdfast.persist.write_path import checkpointing, durable_files, materialising
 from holdfast.persist.write_path.checkpointing import OpenLimits, choose
 from holdfast.protocol import frames
 from holdfast.protocol.changes import CHANGE_SET_MESSAGE
 from holdfast.protocol.errors import FencedError, NoCoordinatorError, StorageFailedError
 from holdfast.protocol.limits import LOG_CAP_BYTES, LOG_SEGMENT_BYTES
 from holdfast.protocol.names import StoreId
+from holdfast.protocol.store_config import StoreConfig
 from holdfast.shared_fs.disk import commit_log
 from holdfast.shared_fs.disk.commit_log import CommitLog
 from holdfast.shared_fs.disk.disk import Disk
@@ -449,7 +451,7 @@ async def test_closing_everything_leaves_no_removed_segment_open(
 async def test_before_a_checkpoint_pending_changes_are_applied_in_slices(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable_files, "APPLY_SLICE_CHANGES", 4)
+    monkeypatch.setattr(materialising, "APPLY_SLICE_CHANGES", 4)
     store = world.open_old_store()
     store.materialise(world.tick)
     for _ in range(OLD_ENOUGH):
@@ -467,6 +469,37 @@ async def test_before_a_checkpoint_pending_changes_are_applied_in_slices(
     assert file.meta.revision == store.revision == 2 * OLD_ENOUGH
     assert store.oldest_segment is None
     assert world.log.oldest_segment == world.log.segment
+
+
+async def test_before_a_checkpoint_what_comes_and_goes_is_applied_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(materialising, "APPLY_SLICE_CHANGES", 4)
+    store = world.open_old_store()
+    store.materialise(world.tick)
+    world.tick += 1
+    store.begin()
+    store.configure(StoreConfig(max_messages_per_subject=1))
+    store.finish_tick(world.tick, world.log.append(world.tick, [record_of(store)]))
+    for _ in range(OLD_ENOUGH):
+        # Each replaces the one before it, as the sets of a bucket's key do.
+        world.tick += 1
+        store.begin()
+        store.append_with_subjects([b"v"], [None], ["key"], [4])
+        assert store.retention is not None
+        store.retention.wrote_subject("key")
+        evict(store)
+        store.finish_tick(world.tick, world.log.append(world.tick, [record_of(store)]))
+    world.log.prepare_sync()()
+    world.progress.synced_tick = world.tick
+    file, found = file_of(store), set[int]()
+    running = asyncio.ensure_future(world.run_pass())
+    while not running.done():
+        found.add(file.meta.revision)
+        await asyncio.sleep(0)
+    await running
+    assert len(found) == 2 and max(found) == store.revision
+    assert file.meta.count == store.count == OLD_ENOUGH + 1
 
 
 async def begun_in(world: World, count: int) -> list[int]:
