@@ -31,6 +31,7 @@ from holdfast.protocol.bus.bus import Bus
 from holdfast.protocol.errors import FencedError, HoldfastError, StorageError
 from holdfast.protocol.limits import EXPIRY_CHECK_SECONDS
 from holdfast.protocol.names import check_server
+from holdfast.protocol.serving.audit_trail import AuditTrail
 from holdfast.protocol.work.roles import roles_text
 from holdfast.shared_fs.bucket.bucket import Bucket
 from holdfast.shared_fs.disk.disk import Disk
@@ -39,7 +40,9 @@ from holdfast.shared_fs.disk.layout import Layout
 logger = logging.getLogger("holdfast.persist")
 
 _MAINTENANCE_SECONDS: Final = 0.25
-#: How long the end of a server waits for the audit log.
+#: How long the end of a server waits for the audit log: before it hands its stores over, of which
+#: the log may be one, and when all other work is done.
+_DEEDS_SECONDS: Final = 3.0
 _AUDIT_SECONDS: Final = 1.0
 
 
@@ -70,6 +73,8 @@ class PersistServer:
         self.incarnation = incarnation or new_incarnation()
         self._phase = LifePhase(self.server, options.roles)
         self._turns = Turns(server)
+        #: It is to stop once the audit log has what it lacks.
+        self._catches_up = False
         #: The parts of the server, once it runs.
         self.parts: Parts | None = None
 
@@ -93,7 +98,19 @@ class PersistServer:
         return "nothing can be made durable" if parts.heartbeats.stalled else ""
 
     def stop(self) -> None:
-        """Ask for a clean end. `run` returns when everything is durable and released."""
+        """Ask for a clean end. `run` returns when everything is durable and released. What the
+        audit log lacks is told first, unless this is asked again: once the only server hands its
+        stores over, nobody takes it."""
+        parts = self.parts
+        trail = None if parts is None else parts.audit_trail
+        if parts is None or trail is None or not trail.undelivered_count or self._catches_up:
+            self._phase.stop()
+            return
+        self._catches_up = True
+        parts.tasks.spawn(self._stop_after(trail))
+
+    async def _stop_after(self, trail: AuditTrail) -> None:
+        await trail.catch_up(_DEEDS_SECONDS)
         self._phase.stop()
 
     async def run(self, ready: asyncio.Event | None = None) -> None:

@@ -175,7 +175,7 @@ def _of_keys(
             break
         room_bytes -= page.size_bytes
         answers += _of_each(keys[part], page)
-        if page.more or is_late():
+        if page.more or room_bytes <= 0 or is_late():
             break
     return answers, max_bytes - room_bytes + len(answers)
 

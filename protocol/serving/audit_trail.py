@@ -66,6 +66,8 @@ class AuditTrail:
         self._wall_ms = wall_ms
         self._ledger = AuditLedger(self._lost, lambda event: new_event_id(event.time))
         self._wake = asyncio.Event()
+        #: Set whenever some were delivered.
+        self._fewer = asyncio.Event()
         # A coordinator has events before the servers have started, each time that a cluster starts.
         self._undelivered = Trouble(
             logger, "audit.undelivered", patience_seconds=trouble.START_SECONDS
@@ -111,6 +113,19 @@ class AuditTrail:
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, _LAST_RETRY_SECONDS)
 
+    @property
+    def undelivered_count(self) -> int:
+        """How many deeds of operators the audit log lacks yet."""
+        return len(self._ledger)
+
+    async def catch_up(self, seconds: float) -> None:
+        """Return once the log has every deed, or after so long. Call it while `run` goes on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._ledger:
+                    self._fewer.clear()
+                    await self._fewer.wait()
+
     async def finish(self, seconds: float) -> None:
         """Deliver what is left, for at most so long. Call it after `run` was cancelled."""
         self._ledger.close_spans()
@@ -131,6 +146,7 @@ class AuditTrail:
             return False
         self._undelivered.over()
         self._ledger.recorded(len(events))
+        self._fewer.set()
         return True
 
     async def _until(self, due_at: float) -> None:

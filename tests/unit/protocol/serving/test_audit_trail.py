@@ -75,6 +75,24 @@ async def test_what_nobody_records_is_told_to_the_log_at_the_end(
     assert "audit.unsent count=1" in caplog.text
 
 
+async def test_who_is_about_to_end_waits_until_all_is_told_but_not_for_ever() -> None:
+    recorder = Recorder()
+    recorder.failures = 1
+    trail = AuditTrail("test", recorder, lambda: 7)
+    await trail.catch_up(1.0)
+    trail.record(AuditAction.SERVER_DRAINED)
+    trail.record(AuditAction.SERVER_DRAINED)
+    assert trail.undelivered_count == 2
+    running = asyncio.create_task(trail.run())
+    await trail.catch_up(30.0)
+    assert (trail.undelivered_count, len(recorder.recorded)) == (0, 2)
+    recorder.failures = 100
+    trail.record(AuditAction.SERVER_DRAINED)
+    await trail.catch_up(0.05)
+    assert trail.undelivered_count == 1
+    running.cancel()
+
+
 async def test_an_idle_trail_sleeps() -> None:
     timers: list[object] = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     before = len(timers)
