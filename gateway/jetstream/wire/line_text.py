@@ -49,21 +49,8 @@ def is_reply_subject(text: str) -> bool:
 def answerable(field: bytes) -> str:
     """Return the text of a reply subject; "" if no client can answer to it. A longer line than it
     may send has room for a longer reply subject than it may publish to."""
-    # Each publish has one of its own, so this is `is_reply_subject` in one piece.
     text = decoded(field)
-    if (
-        len(field) > MAX_PORT_SUBJECTS_BYTES
-        or not text
-        or not text.isprintable()
-        or " " in text
-        or "*" in text
-        or ">" in text
-        or ".." in text
-        or text[0] == "."
-        or text[-1] == "."
-    ):
-        return ""
-    return text
+    return text if len(field) <= MAX_PORT_SUBJECTS_BYTES and is_reply_subject(text) else ""
 
 
 def decoded(field: bytes) -> str:
