@@ -224,7 +224,7 @@ def _fleeting(batches: Sequence[AppliedBatch], last_seq: int) -> set[int]:
     gone: set[int] = set()
     # Limits remove something at the end of a tick.
     ends = [batch.changes[-2:] for batch in batches]
-    if changes.CHANGE_DELETE_MESSAGES not in {change[0] for end in ends for change in end}:
+    if changes.CHANGE_DELETE_MESSAGES not in {number_of(change) for end in ends for change in end}:
         # Nearly always: a thousand streams are applied a few ticks at a time.
         return gone
     highest = last_seq

@@ -448,6 +448,17 @@ async def test_closing_everything_leaves_no_removed_segment_open(
     assert unfreed == []
 
 
+async def revisions_during_pass(world: World, file: StoreFile) -> list[int]:
+    """Run a pass, and return the file's revision in each turn of the loop until it is over."""
+    found = []
+    running = asyncio.ensure_future(world.run_pass())
+    while not running.done():
+        found.append(file.meta.revision)
+        await asyncio.sleep(0)
+    await running
+    return found
+
+
 async def test_before_a_checkpoint_pending_changes_are_applied_in_slices(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,12 +467,8 @@ async def test_before_a_checkpoint_pending_changes_are_applied_in_slices(
     store.materialise(world.tick)
     for _ in range(OLD_ENOUGH):
         world.write(store)
-    file, found = file_of(store), list[int]()
-    running = asyncio.ensure_future(world.run_pass())
-    while not running.done():
-        found.append(file.meta.revision)
-        await asyncio.sleep(0)
-    await running
+    file = file_of(store)
+    found = await revisions_during_pass(world, file)
     steps = sorted(set(found))
     assert len(steps) > 2
     assert max(after - before for before, after in pairwise(steps)) <= 4
@@ -492,12 +499,8 @@ async def test_before_a_checkpoint_what_comes_and_goes_is_applied_at_once(
         store.finish_tick(world.tick, world.log.append(world.tick, [record_of(store)]))
     world.log.prepare_sync()()
     world.progress.synced_tick = world.tick
-    file, found = file_of(store), set[int]()
-    running = asyncio.ensure_future(world.run_pass())
-    while not running.done():
-        found.add(file.meta.revision)
-        await asyncio.sleep(0)
-    await running
+    file = file_of(store)
+    found = set(await revisions_during_pass(world, file))
     assert len(found) == 2 and max(found) == store.revision
     assert file.meta.count == store.count == OLD_ENOUGH + 1
 
