@@ -1,6 +1,6 @@
 """`python -m holdfast.cli`: the `holdfast` command where its script is not on PATH."""
 
-from holdfast.cli.main import run
+from holdfast.cli.main import run as main
 
 if __name__ == "__main__":
-    run()
+    main()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from holdfast.protocol.distribution import how_to_install
 
 
-def run() -> NoReturn:
-    """Run the command line of this process and exit."""
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and exit: the one of this process unless `arguments` are given."""
     try:
         import click  # noqa: F401
         import rich  # noqa: F401
@@ -22,5 +23,5 @@ def run() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             # A locale without Unicode shows other characters by their codes, and nothing fails.
             stream.reconfigure(errors="backslashreplace")
-    holdfast(prog_name="holdfast")
+    holdfast(arguments, prog_name="holdfast")
     sys.exit(0)
