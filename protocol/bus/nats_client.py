@@ -97,6 +97,8 @@ class WatchedClient(Client):
         super().__init__()
         #: By subscription number.
         self.callbacks: dict[int, Callable[[MessageEvent], None]] = {}
+        #: The same for those that may take several messages together; see `listen_raw`.
+        self.together: dict[int, Callable[[Sequence[MessageEvent]], bool]] = {}
         self.on_refused: Callable[[NotAllowedError], None] = lambda error: None
         #: Whether a connection without TLS is refused.
         self.requires_tls = False
@@ -203,7 +205,10 @@ class WatchedClient(Client):
 
         def take(data: bytes) -> float:
             transport.heard = True
-            for event in parser.feed(data):
+            events = parser.feed(data)
+            if self.together and len(events) > 1:
+                events = self._deliver_together(events)
+            for event in events:
                 if type(event) is MessageEvent:
                     self._deliver(event)
                 else:
@@ -230,6 +235,38 @@ class WatchedClient(Client):
         if reason is None:
             return nats.errors.UnexpectedEOF()
         raise reason
+
+    def _deliver_together(self, events: list[Event]) -> list[Event]:
+        """Deliver messages in order, those for one subscription that follow each other together, if
+        it takes them so. Return the other events."""
+        others: list[Event] = []
+        at, count = 0, len(events)
+        while at < count:
+            first = events[at]
+            at += 1
+            if type(first) is not MessageEvent:
+                others.append(first)
+                continue
+            begins_at, same = at - 1, first[:1]
+            while at < count and events[at][:1] == same:
+                at += 1
+            messages: list[MessageEvent] = events[begins_at:at]  # type: ignore[assignment]
+            if at - begins_at == 1 or not self._taken_together(first.sid, messages):
+                for message in messages:
+                    self._deliver(message)
+        return others
+
+    def _taken_together(self, sid: int, messages: list[MessageEvent]) -> bool:
+        take = self.together.get(sid)
+        if take is None:
+            return False
+        try:
+            return take(messages)
+        except Exception:
+            subject = messages[0].subject.decode("latin-1")
+            logger.exception("bus.callback_failed subject=%s count=%d", subject, len(messages))
+            # Nobody knows which of them were taken.
+            return True
 
     def _deliver(self, event: MessageEvent) -> None:
         callback = self.callbacks.get(event.sid)
@@ -402,13 +439,23 @@ class WatchedClient(Client):
         return await self.listen_raw(subject, functools.partial(self._to_bus, run, callback))
 
     async def listen_raw(
-        self, subject: str, callback: Callable[[MessageEvent], None], queue: str = ""
+        self,
+        subject: str,
+        callback: Callable[[MessageEvent], None],
+        queue: str = "",
+        together: Callable[[Sequence[MessageEvent]], bool] | None = None,
     ) -> WatchedSubscription:
         """Call `callback` for every message on `subject` as it arrived, whatever its subject and
-        reply subject are, or for those that this member of the queue group `queue` gets."""
+        reply subject are, or for those that this member of the queue group `queue` gets.
+
+        Several that arrive one right after the other are given to `together` first, which takes all
+        or none of them and tells which.
+        """
         # The number that nats-py will give the subscription: it takes it before its first await.
         number = self._sid + 1
         self.callbacks[number] = callback
+        if together is not None:
+            self.together[number] = together
         subscription = await self.subscribe(subject, queue, future=self._unused)
         assert subscription._id == number, (subscription._id, number)
         # It is not used, and takes 3 KB; a gateway has a subscription for each stream.
@@ -517,6 +564,7 @@ class WatchedSubscription(BusSubscription):
     async def unsubscribe(self) -> None:
         # From here on, a message finds no callback.
         self._client.callbacks.pop(self._subscription._id, None)
+        self._client.together.pop(self._subscription._id, None)
         await self.stop()
 
     async def stop(self) -> None:

@@ -371,6 +371,52 @@ async def test_an_error_in_a_callback_costs_only_that_message(
     assert sum("callback_failed" in record.message for record in caplog.records) == 2
 
 
+async def test_messages_that_come_together_are_taken_in_order_and_once(world: World) -> None:
+    heard, sizes = Heard(), []
+
+    def together(messages: list[PortMessage]) -> bool:
+        if any(each.payload.endswith(b"33") for each in messages):
+            return False
+        sizes.append(len(messages))
+        heard.messages += messages
+        return True
+
+    await world.client.subscribe("in.*", heard, together=together)
+    await world.client.subscribe("other", heard)
+    await world.client.flush()
+    sent = []
+    for number in range(500):
+        subject = "other" if number % 50 == 49 else f"in.{number % 3}"
+        reply = "" if number % 170 == 120 else f"box.{number}"
+        headers = BLOCK if number % 4 == 0 else b""
+        sent.append(PortMessage(subject, reply, headers, b"%d" % number))
+        world.app.publish(subject, b"%d" % number, reply=reply, headers=headers)
+    assert await heard.first(500) == sent
+    assert sizes and 0 not in sizes
+
+
+async def test_an_error_costs_the_messages_that_came_together_and_no_others(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = Heard()
+    lost: list[PortMessage] = []
+
+    def fragile(messages: list[PortMessage]) -> bool:
+        if messages[0].payload == b"behind":
+            return False
+        lost.extend(messages)
+        raise ValueError("a bug")
+
+    await world.client.subscribe("a", heard, together=fragile)
+    await world.client.flush()
+    for number in range(20):
+        world.app.publish("a", b"%d" % number, reply="r")
+    await until(lambda: len(lost) + len(heard.messages) == 20, "all messages have come")
+    world.app.publish("a", b"behind", reply="r")
+    await until(lambda: heard.messages[-1:] == [PortMessage("a", "r", b"", b"behind")], "the last")
+    assert sum("callback_failed" in record.message for record in caplog.records) >= 1
+
+
 async def test_no_callback_after_unsubscribing(world: World) -> None:
     heard, other = Heard(), await heard_by(world.client, "a.*")
     subscription = await world.client.subscribe("a.b", heard)

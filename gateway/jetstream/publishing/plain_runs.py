@@ -24,7 +24,7 @@ between two operations in the owner's order: what comes before is stored, and no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from holdfast.client.handles.serving import ServingStream
@@ -51,6 +51,15 @@ def waiting_bytes(message: PortMessage) -> int:
     return len(payload) + len(headers) + 4 * len(subject) + _WAITING_BYTES
 
 
+def all_waiting_bytes(messages: Sequence[PortMessage]) -> tuple[int, int]:
+    """Return the bytes of the values and headers of some messages, of one at least, and the sum of
+    their `waiting_bytes`."""
+    subjects, _, headers, payloads = zip(*messages, strict=True)
+    content_bytes = sum(map(len, payloads)) + sum(map(len, headers))
+    subjects_bytes = 4 * sum(map(len, subjects))
+    return content_bytes, content_bytes + subjects_bytes + _WAITING_BYTES * len(messages)
+
+
 #: Gets the messages of a run, their bytes, and `(results, time, durability)`, where results are a
 #: Run or one for each message; or `(error, 0, None)` for all.
 Answered = Callable[[list[PortMessage], int, Any], None]
@@ -75,6 +84,13 @@ class PlainRuns:
     def add(self, message: PortMessage, size_bytes: int) -> None:
         """Append a message. `size_bytes` is that of `waiting_bytes`."""
         self._waiting.append(message)
+        self._waiting_bytes += size_bytes
+        if not self._asked:
+            self._go_on()
+
+    def add_all(self, messages: list[PortMessage], size_bytes: int) -> None:
+        """Append some messages, of `size_bytes` in all, as `add` does one after the other."""
+        self._waiting += messages
         self._waiting_bytes += size_bytes
         if not self._asked:
             self._go_on()

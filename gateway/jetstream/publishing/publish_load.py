@@ -80,6 +80,21 @@ class Unanswered:
         load.taken_bytes += content_bytes
         self._count += 1
 
+    def take_all(self, count: int, content_bytes: int, size_bytes: int) -> bool:
+        """Count so many messages together, unless there may be no room for the last of them; return
+        whether they were counted."""
+        load = self.load
+        if (
+            load.count + count > MAX_UNANSWERED_PUBLISHES
+            or load.bytes + size_bytes > MAX_UNANSWERED_PUBLISH_BYTES
+        ):
+            return False
+        load.count += count
+        load.bytes += size_bytes
+        load.taken_bytes += content_bytes
+        self._count += count
+        return True
+
     def settle(self, count: int, size_bytes: int) -> None:
         """Count so many as answered."""
         load = self.load

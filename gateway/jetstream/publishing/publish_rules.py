@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from holdfast.client.handles.serving_wire import NewMessage
@@ -39,6 +39,17 @@ class PublishRules:
             and (not headers or (headers.startswith(FIRST_LINE) and OF_JETSTREAM not in headers))
             and not 0 <= config.max_msg_size < len(headers) + len(payload)
             and len(headers) <= MAX_HEADER_BLOCK_BYTES
+        )
+
+    def take_plainly(self, headers: Sequence[bytes], payloads: Sequence[bytes]) -> bool:
+        """Return whether `takes_plainly` holds for each of some messages, of one at least."""
+        if any(headers):
+            return all(map(self.takes_plainly, headers, payloads))
+        largest_bytes = max(map(len, payloads))
+        return (
+            self.plain
+            and largest_bytes <= MAX_VALUE_BYTES
+            and not 0 <= self.config.max_msg_size < largest_bytes
         )
 
     def check(self, message: PortMessage) -> tuple[NewMessage, PublishOptions]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -37,7 +38,11 @@ from holdfast.gateway.jetstream.publishing.atomic_batches import (
     WholeBatch,
 )
 from holdfast.gateway.jetstream.publishing.fast_publishing import FastPublishing
-from holdfast.gateway.jetstream.publishing.plain_runs import PlainRuns, waiting_bytes
+from holdfast.gateway.jetstream.publishing.plain_runs import (
+    PlainRuns,
+    all_waiting_bytes,
+    waiting_bytes,
+)
 from holdfast.gateway.jetstream.publishing.publish_listener import PublishListener
 from holdfast.gateway.jetstream.publishing.publish_load import PublishLoad, Unanswered
 from holdfast.gateway.jetstream.publishing.publish_rules import PublishRules, counter_value
@@ -60,6 +65,8 @@ logger = logging.getLogger("holdfast.gateway")
 _WAITING_BYTES: Final = 512
 _PLAIN_LINE: Final = b"NATS/1.0\r\n"
 _new: Final = tuple.__new__
+#: Whether a reply subject is that of a message of a fast batch.
+_is_fast: Final = operator.methodcaller("endswith", FAST_SUFFIX)
 _TOO_MANY: Final = b"NATS/1.0 429 Too Many Requests\r\n\r\n"
 
 
@@ -208,6 +215,20 @@ class StreamPublisher:
             self._refuse(message, error)
             return
         self._append(message, append)
+
+    def receive_together(self, messages: list[PortMessage]) -> bool:
+        """Take messages that came one right after the other, if all are like most: each as
+        `receive` takes it. Return False, and take none, if one of them may not be."""
+        if self._held is not None or self._closed:
+            return False
+        _, replies, headers, payloads = zip(*messages, strict=True)
+        if any(map(_is_fast, replies)) or not self._rules.take_plainly(headers, payloads):
+            return False
+        content_bytes, size_bytes = all_waiting_bytes(messages)
+        if not self._unanswered.take_all(len(messages), content_bytes, size_bytes):
+            return False
+        self._runs.add_all(messages, size_bytes)
+        return True
 
     def _append_plain(self, message: PortMessage) -> None:
         unanswered = self._unanswered

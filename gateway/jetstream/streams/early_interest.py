@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from holdfast.gateway.jetstream.wire.ports import ClientPort, PortMessage, PortSubscription
+from holdfast.gateway.jetstream.wire.ports import (
+    ClientPort,
+    PortMessage,
+    PortSubscription,
+    Together,
+)
 
 #: What is held at most of one stream; more is dropped.
 MAX_HELD_MESSAGES: Final = 1024
@@ -28,17 +33,22 @@ class EarlyInterest:
         self._held_bytes = 0
         #: Who receives, once the stream is served.
         self._receive: Callable[[PortMessage], None] | None = None
+        self._receive_together: Together | None = None
 
     async def begin(self) -> None:
         """Listen, without a round trip: in force before anything that this connection publishes
         from now on, such as the answer to who creates the stream. Raises HoldfastError."""
         for subject in self.subjects:
-            self._subscriptions[subject] = await self._client.subscribe(subject, self._heard)
+            self._subscriptions[subject] = await self._client.subscribe(
+                subject, self._heard, together=self._heard_together
+            )
 
-    def hand_over(self, receive: Callable[[PortMessage], None]) -> dict[str, PortSubscription]:
-        """Have `receive` called with what was held and what comes, and give the subscriptions
-        away."""
-        self._receive = receive
+    def hand_over(
+        self, receive: Callable[[PortMessage], None], together: Together
+    ) -> dict[str, PortSubscription]:
+        """Have `receive` called with what was held, and both with what comes, as by `subscribe`.
+        Give the subscriptions away."""
+        self._receive, self._receive_together = receive, together
         held, self._held = self._held, []
         for message in held:
             receive(message)
@@ -51,6 +61,9 @@ class EarlyInterest:
         self._held.clear()
         for subscription in subscriptions.values():
             await subscription.unsubscribe()
+
+    def _heard_together(self, messages: list[PortMessage]) -> bool:
+        return self._receive_together is not None and self._receive_together(messages)
 
     def _heard(self, message: PortMessage) -> None:
         if self._receive is not None:

@@ -47,7 +47,7 @@ from holdfast.gateway.jetstream.streams.context import GatewayContext
 from holdfast.gateway.jetstream.streams.direct_get import DirectGet
 from holdfast.gateway.jetstream.streams.stream_for_consumers import StreamForConsumers
 from holdfast.gateway.jetstream.streams.stream_info import state_of
-from holdfast.gateway.jetstream.wire.ports import PortMessage, PortSubscription
+from holdfast.gateway.jetstream.wire.ports import PortMessage, PortSubscription, Together
 from holdfast.protocol.errors import (
     ConnectionFailedError,
     DeposedWriterError,
@@ -221,26 +221,28 @@ class ServedStream(PublishListener, CopyingStream):
 
     async def _subscribe(self) -> None:
         """Bring the subscriptions in line with the configuration, and into force."""
-        wanted: dict[str, Callable[[PortMessage], None]] = dict.fromkeys(
-            self.config.subjects, self._publisher.receive
+        publisher = self._publisher
+        wanted: dict[str, tuple[Callable[[PortMessage], None], Together | None]] = dict.fromkeys(
+            self.config.subjects, (publisher.receive, publisher.receive_together)
         )
         if self.config.allow_direct:
             for start in self._context.api_starts:
                 subject = f"{start}DIRECT.GET.{self.name}"
-                wanted[subject] = self._direct.receive
-                wanted[f"{subject}.>"] = self._direct.receive
+                wanted[subject] = wanted[f"{subject}.>"] = self._direct.receive, None
         new = self._context.new_streams.get(self.name)
         if new is not None and new.interest.subjects == tuple(self.config.subjects):
-            self._subscriptions |= new.interest.hand_over(self._publisher.receive)
+            self._subscriptions |= new.interest.hand_over(
+                publisher.receive, publisher.receive_together
+            )
         changed = False
         for subject in [each for each in self._subscriptions if each not in wanted]:
             changed = True
             await self._subscriptions.pop(subject).unsubscribe()
-        for subject, callback in wanted.items():
+        for subject, (callback, together) in wanted.items():
             if subject not in self._subscriptions:
                 changed = True
                 self._subscriptions[subject] = await self._context.client.subscribe(
-                    subject, callback
+                    subject, callback, together=together
                 )
         if changed:
             await self._context.client.flush()

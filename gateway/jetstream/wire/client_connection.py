@@ -16,6 +16,7 @@ from typing import Final
 from holdfast.gateway.jetstream.wire.asking import Asking
 from holdfast.gateway.jetstream.wire.callbacks import call_all
 from holdfast.gateway.jetstream.wire.line_text import (
+    all_answerable,
     answerable,
     check_subscription,
     decoded,
@@ -27,6 +28,7 @@ from holdfast.gateway.jetstream.wire.ports import (
     PortMessage,
     PortSubscription,
     Quick,
+    Together,
 )
 from holdfast.protocol.bus.bus_nats import NatsBus, connect_nats
 from holdfast.protocol.bus.login import NatsLogin
@@ -108,6 +110,7 @@ class ClientConnection(ClientPort):
         queue: str = "",
         *,
         quick: Quick | None = None,
+        together: Together | None = None,
     ) -> PortSubscription:
         check_subscription(subject, queue)
         if self._client.is_closed:
@@ -115,7 +118,8 @@ class ClientConnection(ClientPort):
         heard = functools.partial(self._heard, callback)
         if quick is not None:
             heard = functools.partial(self._heard_quickly, quick, callback)
-        return _ClientSubscription(await self._client.listen_raw(subject, heard, queue))
+        several = functools.partial(self._heard_together, together) if together else None
+        return _ClientSubscription(await self._client.listen_raw(subject, heard, queue, several))
 
     def publish(
         self, subject: str, payload: bytes, *, reply: str = "", headers: bytes = b""
@@ -184,15 +188,10 @@ class ClientConnection(ClientPort):
 
     def _heard(self, callback: Callable[[PortMessage], None], event: MessageEvent) -> None:
         _, subject, reply, headers, payload = event
-        subject_text = self._subjects.get(subject)
-        if subject_text is None:
-            subject_text = decoded(subject)
-            if not is_wire_subject(subject_text):
-                self._malformed(subject)
-                return
-            if len(self._subjects) >= _SUBJECTS_KEPT:
-                self._subjects.clear()
-            self._subjects[subject] = subject_text
+        subject_text = self._subjects.get(subject) or self._subject_text(subject)
+        if not subject_text:
+            self._malformed(subject)
+            return
         reply_text = answerable(reply) if reply else ""
         if reply and not reply_text:
             self._malformed(reply)
@@ -204,6 +203,29 @@ class ClientConnection(ClientPort):
         _, subject, reply, _, payload = event
         if not quick(subject, reply, payload):
             self._heard(callback, event)
+
+    def _heard_together(self, together: Together, events: Sequence[MessageEvent]) -> bool:
+        """Have messages taken together, unless one of them is malformed or cannot be answered."""
+        _, subjects, replies, headers, payloads = zip(*events, strict=True)
+        reply_texts = all_answerable(replies)
+        if reply_texts is None:
+            return False
+        known, look = self._subjects.get, self._subject_text
+        subject_texts = [known(subject) or look(subject) for subject in subjects]
+        if "" in subject_texts:
+            return False
+        rows = zip(subject_texts, reply_texts, headers, payloads, strict=True)
+        return together([_new_message(PortMessage, row) for row in rows])
+
+    def _subject_text(self, subject: bytes) -> str:
+        """Return the text of a subject, and remember it; "" if it is malformed."""
+        text = decoded(subject)
+        if not is_wire_subject(text):
+            return ""
+        if len(self._subjects) >= _SUBJECTS_KEPT:
+            self._subjects.clear()
+        self._subjects[subject] = text
+        return text
 
     def _malformed(self, subject: bytes) -> None:
         """Log the 1st, 2nd, 4th, 8th and so on, so that nobody can flood the log."""

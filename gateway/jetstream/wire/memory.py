@@ -39,6 +39,7 @@ from holdfast.gateway.jetstream.wire.ports import (
     PortMessage,
     PortSubscription,
     Quick,
+    Together,
 )
 from holdfast.protocol.bus.bus import NOT_PERMITTED
 from holdfast.protocol.errors import (
@@ -274,6 +275,16 @@ def _quickly(
     return heard
 
 
+def _together(
+    together: Together, callback: Callable[[PortMessage], None]
+) -> Callable[[PortMessage], None]:
+    def heard(message: PortMessage) -> None:
+        if not message.reply or not together([message]):
+            callback(message)
+
+    return heard
+
+
 class _MemorySubscription(PortSubscription):
     def __init__(
         self,
@@ -340,10 +351,13 @@ class MemoryClient(_MemoryPort, ClientPort):
         queue: str = "",
         *,
         quick: Quick | None = None,
+        together: Together | None = None,
     ) -> PortSubscription:
         check_subscription(subject, queue)
         if self._closed:
             raise _closed_error()
+        if together is not None:
+            callback = _together(together, callback)
         if quick is not None:
             callback = _quickly(quick, callback)
         subscription = _MemorySubscription(self, subject, callback, queue)

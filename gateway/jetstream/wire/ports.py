@@ -47,6 +47,10 @@ class PortMessage(NamedTuple):
 #: want it after all.
 Quick = Callable[[bytes, bytes, bytes], bool]
 
+#: Takes messages that came one right after the other, all or none. Returns False if it does not
+#: take these together.
+Together = Callable[[list[PortMessage]], bool]
+
 
 class PortSubscription(ABC):
     """A running subscription of a ClientPort."""
@@ -131,10 +135,13 @@ class ClientPort(Port):
         queue: str = "",
         *,
         quick: Quick | None = None,
+        together: Together | None = None,
     ) -> PortSubscription:
         """Call `callback` for each message on `subject`, which may contain wildcards.
 
         `quick` is asked first. It gets the subject and the reply subject as they came, unlooked at.
+        `together` is asked before `callback` as well, if several messages come at once and each has
+        a reply subject. An exception in it costs all of these messages.
 
         With `queue`, each message reaches one of the subscriptions of that queue group. In force
         once a `flush` after it has returned, and again after each reconnect. Raises

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.gateway.jetstream.wire.line_text import (
+    all_answerable,
+    answerable,
     decoded,
     delivery_fields,
     is_reply_subject,
@@ -68,3 +70,26 @@ def test_subjects_that_make_a_line_too_long_for_nats_server_are_refused() -> Non
     with pytest.raises(InvalidArgumentError):
         subject_fields(half, half)
     assert decoded(b"\xff") == ""
+
+
+@given(
+    st.lists(
+        TEXTS.map(str.encode)
+        | st.binary(max_size=4)
+        | st.sampled_from((b"_INBOX.a.1", b"r", b"a.", b".a", b"a" * MAX_PORT_SUBJECTS_BYTES)),
+        min_size=1,
+        max_size=5,
+    )
+)
+@settings(deadline=None, max_examples=examples(600))
+def test_reply_subjects_in_one_piece_are_looked_at_as_each_by_itself(fields: list[bytes]) -> None:
+    each = [answerable(field) for field in fields]
+    assert all_answerable(fields) == (each if all(each) else None)
+
+
+def test_many_reply_subjects_are_answerable_and_one_that_is_too_long_is_not() -> None:
+    fields = [b"_INBOX.%d.%d" % (number, number) for number in range(500)]
+    assert all_answerable(fields) == [field.decode() for field in fields]
+    longest = b"a" * MAX_PORT_SUBJECTS_BYTES
+    assert all_answerable([*fields, longest]) is not None
+    assert all_answerable([*fields, longest + b"a"]) is None
