@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -12,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.protocol.bus.nats_server_process import nats_server_threads, usable_cores
 from holdfast.protocol.distribution import version
 from holdfast.shared_fs.disk.file_system import mount_of
 
@@ -32,6 +34,9 @@ def machine_facts(directory: Path, nats_server: Path) -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "nats_server": _nats_version(nats_server),
+        # What the nats-server of holdfast's side is told, and those with JetStream.
+        "nats_server_threads": nats_server_threads(os.environ, usable_cores()),
+        "jetstream_threads": nats_server_threads(os.environ, math.inf),
         "packages": {
             "holdfast": version(),
             **{name: metadata.version(name) for name in _PACKAGES},

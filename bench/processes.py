@@ -26,7 +26,11 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from holdfast.bench.options import BenchOptions
-from holdfast.protocol.bus.nats_server_threads import nats_server_environment, usable_cores
+from holdfast.protocol.bus.nats_server_process import (
+    nats_server_command,
+    nats_server_environment,
+    usable_cores,
+)
 from holdfast.protocol.errors import HoldfastError
 
 _START_SECONDS: Final = 60.0
@@ -192,10 +196,13 @@ class NatsServer:
         configuration.write_text(self._configuration())
         command = [str(self._options.nats_server), "--config", str(configuration)]
         log_file = self._folder / "nats-server.log"
-        # As `holdfast up` does. JetStream has Go's default, with which it is as fast or faster.
-        environment = nats_server_environment(
-            os.environ, usable_cores(), gateway=self.leaf_port != 0
-        )
+        environment: Mapping[str, str] = {}
+        if self._jetstream is None:
+            # As `holdfast up` does. JetStream's are as they come: most of its works would be slower
+            # (docs/decisions/115).
+            cores = usable_cores()
+            environment = nats_server_environment(os.environ, cores)
+            command = nats_server_command(command, os.environ, cores)
         self._process = BenchProcess(
             "nats-server", self._options.tethered(command), log_file, environment
         )

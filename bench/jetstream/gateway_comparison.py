@@ -9,7 +9,6 @@ columns: where it is the limit, the ratios tend towards 1.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -39,7 +38,6 @@ from holdfast.bench.jetstream.gateway_processes import running_gateway, until_se
 from holdfast.bench.machine import machine_facts
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import JetStreamSync, running_nats
-from holdfast.protocol.bus.nats_server_threads import nats_server_threads, usable_cores
 
 _SIDES: Final = (HOLDFAST, JETSTREAM, JETSTREAM_ALWAYS)
 #: Rates that are at least so many times those of the peers.
@@ -132,12 +130,7 @@ async def compare(options: BenchOptions) -> Report:
 
     Raises WrongReadBackError, BenchProcessError, and what nats-py raises.
     """
-    machine = {
-        **machine_facts(options.directory, options.nats_server),
-        # What the nats-server of holdfast's side is told, and those with JetStream.
-        "nats_server_threads": _threads(gateway=True),
-        "jetstream_threads": _threads(gateway=False),
-    }
+    machine = machine_facts(options.directory, options.nats_server)
     async with AsyncExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.directory)
         folder = Path(stack.enter_context(temporary))
@@ -146,10 +139,6 @@ async def compare(options: BenchOptions) -> Report:
     return Report(
         benchmark="jetstream_gateway", machine=machine, options=options.to_json(), works=works
     )
-
-
-def _threads(*, gateway: bool) -> int | None:
-    return nats_server_threads(os.environ, usable_cores(), gateway=gateway)
 
 
 async def _start_sides(

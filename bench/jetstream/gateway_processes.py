@@ -19,7 +19,7 @@ from nats.errors import NoRespondersError
 
 from holdfast.bench.options import BenchOptions
 from holdfast.bench.processes import BenchCluster, free_port, stopped_cluster
-from holdfast.protocol.bus.nats_server_threads import FEW_CORES, usable_cores
+from holdfast.protocol.bus.nats_server_process import FEW_CORES, usable_cores
 
 #: Stores stay open during the turns of the other sides, as under a continuous load.
 _IDLE_CLOSE_SECONDS: Final = 3600

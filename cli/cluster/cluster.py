@@ -47,7 +47,11 @@ from holdfast.client.wire.router import Router
 from holdfast.protocol.bus.bus import NoRespondersError
 from holdfast.protocol.bus.bus_nats import connect_nats
 from holdfast.protocol.bus.login import NatsLogin, variable
-from holdfast.protocol.bus.nats_server_threads import nats_server_environment, usable_cores
+from holdfast.protocol.bus.nats_server_process import (
+    nats_server_command,
+    nats_server_environment,
+    usable_cores,
+)
 from holdfast.protocol.bus.nats_url import without_passwords
 from holdfast.protocol.control import ServerState
 from holdfast.protocol.errors import (
@@ -366,6 +370,7 @@ class Cluster:
             jetstream_part.write_leafnodes(configuration, LOOPBACK, leaf_port)
             self._leafnodes_url = f"nats-leaf://{LOOPBACK}:{leaf_port}"
             command += ["--config", str(configuration)]
+        command = nats_server_command(command, os.environ, usable_cores())
         self.nats_server = self._part(_NATS, command)
         tasks.create_task(self._supervise(self.nats_server))
         await _wait_for_nats(port)
@@ -401,8 +406,7 @@ class Cluster:
 
     def _environment(self, part: str) -> dict[str, str]:
         if part == _NATS:
-            gateway = self.options.jetstream
-            return nats_server_environment(os.environ, usable_cores(), gateway=gateway)
+            return nats_server_environment(os.environ, usable_cores())
         login = self._login.to_options()
         if part == http_part.PART:
             login = http_part.login_of_gateway(login, with_tokens=self.access is not None)

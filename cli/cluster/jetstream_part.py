@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.protocol.bus.bus import BusTimeoutError, NoRespondersError
 from holdfast.protocol.bus.login import NatsLogin
-from holdfast.protocol.bus.nats_server_threads import FEW_CORES
+from holdfast.protocol.bus.nats_server_process import FEW_CORES
 from holdfast.protocol.limits import CONTROL_TIMEOUT_SECONDS
 from holdfast.protocol.subjects import Inboxes
 

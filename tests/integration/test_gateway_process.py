@@ -19,7 +19,7 @@ from nats.js.errors import ServiceUnavailableError
 
 from holdfast.cli.cluster.jetstream_part import is_in_servers
 from holdfast.cli.cluster.ports import free_port
-from holdfast.protocol.bus.nats_server_threads import usable_cores
+from holdfast.protocol.bus.nats_server_process import usable_cores
 from tests.support.holdfast_up import (
     RunningUp,
     call_holdfast,
