@@ -14,6 +14,15 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
+def timer_slack_ns_of(pid: int) -> int | None:
+    """How late the system may end sleeps of a process; None where it does not say that of others.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/timerslack_ns").read_text())
+    except OSError:
+        return None
+
+
 @contextmanager
 def few_cores() -> Iterator[None]:
     """What this thread starts in the body may run on two cores at most."""
