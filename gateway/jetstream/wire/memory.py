@@ -278,6 +278,7 @@ def _quickly(
 def _together(
     together: Together, callback: Callable[[PortMessage], None]
 ) -> Callable[[PortMessage], None]:
+    # Each message arrives by itself here, and is asked about as one of several would be.
     def heard(message: PortMessage) -> None:
         if not message.reply or not together([message]):
             callback(message)
