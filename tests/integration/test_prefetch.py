@@ -19,10 +19,10 @@ from tests.support.waiting import eventually
 _VALUE_BYTES = 32 * KIB
 _COUNT = 8 * PREFETCHED_STORE_BYTES // _VALUE_BYTES
 
-#: In a process of its own: to open and close a file drops the locks that a process has on it. A file
-#: has left memory once all but a twentieth of it has, and stays away: what the server still reads
-#: of a file that it has just opened comes back, and a reader of what is in memory needs nobody to
-#: read ahead.
+#: In a process of its own: to open and close a file drops the locks that a process has on it. A
+#: file has left memory once all but a twentieth of it has, and stays away: what the server still
+#: reads of a file that it has just opened comes back, and a reader of what is in memory needs
+#: nobody to read ahead.
 _LET_GO = """
 import ctypes, mmap, os, sys, time
 descriptor = os.open(sys.argv[1], os.O_RDONLY)
